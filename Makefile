@@ -1,0 +1,52 @@
+# Every target works from a fresh checkout: the first one to run makes .venv. `make help` lists them.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
+CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help: ## List the targets
+	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
+
+demo: $(STAMP) ## Run the demonstration (ARGS go to examples/demo.py)
+	@env $(CPU_ENV) $(BIN)/python examples/demo.py $(ARGS)
+
+test: lint ## Lint, then run the tests (ARGS go to pytest)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## Check style, formatting and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(STAMP) ## Sort imports, apply the safe fixes and format
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## Run the benchmarks (ARGS go to python -m benchmarks)
+	@env $(CPU_ENV) $(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove .venv, caches and build output
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# -qq shows errors and hides warnings: pip warns once a package about each configured index that lacks it.
+# The constraints keep torch at the tested release; a newer one can bring gigabytes of CUDA packages.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+		sys.exit(v < (3, 11) and f"PYTHON must be 3.11 or newer, got {v.major}.{v.minor}")'
+	@echo "Installing the package and its tools into $(VENV): about a minute, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
+		-c constraints.txt -e ".[test,bench,plot]"
+	@touch $@

@@ -1,0 +1,1 @@
+"""Functions on tensors. Needs torch and nothing else."""

@@ -1,0 +1,145 @@
+"""Checks at the door: every message names the argument, what was expected and what came.
+
+Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they are
+read (`packing.py`).
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+NORMS = ("key", "qk", "row_max")
+
+
+def check_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+
+
+def check_float(name: str, x: Tensor) -> None:
+    if x.dtype not in FLOATS:
+        raise TypeError(f"{name} must be float64, float32, bfloat16 or float16, got {x.dtype}")
+
+
+def check_shape(name: str, x: Tensor, expected: tuple[int, ...], letters: str) -> None:
+    if tuple(x.shape) != expected:
+        raise ValueError(f"{name} must be {letters} = {list(expected)}, got shape {list(x.shape)}")
+
+
+def check_device(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> None:
+    if x.device != like.device:
+        raise ValueError(f"{name} must be on the device of {like_name}: expected {like.device}, got {x.device}")
+
+
+def check_same_dtype(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> None:
+    # Under autocast the layers before us legitimately hand over a mixture.
+    if x.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
+        raise TypeError(f"{name} must have the dtype of {like_name}: expected {like.dtype}, got {x.dtype}")
+
+
+def check_heads_first(name: str, x: Any, letters: str) -> None:
+    """A floating point [B, H, T, *] tensor without empty batch, heads or features."""
+    check_tensor(name, x)
+    if x.ndim != 4:
+        raise ValueError(f"{name} must be {letters} (4 dimensions), got {x.ndim} dimensions: shape {list(x.shape)}")
+    check_float(name, x)
+    if 0 in x.shape:
+        raise ValueError(f"{name} must be {letters} with no empty dimension, got shape {list(x.shape)}")
+
+
+def check_kv(k: Any, v: Any) -> None:
+    check_heads_first("k", k, "[B, H, T, D]")
+    check_heads_first("v", v, "[B, H, T, E]")
+    if v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"v must match k in [B, H, T]: expected {list(k.shape[:3])}, got {list(v.shape[:3])}")
+    check_device("v", v, k)
+    check_same_dtype("v", v, k)
+
+
+def check_q(q: Any, k: Tensor) -> None:
+    check_heads_first("q", q, "[B, H·G, T, D]")
+    B, H, T, D = k.shape
+    if q.shape[1] % H:
+        raise ValueError(f"q must have a multiple of the heads of k and v: expected a multiple of {H}, got {q.shape[1]}")
+    check_shape("q", q, (B, q.shape[1], T, D), "[B, H·G, T, D]")
+    check_device("q", q, k)
+    check_same_dtype("q", q, k)
+
+
+def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """Return `(k_past, y_past)`, or None where nothing is in the past yet."""
+    if past is None:
+        return None
+    if not isinstance(past, tuple | list) or len(past) != 2:
+        came = f"{type(past).__name__} of length {len(past)}" if hasattr(past, "__len__") else type(past).__name__
+        raise TypeError(f"past must be a pair (k_past, y_past), got {came}")
+    k_past, y_past = past
+    for name, x, like in (("k_past", k_past, k), ("y_past", y_past, k if v is None else v)):
+        check_tensor(name, x)
+        if x.ndim != 4:
+            raise ValueError(f"{name} must be [B, H, S, *] (4 dimensions), got shape {list(x.shape)}")
+        B, H, _, size = like.shape
+        check_shape(name, x, (B, H, k_past.shape[2], size), "[B, H, S, " + ("D]" if name == "k_past" else "E]"))
+        check_float(name, x)
+        check_device(name, x, k)
+        check_same_dtype(name, x, like, "k" if name == "k_past" else "v")
+    return None if k_past.shape[2] == 0 else (k_past, y_past)
+
+
+def check_key_mask(key_mask: Any, k: Tensor, past_length: int) -> None:
+    if key_mask is None:
+        return
+    check_tensor("key_mask", key_mask)
+    if key_mask.dtype != torch.bool:
+        raise TypeError(f"key_mask must be torch.bool (True where a key takes part), got {key_mask.dtype}")
+    check_shape("key_mask", key_mask, (k.shape[0], past_length + k.shape[2]), "[B, S + T]")
+    check_device("key_mask", key_mask, k)
+
+
+def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any) -> None:
+    if cu_seqlens is None:
+        return
+    check_tensor("cu_seqlens", cu_seqlens)
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
+        raise ValueError(f"cu_seqlens must be [n + 1] offsets of n >= 1 documents, got shape {list(cu_seqlens.shape)}")
+    if k.shape[0] != 1:
+        raise ValueError(f"cu_seqlens packs documents into one row: expected batch size 1, got {k.shape[0]}")
+    if past is not None:
+        raise ValueError("cu_seqlens and past exclude each other: expected one of them, got both")
+
+
+def check_beta(beta: Any, k: Tensor) -> None:
+    if beta is None:
+        return
+    check_tensor("beta", beta)
+    check_float("beta", beta)
+    check_shape("beta", beta, tuple(k.shape[:3]), "[B, H, T]")
+    check_device("beta", beta, k)
+
+
+def check_norm(norm: Any) -> None:
+    if norm not in NORMS:
+        raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}")
+
+
+def check_sharpness(sharpness: Any, k: Tensor) -> None:
+    if sharpness is None:
+        return
+    if isinstance(sharpness, Tensor):
+        check_float("sharpness", sharpness)
+        check_shape("sharpness", sharpness, (k.shape[1],), "[H]")
+        check_device("sharpness", sharpness, k)
+    elif isinstance(sharpness, bool) or not isinstance(sharpness, int | float):
+        raise TypeError(f"sharpness must be a positive number or a tensor [H], got {type(sharpness).__name__}")
+    elif not 0 < sharpness < math.inf:
+        raise ValueError(f"sharpness must be a positive finite number, got {sharpness}")
+
+
+def check_scale(scale: Any) -> None:
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+        raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")

@@ -1,0 +1,26 @@
+"""Normalised keys: k̂ = k/‖k‖ (the paper's K_RN is √D · k̂).
+
+There is no eps: it would pull the diagonal of P away from 1 for small keys and make prefill and decoding disagree.
+A zero key has no direction; k̂ = 0 there, so it has cosine 0 to every key, and its gradient is 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def inverse_norms(k: Tensor) -> Tensor:
+    """1/‖k‖ along the last dimension, kept: [..., D] -> [..., 1]; 0 for a zero key.
+
+    Scaled by the largest entry first, so that squares neither overflow nor vanish.
+    """
+    peak = k.detach().abs().amax(-1, keepdim=True)
+    zero = peak < torch.finfo(k.dtype).tiny
+    peak = peak.masked_fill(zero, 1.0)
+    norm = torch.linalg.vector_norm(k / peak, dim=-1, keepdim=True).masked_fill(zero, 1.0)
+    return (1.0 / norm / peak).masked_fill(zero, 0.0)
+
+
+def rms_normalize(x: Tensor) -> Tensor:
+    """√D · x/‖x‖: the gain-free RMS norm of the `"qk"` variant, in at least float32, returned in the dtype of x."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    return (wide * inverse_norms(wide) * x.shape[-1] ** 0.5).to(x.dtype)

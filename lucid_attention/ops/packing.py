@@ -1,0 +1,105 @@
+"""Packed documents: `cu_seqlens` cut into parts that can be computed as ordinary batches.
+
+A long document is a view of its own. Short documents of similar length are gathered into one batch, padded on the
+right: what is causal never looks there, and thousands of short documents do not cost thousands of small calls.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Documents up to this length are batched; above it a call of its own costs little next to the work.
+SHORT = 256
+
+
+class Part(Protocol):
+    """Documents of one packed row that are computed together."""
+
+    def take(self, x: Tensor) -> Tensor:
+        """[B, H, T, *] -> [B · documents, H, L, *] or, for a mask, [B, T] -> [B · documents, L]."""
+
+    def scratch(self, x: Tensor) -> Tensor:
+        """An uninitialised tensor in the shape of `take(x)`, to be written and handed to `put_`."""
+
+    def put_(self, out: Tensor, part: Tensor) -> None:
+        """Write what `take` would read."""
+
+    def take_grad(self, x: Tensor) -> Tensor:
+        """`take`, with zeros where a shorter document of the batch has ended."""
+
+
+class LongDocument:
+    def __init__(self, start: int, stop: int) -> None:
+        self.where = slice(start, stop)
+
+    def take(self, x: Tensor) -> Tensor:
+        return x[:, self.where] if x.ndim == 2 else x[:, :, self.where]
+
+    # Nothing to gather: a view serves for reading and for writing in place.
+    take_grad = scratch = take
+
+    def put_(self, out: Tensor, part: Tensor) -> None:
+        here = self.take(out)
+        if here.data_ptr() != part.data_ptr():
+            here.copy_(part)
+
+
+class ShortDocuments:
+    def __init__(self, starts: list[int], stops: list[int], device: torch.device) -> None:
+        begin = torch.tensor(starts, device=device)
+        end = torch.tensor(stops, device=device)
+        length = max(b - a for a, b in zip(starts, stops, strict=True))
+        index = begin[:, None] + torch.arange(length, device=device)
+        self.inside = index < end[:, None]
+        self.index = torch.minimum(index, end[:, None] - 1)
+
+    def take(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return x[:, self.index].flatten(0, 1)
+        return x[:, :, self.index].transpose(1, 2).flatten(0, 1)
+
+    def take_grad(self, x: Tensor) -> Tensor:
+        taken = self.take(x)
+        outside = ~self.inside.repeat(taken.shape[0] // self.inside.shape[0], 1)
+        return taken.masked_fill_(outside.view(outside.shape[0], 1, -1, *[1] * (taken.ndim - 3)), 0)
+
+    def scratch(self, x: Tensor) -> Tensor:
+        B, H, _, *features = x.shape
+        documents, length = self.index.shape
+        return x.new_empty(B * documents, H, length, *features)
+
+    def put_(self, out: Tensor, part: Tensor) -> None:
+        rows = part.unflatten(0, (out.shape[0], -1)).transpose(1, 2)
+        out[:, :, self.index[self.inside]] = rows[:, :, self.inside]
+
+
+def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
+    """The document borders as a list; raises if they do not cover [0, length) in order."""
+    borders: list[int] = cu_seqlens.tolist()
+    rule = f"cu_seqlens must rise from 0 to T = {length} without falling"
+    if borders[0] != 0:
+        raise ValueError(f"{rule}: expected cu_seqlens[0] = 0, got {borders[0]}")
+    if borders[-1] != length:
+        raise ValueError(f"{rule}: expected cu_seqlens[-1] = {length}, got {borders[-1]}")
+    for i, (a, b) in enumerate(zip(borders, borders[1:], strict=False)):
+        if a > b:
+            raise ValueError(f"{rule}: got cu_seqlens[{i}] = {a} before cu_seqlens[{i + 1}] = {b}")
+    return borders
+
+
+def parts(cu_seqlens: Tensor, length: int) -> Iterator[Part]:
+    """All documents, each in exactly one part. Empty documents vanish."""
+    borders = offsets(cu_seqlens, length)
+    short: dict[int, tuple[list[int], list[int]]] = {}
+    for start, stop in zip(borders, borders[1:], strict=False):
+        if stop - start > SHORT:
+            yield LongDocument(start, stop)
+        elif stop > start:
+            # One batch per power of two: padding at most doubles a document.
+            starts, stops = short.setdefault((stop - start - 1).bit_length(), ([], []))
+            starts.append(start)
+            stops.append(stop)
+    for starts, stops in short.values():
+        yield ShortDocuments(starts, stops, cu_seqlens.device)

@@ -1,0 +1,220 @@
+"""Softmax attention over strips of queries: padding, a cached past and packed documents in linear memory.
+
+A strip needs only its own rows of the mask. On a CPU each strip is one call of torch's flash kernel, whose log-sum-exp
+makes the backward exact; that kernel has no public name, so where it is missing, and on other devices, a strip's backward
+is plain matrix products.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import packing
+from .precision import no_autocast, working_dtype
+from .triangular import spans
+
+# Elements of a strip's mask, which torch widens to the dtype of the scores; of a strip's scores where they are plain.
+MASK_ELEMENTS = 4 * 1024 * 1024
+SCORE_ELEMENTS = 64 * 1024 * 1024
+ROWS = 512
+
+
+def _kernels(x: Tensor) -> bool:
+    return x.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+
+
+class _Strip:
+    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask."""
+
+    def __init__(self, batch: slice, rows: slice, stop: int, visible: Tensor | None, causal: bool) -> None:
+        self.batch, self.rows, self.stop, self.causal = batch, rows, stop, causal
+        self.visible, self.sees_none = visible, None
+        if visible is not None:
+            none = ~visible.any(-1, keepdim=True)
+            # A softmax over nothing is undefined: such rows read everything, and their output is dropped.
+            self.visible = visible | none
+            self.sees_none = none
+
+
+def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
+    B, H, total, _ = k.shape
+    heads, T = q.shape[1:3]
+    past = total - T
+    if _kernels(q):
+        if key_mask is None and past == 0:
+            yield _Strip(slice(0, B), slice(0, T), T, None, causal=True)
+            return
+        height = max(16, min(ROWS, MASK_ELEMENTS // total))
+        at_once = B if key_mask is None else max(1, MASK_ELEMENTS // (H * min(height, T) * total))
+    else:
+        height = max(16, min(ROWS, SCORE_ELEMENTS // (heads * total)))
+        at_once = max(1, SCORE_ELEMENTS // (heads * min(height, T) * total))
+    position = torch.arange(total, device=q.device)
+    for batch in spans(0, B, at_once):
+        for rows in spans(0, T, height):
+            stop = past + rows.stop
+            visible = (position[:stop] <= position[past + rows.start : stop, None])[None, None]
+            if key_mask is not None:
+                visible = visible & key_mask[batch, None, None, :stop]
+            yield _Strip(batch, rows, stop, visible, causal=False)
+
+
+def grouped(x: Tensor, H: int) -> Tensor:
+    """[b, H·G, T, D] -> [b·H, G, T, D]."""
+    return x.unflatten(1, (H, -1)).flatten(0, 1)
+
+
+def shared(x: Tensor, G: int) -> Tensor:
+    """[b, H, T, D] -> [b·H, G, T, D], one memory for a group."""
+    return x.flatten(0, 1)[:, None].expand(-1, G, -1, -1)
+
+
+def _mask_of(strip: _Strip, H: int) -> Tensor | None:
+    """The strip's mask for [b·H, G, rows, stop]."""
+    if strip.visible is None or strip.visible.shape[0] == 1:
+        return strip.visible
+    return strip.visible.repeat_interleave(H, 0)
+
+
+def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Whatever stands in masked positions, NaN included, must not reach a product."""
+    if key_mask is None:
+        return q, k, y
+    hidden = ~key_mask[:, None, :, None]
+    broken = hidden[:, :, -q.shape[2] :] & ~q.isfinite()
+    return q.masked_fill(broken, 0), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
+
+
+def attend_strips(
+    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
+    o = q.new_empty(q.shape)
+    lse = q.new_empty(q.shape[:3], dtype=working_dtype(q))
+    if cu_seqlens is None:
+        _attend(q, k, y, key_mask, scale, o, lse)
+        return o, lse
+    for part in packing.parts(cu_seqlens, q.shape[2]):
+        mask = None if key_mask is None else part.take(key_mask)
+        part_o, part_lse = part.scratch(o), part.scratch(lse)
+        _attend(part.take(q), part.take(k), part.take(y), mask, scale, part_o, part_lse)
+        part.put_(o, part_o)
+        part.put_(lse, part_lse)
+    return o, lse
+
+
+def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
+    H, G = k.shape[1], q.shape[1] // k.shape[1]
+    q, k, y = _clean(q, k, y, key_mask)
+    with no_autocast(q):
+        for strip in _strips(q, k, key_mask):
+            args = (
+                grouped(q[strip.batch, :, strip.rows], H),
+                shared(k[strip.batch, :, : strip.stop], G),
+                shared(y[strip.batch, :, : strip.stop], G),
+            )
+            mask = _mask_of(strip, H)
+            if _kernels(q):
+                additive = None if mask is None else _additive(mask, q.dtype)
+                part, row_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    *args, 0.0, strip.causal, attn_mask=additive, scale=scale
+                )
+                lse[strip.batch, :, strip.rows] = row_lse.unflatten(0, (-1, H)).flatten(1, 2)
+            else:
+                part = F.scaled_dot_product_attention(*args, attn_mask=mask, is_causal=strip.causal, scale=scale)
+                lse[strip.batch, :, strip.rows] = 0
+            part = part.unflatten(0, (-1, H)).flatten(1, 2)
+            o[strip.batch, :, strip.rows] = part if strip.sees_none is None else part.masked_fill(strip.sees_none, 0)
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+
+
+def attend_strips_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dy in the shapes of q, k, y."""
+    dq, dk, dy = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
+    if cu_seqlens is None:
+        _attend_backward(do, q, k, y, o, lse, key_mask, scale, dq, dk, dy)
+        return dq, dk, dy
+    for part in packing.parts(cu_seqlens, q.shape[2]):
+        mask = None if key_mask is None else part.take(key_mask)
+        pieces = part.scratch(dq), part.scratch(dk), part.scratch(dy)
+        inputs = (part.take(x) for x in (q, k, y, o, lse))
+        _attend_backward(part.take_grad(do), *inputs, mask, scale, *pieces)
+        for whole, piece in zip((dq, dk, dy), pieces, strict=True):
+            part.put_(whole, piece)
+    return dq, dk, dy
+
+
+def _attend_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    dq: Tensor,
+    dk: Tensor,
+    dy: Tensor,
+) -> None:
+    H, G = k.shape[1], q.shape[1] // k.shape[1]
+    broken = None if key_mask is None else ~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite()
+    q, k, y = _clean(q, k, y, key_mask)
+    # Gradients of keys add up over strips: in working precision, narrowed once.
+    sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
+    with no_autocast(q):
+        for strip in _strips(q, k, key_mask):
+            here = (strip.batch, slice(None), strip.rows)
+            strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
+            args = (
+                grouped(strip_do, H),
+                grouped(q[here], H),
+                shared(k[strip.batch, :, : strip.stop], G),
+                shared(y[strip.batch, :, : strip.stop], G),
+            )
+            mask = _mask_of(strip, H)
+            if _kernels(q):
+                additive = None if mask is None else _additive(mask, q.dtype)
+                saved = grouped(o[here], H), grouped(lse[here], H)
+                grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    *args, *saved, 0.0, strip.causal, attn_mask=additive, scale=scale
+                )
+            else:
+                grads = _plain_backward(*args, mask, scale)
+            dq[here] = grads[0].unflatten(0, (-1, H)).flatten(1, 2)
+            for total_grad, grad in zip(sums, grads[1:], strict=True):
+                total_grad[strip.batch, :, : strip.stop] += grad.sum(1, dtype=total_grad.dtype).unflatten(0, (-1, H))
+    for out, total_grad in zip((dk, dy), sums, strict=True):
+        if key_mask is not None:
+            total_grad.masked_fill_(~key_mask[:, None, :, None], 0)
+        out.copy_(total_grad)
+    if broken is not None:
+        dq.masked_fill_(broken, 0)
+
+
+def _plain_backward(do: Tensor, q: Tensor, k: Tensor, y: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of softmax attention for a strip, by its defining products."""
+    wide = working_dtype(q)
+    do, q, k, y = (x.to(wide) for x in (do, q, k, y))
+    if mask is None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    p = (q @ k.mT).mul_(scale).masked_fill_(~mask, -math.inf).softmax(-1)
+    ds = do @ y.mT
+    ds.sub_((p * ds).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+    return ds @ k, ds.mT @ q, p.mT @ do

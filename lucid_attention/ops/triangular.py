@@ -1,0 +1,158 @@
+"""The block solver of Y = (I + diag(β) L)⁻¹ diag(β) V and its adjoint, for any strictly lower L given as tiles.
+
+The solver never sees how a tile is made: `Tiles` makes tiles of L and takes their gradients back. Everything works on
+n heads at once, in place, on tensors [n, T, *]; `Schedule` says how many heads and how large a tile. On a CPU that is
+one tile in the cache at a time, on an accelerator all heads in one batched product: the same algorithm.
+
+Order of work: right-looking. Once a block of rows is solved, its column of tiles is subtracted from all rows below, so
+that a tile costs two matrix products (make it, use it) and lives only in between. The adjoint runs the same tiles from
+the last column to the first and makes each tile once more (`docs/mathematics.md`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How much is in flight: `heads` at once, diagonal blocks of `block`, tiles of at most `elements` per head."""
+
+    heads: int
+    block: int
+    elements: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile that is one block wide."""
+        return max(1, self.elements // self.block)
+
+
+# Tile elements over all heads in flight: about 1 MB of float32, half of a CPU core's L2 cache, against 256 MB.
+CPU_TILE = 1024 * 256
+ACCELERATOR_TILE = 64 * 1024 * 1024
+
+
+def pick_schedule(device: torch.device, heads: int, new: int, past: int = 0) -> Schedule:
+    """The schedule for `heads` systems of `new` rows behind `past` solved ones on `device`."""
+    budget = CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE
+    block = min(256, new)
+    at_once = max(1, min(heads, budget // (block * min(1024, new + past))))
+    return Schedule(heads=at_once, block=block, elements=max(block * block, min(budget // at_once, new * (new + past))))
+
+
+def spans(start: int, stop: int, size: int) -> Iterator[slice]:
+    """Consecutive slices of at most `size` that cover [start, stop)."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))
+
+
+class Tiles(Protocol):
+    """Tiles of L over S + T positions: the S of the past, then the T of the system."""
+
+    alpha: float
+    """L = alpha · tile: a common factor that costs nothing inside a matrix product."""
+
+    def make(self, rows: slice, cols: slice) -> Tensor:
+        """The tile L[rows, cols] / alpha as [n, R, C], valid until the next call."""
+
+    def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
+        """Take in dL[rows, cols] = −left · rightᵀ (its strictly lower part if `diagonal`); `tile` may be kept as it is."""
+
+
+def solve_unit_lower_(matrix: Tensor, y: Tensor) -> None:
+    """y ← (I + stril matrix)⁻¹ y in place: [n, C, C], [n, C, E]. Entries on and above the diagonal are not read.
+
+    Solved from the right on transposed views: row-major storage is then what LAPACK wants, and nothing is copied.
+    """
+    torch.linalg.solve_triangular(matrix.mT, y.mT, upper=True, left=False, unitriangular=True, out=y.mT)
+
+
+def solve_unit_lower_transposed_(matrix: Tensor, y: Tensor) -> None:
+    """y ← (I + stril matrix)⁻ᵀ y in place: [n, C, C], [n, C, E]."""
+    torch.linalg.solve_triangular(matrix, y.mT, upper=False, left=False, unitriangular=True, out=y.mT)
+
+
+def _at(cols: slice, offset: int) -> slice:
+    return slice(cols.start + offset, cols.stop + offset)
+
+
+def _past_tiles(T: int, S: int, schedule: Schedule) -> Iterator[tuple[slice, slice]]:
+    """Tiles of the S columns of the past: few rows make room for wide tiles."""
+    for rows in spans(0, T, schedule.rows):
+        for cols in spans(0, S, max(1, schedule.elements // (rows.stop - rows.start))):
+            yield rows, cols
+
+
+def solve_(
+    y: Tensor, tiles: Tiles, schedule: Schedule, beta: Tensor | None = None, z: Tensor | None = None, y_past: Tensor | None = None
+) -> None:
+    """Overwrite V with Y in place.
+
+    y: [n, T, E], V on entry, Y on return; beta: [n, T, 1]; y_past: [n, S, E], rows solved earlier.
+    z: [n, T, E], written if given: V − L Y, so that Y = β Z. The adjoint of β needs it, because Y forgets it at β = 0.
+    """
+    T = y.shape[1]
+    S = 0 if y_past is None else y_past.shape[1]
+    if y_past is not None:
+        for rows, cols in _past_tiles(T, S, schedule):
+            y[:, rows].baddbmm_(tiles.make(_at(rows, S), cols), y_past[:, cols], alpha=-tiles.alpha)
+    for cols in spans(0, T, schedule.block):
+        solved = y[:, cols]
+        diagonal = tiles.make(_at(cols, S), _at(cols, S)).mul_(tiles.alpha)
+        if beta is not None:
+            diagonal.mul_(beta[:, cols].mT)
+        solve_unit_lower_(diagonal, solved)
+        if z is not None:
+            z[:, cols] = solved
+        if beta is not None:
+            solved.mul_(beta[:, cols])
+        for rows in spans(cols.stop, T, schedule.rows):
+            y[:, rows].baddbmm_(tiles.make(_at(rows, S), _at(cols, S)), solved, alpha=-tiles.alpha)
+
+
+def solve_adjoint_(
+    g: Tensor,
+    y: Tensor,
+    tiles: Tiles,
+    schedule: Schedule,
+    *,
+    tile_grads: bool = True,
+    beta: Tensor | None = None,
+    z: Tensor | None = None,
+    dbeta: Tensor | None = None,
+    y_past: Tensor | None = None,
+    dy_past: Tensor | None = None,
+) -> None:
+    """Overwrite dY with dV in place, and hand the gradient of every tile to `tiles` if `tile_grads`.
+
+    g, y: [n, T, E]; beta, dbeta: [n, T, 1] with z: [n, T, E] as `solve_` wrote it; y_past, dy_past: [n, S, E], the
+    latter zero on entry.
+    """
+    T = y.shape[1]
+    S = 0 if y_past is None else y_past.shape[1]
+    for cols in reversed(list(spans(0, T, schedule.block))):
+        here = g[:, cols]
+        for rows in spans(cols.stop, T, schedule.rows):
+            tile = tiles.make(_at(rows, S), _at(cols, S))
+            here.baddbmm_(tile.mT, g[:, rows], alpha=-tiles.alpha)
+            if tile_grads:
+                tiles.pull_back(_at(rows, S), _at(cols, S), tile, g[:, rows], y[:, cols], False)
+        diagonal = tiles.make(_at(cols, S), _at(cols, S))
+        system = diagonal * tiles.alpha if beta is None else diagonal * (tiles.alpha * beta[:, cols])
+        solve_unit_lower_transposed_(system, here)
+        if dbeta is not None and z is not None:
+            torch.sum(z[:, cols] * here, dim=-1, keepdim=True, out=dbeta[:, cols])
+        if beta is not None:
+            here.mul_(beta[:, cols])
+        if tile_grads:
+            tiles.pull_back(_at(cols, S), _at(cols, S), diagonal, here, y[:, cols], True)
+    if y_past is not None and dy_past is not None:
+        for rows, cols in _past_tiles(T, S, schedule):
+            tile = tiles.make(_at(rows, S), cols)
+            dy_past[:, cols].baddbmm_(tile.mT, g[:, rows], alpha=-tiles.alpha)
+            if tile_grads:
+                tiles.pull_back(_at(rows, S), cols, tile, g[:, rows], y_past[:, cols], False)
