@@ -63,7 +63,9 @@ def check_q(q: Any, k: Tensor) -> None:
     check_heads_first("q", q, "[B, H·G, T, D]")
     B, H, T, D = k.shape
     if q.shape[1] % H:
-        raise ValueError(f"q must have a multiple of the heads of k and v: expected a multiple of {H}, got {q.shape[1]}")
+        raise ValueError(
+            f"q must have a multiple of the heads of k and v: expected a multiple of {H}, got {q.shape[1]}"
+        )
     check_shape("q", q, (B, q.shape[1], T, D), "[B, H·G, T, D]")
     check_device("q", q, k)
     check_same_dtype("q", q, k)

@@ -1,6 +1,6 @@
 """At least float32 inside, the caller's dtype outside."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -12,4 +12,6 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 def no_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Bodies of custom operators inherit the caller's autocast, which would narrow our matrix products."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return nullcontext()
     return torch.autocast(x.device.type, enabled=False)

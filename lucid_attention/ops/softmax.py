@@ -17,7 +17,13 @@ from .strips import attend_strips, attend_strips_backward, grouped, shared
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, y: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, scale: float | None = None
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """Read y by softmax attention.
 
@@ -134,7 +140,14 @@ fold_vmap(softmax_attention_op, unbatched=("cu_seqlens",))
 fold_vmap(softmax_attention_backward_op, unbatched=("cu_seqlens",))
 
 
-def softmax_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None, scale: float | None = None) -> Tensor:
+def softmax_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
     """The dense weights of the read-out, [B, H·G, T, S + T]: for the reference and for analysis. Quadratic memory."""
     B, T, total = q.shape[0], q.shape[2], k.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -145,7 +158,9 @@ def softmax_weights(q: Tensor, k: Tensor, *, key_mask: Tensor | None = None, cu_
     return weights.masked_fill(none, 0)
 
 
-def visible_keys(B: int, T: int, total: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
+def visible_keys(
+    B: int, T: int, total: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, device: torch.device
+) -> Tensor:
     """[B, 1, T, S + T]: which keys each query may read. Quadratic memory."""
     key = torch.arange(total, device=device)
     query = key[total - T :, None]

@@ -208,7 +208,9 @@ def _attend_backward(
         dq.masked_fill_(broken, 0)
 
 
-def _plain_backward(do: Tensor, q: Tensor, k: Tensor, y: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def _plain_backward(
+    do: Tensor, q: Tensor, k: Tensor, y: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of softmax attention for a strip, by its defining products."""
     wide = working_dtype(q)
     do, q, k, y = (x.to(wide) for x in (do, q, k, y))

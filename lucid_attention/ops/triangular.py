@@ -88,7 +88,12 @@ def _past_tiles(T: int, S: int, schedule: Schedule) -> Iterator[tuple[slice, sli
 
 
 def solve_(
-    y: Tensor, tiles: Tiles, schedule: Schedule, beta: Tensor | None = None, z: Tensor | None = None, y_past: Tensor | None = None
+    y: Tensor,
+    tiles: Tiles,
+    schedule: Schedule,
+    beta: Tensor | None = None,
+    z: Tensor | None = None,
+    y_past: Tensor | None = None,
 ) -> None:
     """Overwrite V with Y in place.
 

@@ -132,7 +132,9 @@ def _store(out: Tensor, group: tuple[slice, slice], value: Tensor) -> None:
         target.copy_(value.view(target.shape))
 
 
-def forward(problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None) -> None:
+def forward(
+    problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None
+) -> None:
     """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] where they are asked for."""
     schedule = schedule or _schedule(problem)
     with no_autocast(v):

@@ -13,7 +13,12 @@ from ..softmax import softmax_weights, visible_keys
 
 
 def dense_matrix(
-    k: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, beta: Tensor | None, norm: str, sharpness: float | Tensor
+    k: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    beta: Tensor | None,
+    norm: str,
+    sharpness: float | Tensor,
 ) -> Tensor:
     """I + diag(β) stril P: [B, H, N, N] for k: [B, H, N, D], key_mask: [B, N], beta: [B, H, N], sharpness [H] or a number."""
     B, _, N, D = k.shape
@@ -61,7 +66,9 @@ def _precondition(
         y_past = y_past.masked_fill(~key_mask[:, None, :S, None], 0)
     ones = None if beta is None else torch.cat([torch.ones_like(beta[:, :, :1]).expand(-1, -1, S), beta], 2)
     P = dense_matrix(torch.cat([k_past, k], 2), key_mask, cu_seqlens, ones, norm, sharpness)
-    return torch.linalg.solve_triangular(P[:, :, S:, S:], rhs - P[:, :, S:, :S] @ y_past, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(
+        P[:, :, S:, S:], rhs - P[:, :, S:, :S] @ y_past, upper=False, unitriangular=True
+    )
 
 
 def precondition(
@@ -83,7 +90,9 @@ def precondition(
         return _precondition(k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c)
 
 
-def read_out(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float | None) -> Tensor:
+def read_out(
+    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float | None
+) -> Tensor:
     """o: [B, H·G, T, E] in working precision."""
     wide = working_dtype(q)
     with no_autocast(q):

@@ -24,7 +24,9 @@ def _some(x: Tensor) -> Tensor | None:
     return None if x.numel() == 0 else x
 
 
-def _outputs(k: Tensor, v: Tensor, k_past: Tensor | None, beta: Tensor | None, row_max: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(
+    k: Tensor, v: Tensor, k_past: Tensor | None, beta: Tensor | None, row_max: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     S = 0 if k_past is None else k_past.shape[2]
     y = v.new_empty(v.shape)
     z = v.new_empty(v.shape) if beta is not None else _empty(v)
@@ -129,9 +131,18 @@ def precondition_backward_op(
         dsharpness.zero_()
     for part in packing.parts(cu_seqlens, k.shape[2]):
         piece = problem.part(part)
-        dc = torch.empty_like(piece.sharpness) if dsharpness is not None and isinstance(piece.sharpness, Tensor) else None
+        dc = (
+            torch.empty_like(piece.sharpness)
+            if dsharpness is not None and isinstance(piece.sharpness, Tensor)
+            else None
+        )
         out = Gradients(
-            part.scratch(dv), None if dk is None else part.scratch(dk), None, None, None if dbeta is None else part.scratch(dbeta), dc
+            part.scratch(dv),
+            None if dk is None else part.scratch(dk),
+            None,
+            None,
+            None if dbeta is None else part.scratch(dbeta),
+            dc,
         )
         saved = [None if _some(x) is None else part.take(x) for x in (z, winners)]
         backward(piece, part.take_grad(dy), part.take(y), saved[0], saved[1], out)

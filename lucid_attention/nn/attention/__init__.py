@@ -1,0 +1,5 @@
+"""One file per attention variant."""
+
+from .lucid import LucidAttention
+
+__all__ = ["LucidAttention"]

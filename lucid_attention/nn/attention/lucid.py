@@ -1,0 +1,104 @@
+"""LUCID attention as a module."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...ops.checks import check_norm
+from ...ops.dispatch import choose
+from ...ops.keys import rms_normalize
+from ...ops.lucid import reference
+from ...ops.lucid.api import precondition
+from ...ops.lucid.decode import decode_step, key_scalars
+from ..causal import CausalAttention, Past
+
+
+class LucidAttention(CausalAttention):
+    """Softmax attention over preconditioned values.
+
+    Args:
+        hidden_size, num_heads, num_kv_heads, head_dim, rope_base, bias: as in `CausalAttention`.
+        norm: "key", "qk" or "row_max" (see `lucid_attention`).
+        learn_beta: write strengths β = σ(W x) per token and key/value head.
+        sharpness: c in P_ij = exp(c (cos θ_ij − 1)); default √head_dim. About 4 makes LUCID act on large heads.
+        learn_sharpness: one learned c per key/value head, starting at `sharpness`.
+        impl: "auto", "blockwise" or "reference".
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        norm: str = "key",
+        learn_beta: bool = False,
+        sharpness: float | None = None,
+        learn_sharpness: bool = False,
+        impl: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, **options)
+        check_norm(norm)
+        choose(impl)
+        if sharpness is not None and not 0 < sharpness < math.inf:
+            raise ValueError(f"sharpness must be a positive finite number, got {sharpness}")
+        self.norm, self.impl, self.fixed_sharpness = norm, impl, sharpness
+        self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
+        self.log_sharpness = None
+        if learn_sharpness:
+            start = math.log(math.sqrt(self.head_dim) if sharpness is None else sharpness)
+            self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
+
+    def beta(self, x: Tensor) -> Tensor | None:
+        """β of every token: [B, H, T] in (0, 1), or None where it is not learned."""
+        return None if self.b_proj is None else self.b_proj(x).sigmoid().transpose(1, 2)
+
+    def sharpness(self) -> float | Tensor | None:
+        return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
+
+    def attend(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: Past | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Past]:
+        if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
+            return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
+        old = key_scalars(past.k) if past.scalars is None else past.scalars
+        scalars = torch.cat([old, key_scalars(k)], 2)
+        k = torch.cat([past.k, k], 2)
+        options = {"beta": self.beta(x), "norm": self.norm, "sharpness": self.sharpness()}
+        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, **options)
+        return step.o, Past(k, torch.cat([past.y, step.y], 2), scalars)
+
+    def values(
+        self, x: Tensor, k: Tensor, v: Tensor, past: Past | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> Tensor:
+        return precondition(
+            k,
+            v,
+            past=None if past is None else (past.k, past.y),
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            beta=self.beta(x),
+            norm=self.norm,
+            sharpness=self.sharpness(),
+            impl=self.impl,
+        )
+
+    def readout(self, q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+        if self.norm == "qk":
+            q, k = rms_normalize(q), rms_normalize(k)
+        if self.impl == "reference":
+            return reference.read_out(q, k, y, key_mask, cu_seqlens, None).to(q.dtype)
+        return super().readout(q, k, y, key_mask, cu_seqlens)
+
+    def extra_repr(self) -> str:
+        sharpness = "learned" if self.log_sharpness is not None else self.fixed_sharpness or "√D"
+        return f"norm={self.norm!r}, beta={'learned' if self.b_proj is not None else 1}, sharpness={sharpness}"
