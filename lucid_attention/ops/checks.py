@@ -1,7 +1,7 @@
 """Checks at the door: every message names the argument, what was expected and what came.
 
-Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they are
-read (`packing.py`).
+Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they
+are read (`packing.py`).
 """
 
 import math

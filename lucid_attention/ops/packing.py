@@ -5,6 +5,7 @@ right: what is causal never looks there, and thousands of short documents do not
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -83,7 +84,7 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
         raise ValueError(f"{rule}: expected cu_seqlens[0] = 0, got {borders[0]}")
     if borders[-1] != length:
         raise ValueError(f"{rule}: expected cu_seqlens[-1] = {length}, got {borders[-1]}")
-    for i, (a, b) in enumerate(zip(borders, borders[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(borders)):
         if a > b:
             raise ValueError(f"{rule}: got cu_seqlens[{i}] = {a} before cu_seqlens[{i + 1}] = {b}")
     return borders
@@ -93,7 +94,7 @@ def parts(cu_seqlens: Tensor, length: int) -> Iterator[Part]:
     """All documents, each in exactly one part. Empty documents vanish."""
     borders = offsets(cu_seqlens, length)
     short: dict[int, tuple[list[int], list[int]]] = {}
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         if stop - start > SHORT:
             yield LongDocument(start, stop)
         elif stop > start:

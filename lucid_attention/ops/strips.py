@@ -1,8 +1,8 @@
 """Softmax attention over strips of queries: padding, a cached past and packed documents in linear memory.
 
 A strip needs only its own rows of the mask. On a CPU each strip is one call of torch's flash kernel, whose log-sum-exp
-makes the backward exact; that kernel has no public name, so where it is missing, and on other devices, a strip's backward
-is plain matrix products.
+makes the backward exact; that kernel has no public name, so where it is missing, and on other devices, a strip's
+backward is plain matrix products.
 """
 
 import math
@@ -153,8 +153,8 @@ def attend_strips_backward(
     for part in packing.parts(cu_seqlens, q.shape[2]):
         mask = None if key_mask is None else part.take(key_mask)
         pieces = part.scratch(dq), part.scratch(dk), part.scratch(dy)
-        inputs = (part.take(x) for x in (q, k, y, o, lse))
-        _attend_backward(part.take_grad(do), *inputs, mask, scale, *pieces)
+        part_q, part_k, part_y, part_o, part_lse = (part.take(x) for x in (q, k, y, o, lse))
+        _attend_backward(part.take_grad(do), part_q, part_k, part_y, part_o, part_lse, mask, scale, *pieces)
         for whole, piece in zip((dq, dk, dy), pieces, strict=True):
             part.put_(whole, piece)
     return dq, dk, dy

@@ -60,7 +60,7 @@ class Tiles(Protocol):
         """The tile L[rows, cols] / alpha as [n, R, C], valid until the next call."""
 
     def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
-        """Take in dL[rows, cols] = −left · rightᵀ (its strictly lower part if `diagonal`); `tile` may be kept as it is."""
+        """Take in dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. `tile` stays as it is."""
 
 
 def solve_unit_lower_(matrix: Tensor, y: Tensor) -> None:

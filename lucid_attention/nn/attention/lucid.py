@@ -73,8 +73,8 @@ class LucidAttention(CausalAttention):
         old = key_scalars(past.k) if past.scalars is None else past.scalars
         scalars = torch.cat([old, key_scalars(k)], 2)
         k = torch.cat([past.k, k], 2)
-        options = {"beta": self.beta(x), "norm": self.norm, "sharpness": self.sharpness()}
-        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, **options)
+        beta, sharpness = self.beta(x), self.sharpness()
+        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, beta=beta, norm=self.norm, sharpness=sharpness)
         return step.o, Past(k, torch.cat([past.y, step.y], 2), scalars)
 
     def values(

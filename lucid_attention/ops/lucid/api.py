@@ -1,5 +1,8 @@
-"""The public operator. Shapes: B batch, H key/value heads, G query heads per key/value head, T new and S past positions,
-D key size, E value size."""
+"""The public operator.
+
+Shapes: B batch, H key/value heads, G query heads per key/value head, T new and S past positions, D key size, E value
+size.
+"""
 
 import math
 

@@ -1,9 +1,9 @@
 """One new token against a cache of keys and preconditioned values.
 
 Decoding is bound by memory traffic, so K and Y are each read once, for the attention and the preconditioner together:
-the new key rides along as one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; after
-one softmax over all rows, its row divided by the row's largest weight is P_j, and the same product with Y that reads the
-values for the queries also gives Σ_j P_j y_j (`docs/mathematics.md`).
+the new key rides along as one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j;
+after one softmax over all rows, its row divided by the row's largest weight is P_j, and the same product with Y that
+reads the values for the queries also gives Σ_j P_j y_j (`docs/mathematics.md`).
 """
 
 import math

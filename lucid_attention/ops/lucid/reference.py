@@ -20,7 +20,10 @@ def dense_matrix(
     norm: str,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """I + diag(β) stril P: [B, H, N, N] for k: [B, H, N, D], key_mask: [B, N], beta: [B, H, N], sharpness [H] or a number."""
+    """I + diag(β) stril P: [B, H, N, N].
+
+    k: [B, H, N, D]; key_mask: [B, N]; beta: [B, H, N]; sharpness: [H] or a number.
+    """
     B, _, N, D = k.shape
     visible = visible_keys(B, N, N, key_mask, cu_seqlens, k.device)
     if key_mask is not None:

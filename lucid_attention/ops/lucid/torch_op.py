@@ -1,6 +1,6 @@
-"""The block-wise solve as a `torch.library` operator: one opaque node with a backward for autograd, compile, export, vmap.
+"""The block-wise solve as a `torch.library` operator: one node with a backward for autograd, compile, export and vmap.
 
-Optional tensors travel as None; outputs that were not asked for are empty tensors, since an operator's outputs are fixed.
+Optional tensors travel as None; outputs that were not asked for are empty, since an operator's outputs are fixed.
 """
 
 from typing import Any
@@ -11,8 +11,6 @@ from torch import Tensor
 from .. import packing
 from ..folding import fold_vmap
 from .blockwise import Gradients, Problem, backward, forward
-
-Sharpness = tuple[Tensor | None, float]
 
 
 def _empty(like: Tensor) -> Tensor:
