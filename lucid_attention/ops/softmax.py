@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .folding import fold_vmap
-from .strips import attend_strips, attend_strips_backward, grouped, shared
+from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
 
 def softmax_attention(
@@ -38,9 +38,9 @@ def softmax_attention(
     q, k, y = (F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in (q, k, y))
     plain = key_mask is None and cu_seqlens is None
     if plain and total == T:
-        o = _sdpa(q, k, y, scale, causal=True)
+        o = grouped_sdpa(q, k, y, scale, causal=True)
     elif plain and T == 1:
-        o = _sdpa(q, k, y, scale, causal=False)
+        o = grouped_sdpa(q, k, y, scale)
     else:
         o = softmax_attention_op(q, k, y, key_mask, cu_seqlens, scale)[0]
     return o[..., :E]
@@ -53,16 +53,6 @@ def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
-
-
-def _sdpa(q: Tensor, k: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
-    H, G = k.shape[1], q.shape[1] // k.shape[1]
-    if G == 1 or q.device.type != "cpu":
-        return F.scaled_dot_product_attention(q, k, y, is_causal=causal, scale=scale, enable_gqa=G > 1)
-    # Torch's CPU kernel would repeat k and y for every query head. Heads of a group as heads of a batch of kv heads
-    # read the same memory instead.
-    o = F.scaled_dot_product_attention(grouped(q, H), shared(k, G), shared(y, G), is_causal=causal, scale=scale)
-    return o.unflatten(0, (-1, H)).flatten(1, 2)
 
 
 @torch.library.custom_op("lucid_attention::softmax_attention", mutates_args=())

@@ -27,11 +27,12 @@ def _kernels(x: Tensor) -> bool:
 
 
 class _Strip:
-    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask."""
+    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
 
     def __init__(self, batch: slice, rows: slice, stop: int, visible: Tensor | None, causal: bool) -> None:
-        self.batch, self.rows, self.stop, self.causal = batch, rows, stop, causal
-        self.visible, self.sees_none = visible, None
+        everything = slice(None)
+        self.queries, self.keys = (batch, everything, rows), (batch, everything, slice(0, stop))
+        self.causal, self.visible, self.sees_none = causal, visible, None
         if visible is not None:
             none = ~visible.any(-1, keepdim=True)
             # A softmax over nothing is undefined: such rows read everything, and their output is dropped.
@@ -40,7 +41,7 @@ class _Strip:
 
 
 def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
-    B, H, total, _ = k.shape
+    B, _, total, _ = k.shape
     heads, T = q.shape[1:3]
     past = total - T
     if _kernels(q):
@@ -48,7 +49,7 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
             yield _Strip(slice(0, B), slice(0, T), T, None, causal=True)
             return
         height = max(16, min(ROWS, MASK_ELEMENTS // total))
-        at_once = B if key_mask is None else max(1, MASK_ELEMENTS // (H * min(height, T) * total))
+        at_once = B if key_mask is None else max(1, MASK_ELEMENTS // (min(height, T) * total))
     else:
         height = max(16, min(ROWS, SCORE_ELEMENTS // (heads * total)))
         at_once = max(1, SCORE_ELEMENTS // (heads * min(height, T) * total))
@@ -62,21 +63,20 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
             yield _Strip(batch, rows, stop, visible, causal=False)
 
 
-def grouped(x: Tensor, H: int) -> Tensor:
-    """[b, H·G, T, D] -> [b·H, G, T, D]."""
-    return x.unflatten(1, (H, -1)).flatten(0, 1)
+def grouped_sdpa(
+    q: Tensor, k: Tensor, y: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
+) -> Tensor:
+    """`scaled_dot_product_attention` that keeps to torch's fast kernels for grouped heads.
 
-
-def shared(x: Tensor, G: int) -> Tensor:
-    """[b, H, T, D] -> [b·H, G, T, D], one memory for a group."""
-    return x.flatten(0, 1)[:, None].expand(-1, G, -1, -1)
-
-
-def _mask_of(strip: _Strip, H: int) -> Tensor | None:
-    """The strip's mask for [b·H, G, rows, stop]."""
-    if strip.visible is None or strip.visible.shape[0] == 1:
-        return strip.visible
-    return strip.visible.repeat_interleave(H, 0)
+    q: [B, H·G, T, D]; k, y: [B, H, N, D]; mask: [B or 1, 1, T, N].
+    """
+    G = q.shape[1] // k.shape[1]
+    if G > 1 and q.device.type != "cpu" and q.element_size() > 2:
+        # Accelerators' kernels know groups in 16 bits only; asked for more, torch would go dense.
+        k, y = k.repeat_interleave(G, 1), y.repeat_interleave(G, 1)
+    # A literal, since a compiler with dynamic shapes has only a symbol for the comparison.
+    groups = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210
+    return F.scaled_dot_product_attention(q, k, y, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups)
 
 
 def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,30 +107,30 @@ def attend_strips(
 
 
 def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
-    H, G = k.shape[1], q.shape[1] // k.shape[1]
     q, k, y = _clean(q, k, y, key_mask)
     with no_autocast(q):
         for strip in _strips(q, k, key_mask):
-            args = (
-                grouped(q[strip.batch, :, strip.rows], H),
-                shared(k[strip.batch, :, : strip.stop], G),
-                shared(y[strip.batch, :, : strip.stop], G),
-            )
-            mask = _mask_of(strip, H)
+            here, seen = strip.queries, strip.keys
             if _kernels(q):
-                additive = None if mask is None else _additive(mask, q.dtype)
-                part, row_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                    *args, 0.0, strip.causal, attn_mask=additive, scale=scale
+                o[here], lse[here] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    q[here],
+                    k[seen],
+                    y[seen],
+                    0.0,
+                    strip.causal,
+                    attn_mask=_additive(strip.visible, q.dtype),
+                    scale=scale,
                 )
-                lse[strip.batch, :, strip.rows] = row_lse.unflatten(0, (-1, H)).flatten(1, 2)
             else:
-                part = F.scaled_dot_product_attention(*args, attn_mask=mask, is_causal=strip.causal, scale=scale)
-                lse[strip.batch, :, strip.rows] = 0
-            part = part.unflatten(0, (-1, H)).flatten(1, 2)
-            o[strip.batch, :, strip.rows] = part if strip.sees_none is None else part.masked_fill(strip.sees_none, 0)
+                o[here] = grouped_sdpa(q[here], k[seen], y[seen], scale, mask=strip.visible)
+                lse[here] = 0  # not needed: the plain backward makes the weights anew
+            if strip.sees_none is not None:
+                o[here].masked_fill_(strip.sees_none, 0)
 
 
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None:
+        return None
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
 
 
@@ -173,33 +173,25 @@ def _attend_backward(
     dk: Tensor,
     dy: Tensor,
 ) -> None:
-    H, G = k.shape[1], q.shape[1] // k.shape[1]
     broken = None if key_mask is None else ~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite()
     q, k, y = _clean(q, k, y, key_mask)
     # Gradients of keys add up over strips: in working precision, narrowed once.
     sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
     with no_autocast(q):
         for strip in _strips(q, k, key_mask):
-            here = (strip.batch, slice(None), strip.rows)
+            here, seen = strip.queries, strip.keys
             strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
-            args = (
-                grouped(strip_do, H),
-                grouped(q[here], H),
-                shared(k[strip.batch, :, : strip.stop], G),
-                shared(y[strip.batch, :, : strip.stop], G),
-            )
-            mask = _mask_of(strip, H)
+            args = strip_do, q[here], k[seen], y[seen]
             if _kernels(q):
-                additive = None if mask is None else _additive(mask, q.dtype)
-                saved = grouped(o[here], H), grouped(lse[here], H)
+                additive = _additive(strip.visible, q.dtype)
                 grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                    *args, *saved, 0.0, strip.causal, attn_mask=additive, scale=scale
+                    *args, o[here], lse[here], 0.0, strip.causal, attn_mask=additive, scale=scale
                 )
             else:
-                grads = _plain_backward(*args, mask, scale)
-            dq[here] = grads[0].unflatten(0, (-1, H)).flatten(1, 2)
+                grads = _plain_backward(*args, strip.visible, scale)
+            dq[here] = grads[0]
             for total_grad, grad in zip(sums, grads[1:], strict=True):
-                total_grad[strip.batch, :, : strip.stop] += grad.sum(1, dtype=total_grad.dtype).unflatten(0, (-1, H))
+                total_grad[seen] += grad
     for out, total_grad in zip((dk, dy), sums, strict=True):
         if key_mask is not None:
             total_grad.masked_fill_(~key_mask[:, None, :, None], 0)
@@ -212,11 +204,14 @@ def _plain_backward(
     do: Tensor, q: Tensor, k: Tensor, y: Tensor, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of softmax attention for a strip, by its defining products."""
-    wide = working_dtype(q)
-    do, q, k, y = (x.to(wide) for x in (do, q, k, y))
-    if mask is None:
-        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-    p = (q @ k.mT).mul_(scale).masked_fill_(~mask, -math.inf).softmax(-1)
+    wide, H = working_dtype(q), k.shape[1]
+    # The heads of a group stand side by side as more rows: [b, H, G, rows, *] against [b, H, 1, stop, *].
+    do, q = (x.to(wide).unflatten(1, (H, -1)) for x in (do, q))
+    k, y = (x.to(wide)[:, :, None] for x in (k, y))
+    p = (q @ k.mT).mul_(scale)
+    if mask is not None:
+        p.masked_fill_(~mask[:, :, None], -math.inf)
+    p = p.softmax(-1)
     ds = do @ y.mT
     ds.sub_((p * ds).sum(-1, keepdim=True)).mul_(p).mul_(scale)
-    return ds @ k, ds.mT @ q, p.mT @ do
+    return (ds @ k).flatten(1, 2), (ds.mT @ q).sum(2), (p.mT @ do).sum(2)

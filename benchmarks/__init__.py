@@ -1,0 +1,1 @@
+"""Speed and memory side by side with peers, as ratios within one run: `python -m benchmarks --help`."""

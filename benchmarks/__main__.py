@@ -1,0 +1,167 @@
+"""`python -m benchmarks`: run benchmarks, write tables."""
+
+import argparse
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import bf16, decode, growth, memory, solve
+from .gate import WrongAnswer
+from .harness import attention_speed, machine, threads, today
+from .report import PICTURE, brief, count, document, plot_growth
+from .results import ROOT, Benchmark, Case, Settings, Store, fingerprint
+
+BENCHMARKS: dict[str, Benchmark] = {
+    module.BENCHMARK.name: module.BENCHMARK for module in (solve, bf16, decode, memory, growth)
+}
+# A load above this is other people's work.
+BUSY = 0.5
+
+
+def _help() -> str:
+    parts = ["benchmarks (durations on two cores):"]
+    for benchmark in BENCHMARKS.values():
+        text = f"{benchmark.about} {benchmark.limits} Takes {benchmark.minutes}."
+        parts.append(textwrap.fill(f"{benchmark.name:8}{text}", 100, initial_indent="  ", subsequent_indent=" " * 10))
+    parts.append(
+        textwrap.fill(
+            "Results are comparisons within one run, so a slow machine does no harm, but a busy one does: run on a quiet "
+            "one. Before anything is timed, every contestant must agree with the defining equation in float64; otherwise "
+            "the run stops with exit code 1. So it does after a run in which memory was not linear. Being over a limit of "
+            "time is reported, and not an error. Some virtual machines need a setting for bfloat16: `make bench ARGS=...` "
+            "finds it.",
+            100,
+        )
+    )
+    return "\n\n".join(parts)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Speed and memory of lucid_attention next to its peers, as ratios in one run.",
+        epilog=_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="benchmark", help=f"any of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="thread counts to run with; default: 1, and 1 2 when all benchmarks run. memory and growth use the first",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("bench_results"),
+        help="folder for results.json, results.md and the plot (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what --out already holds and run only what is missing"
+    )
+    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and docs/images/ as well")
+    return parser
+
+
+def _settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Settings:
+    for name in args.names:
+        if name not in BENCHMARKS:
+            parser.error(f"benchmark must be one of {', '.join(BENCHMARKS)}, got {name!r}")
+    cores = os.cpu_count() or 1
+    counts = args.threads or ([1] if args.names or cores == 1 else [1, 2])
+    for n in counts:
+        if not 1 <= n <= cores:
+            parser.error(f"--threads must be between 1 and the {cores} cores of this machine, got {n}")
+    if args.publish and args.quick:
+        parser.error("--publish wants real numbers: leave out --quick")
+    return Settings(tuple(dict.fromkeys(counts)), args.quick)
+
+
+def _command(args: argparse.Namespace, settings: Settings) -> str:
+    words = ["python -m benchmarks", *args.names, "--threads", *map(str, settings.threads)]
+    return " ".join(words + ["--quick"] * args.quick + ["--resume"] * args.resume + ["--publish"] * args.publish)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _run(cases: Sequence[tuple[str, Case]], store: Store, speed: float) -> None:
+    expected = {case.key: case.estimate(speed) for _, case in cases}
+    total = sum(expected.values())
+    _say(f"{count(len(cases), 'case')}, about {_duration(total)}")
+    begin, behind = time.perf_counter(), 0.0
+    for n, (name, case) in enumerate(cases, 1):
+        start = time.perf_counter()
+        with threads(case.threads):
+            record = case.run()
+        store.add(case.key, record)
+        now = time.perf_counter()
+        behind += expected[case.key]
+        left = (total - behind) * (now - begin) / behind
+        _say(
+            f"[{n:>3}/{len(cases)}] {name}, {count(case.threads, 'thread')}, {case.label}: {brief(record)}"
+            f"  [{_duration(now - start)}, {_duration(left)} left]"
+        )
+
+
+def _write(store: Store, out: Path, publish: bool) -> None:
+    records = [record for record in store.records.values() if record.benchmark == "growth"]
+    if records:
+        plot_growth(records, out / PICTURE)
+    page = document(BENCHMARKS.values(), store, PICTURE if records else None)
+    (out / "results.md").write_text(page)
+    _say("\n" + page)
+    _say(f"written: {out / 'results.md'}, {out / 'results.json'}" + (f", {out / PICTURE}" if records else ""))
+    if publish:
+        docs = ROOT / "docs"
+        if records:
+            plot_growth(records, docs / "images" / PICTURE)
+        (docs / "benchmarks.md").write_text(
+            document(BENCHMARKS.values(), store, f"images/{PICTURE}" if records else None)
+        )
+        _say("published: docs/benchmarks.md" + (f", docs/images/{PICTURE}" if records else ""))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    settings = _settings(parser, args)
+    about = {"machine": machine(), "code": fingerprint(), "quick": settings.quick}
+    store = Store(args.out, about)
+    if args.resume:
+        try:
+            store.resume()
+        except ValueError as error:
+            parser.error(str(error))
+    store.add_command(_command(args, settings), today())
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
+    chosen = [(name, case) for name in args.names or BENCHMARKS for case in BENCHMARKS[name].cases(settings)]
+    try:
+        _run([(name, case) for name, case in chosen if case.key not in store.records], store, attention_speed())
+    except WrongAnswer as error:
+        _say(f"stopped: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say(f"\ninterrupted; finished cases are in {store.path}, `--resume` goes on from there")
+        return 130
+    _write(store, args.out, args.publish)
+    broken = [record for record in store.records.values() if record.strict and record.verdict == "over"]
+    for record in broken:
+        _say(f"failed: {record.benchmark}, {record.facts}: {brief(record)}")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""The correctness gate: nobody is timed who does not compute the right thing.
+
+Keys are correlated everywhere. On independent random keys P is nearly the identity, and a contestant that skipped the
+solve would pass.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+# ‖x − truth‖ / ‖truth‖. Right contestants stay ten times below; one without the solve is near 1.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+class WrongAnswer(Exception):
+    """A contestant does not compute what it claims."""
+
+
+def inputs(D: int, heads: int, kv_heads: int, N: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """q, k, v and the gradient of the output; the keys of a head share a mean, so that their cosines are about 0.86."""
+    random = torch.Generator().manual_seed(N)
+    q, do = (torch.randn(1, heads, N, D, generator=random) for _ in range(2))
+    k, v = (torch.randn(1, kv_heads, N, D, generator=random) for _ in range(2))
+    k += 2.5 * torch.randn(1, kv_heads, 1, D, generator=random)
+    return [x.to(dtype) for x in (q, k, v, do)]
+
+
+def true_values(k: Tensor, v: Tensor) -> Tensor:
+    """Y = P⁻¹ V by its definition, in float64."""
+    unit = k.double() / k.double().norm(dim=-1, keepdim=True)
+    root = math.sqrt(k.shape[-1])
+    P = torch.exp(root * (unit @ unit.mT - 1)).tril(-1) + torch.eye(k.shape[2], dtype=torch.float64)
+    return torch.linalg.solve_triangular(P, v.double(), upper=False)
+
+
+def true_attention(q: Tensor, k: Tensor, v: Tensor, solves: bool) -> Tensor:
+    """softmax(q kᵀ/√D + causal) applied to v, or to P⁻¹ v, by its definition, in float64."""
+    y = true_values(k, v) if solves else v.double()
+    G, N = q.shape[1] // k.shape[1], k.shape[2]
+    scores = q.double() @ k.double().repeat_interleave(G, 1).mT / math.sqrt(k.shape[-1])
+    future = torch.ones(N, N, dtype=torch.bool).triu(1)
+    return scores.masked_fill(future, -math.inf).softmax(-1) @ y.repeat_interleave(G, 1)
+
+
+def distance(x: Tensor, truth: Tensor) -> float:
+    truth = truth.double()
+    return float((x.double() - truth).norm() / truth.norm())
+
+
+def check(where: str, name: str, got: Sequence[Tensor], against: str, expected: Sequence[Tensor]) -> None:
+    """Compare the tensors of contestant `name` with those of `against` ("the float64 truth", or another contestant)."""
+    tolerance = TOLERANCE[got[0].dtype]
+    for n, (x, truth) in enumerate(zip(got, expected, strict=True)):
+        error = distance(x, truth)
+        if not error <= tolerance:  # NaN is wrong too
+            part = ("its output", "its first gradient or stored value", "its second gradient", "its third gradient")[n]
+            raise WrongAnswer(
+                f"{where}: {name!r} does not compute what it should: {part} is {error:.2g} away from {against} "
+                f"(relative; allowed {tolerance:g}). Nothing was timed"
+            )
+
+
+def check_agreement(where: str, results: Mapping[str, tuple[bool, Sequence[Tensor]]]) -> None:
+    """Contestants that claim to compute the same thing, by their `solves`, are compared with the first of them."""
+    for kind in (False, True):
+        same = {name: tensors for name, (solves, tensors) in results.items() if solves == kind}
+        first = next(iter(same), "")
+        for name, tensors in same.items():
+            check(where, name, tensors, f"{first!r}", same[first])
+
+
+def check_sharp(where: str, lucid: Tensor, softmax: Tensor, dtype: torch.dtype) -> None:
+    """The gate must be able to fail: with these keys LUCID is far from softmax attention."""
+    apart = distance(lucid, softmax)
+    if apart < 5 * TOLERANCE[dtype]:
+        raise WrongAnswer(f"{where}: the keys are too little correlated to tell LUCID from softmax ({apart:.2g} apart)")

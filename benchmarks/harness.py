@@ -1,0 +1,153 @@
+"""Timing that compares: contestants take turns in one run, so that a busy or slow machine hits all of them alike."""
+
+import contextlib
+import gc
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import torch
+import torch.nn.functional as F
+
+import lucid_attention
+
+# A shorter call is preceded by an untimed one of the same contestant: what lies in the caches decides its time.
+SHORT_SECONDS = 0.05
+# The first round is a rehearsal and thrown away, unless calls are this long: a cold start is nothing to them then.
+LONG_SECONDS = 2.0
+ROUNDS, LONG_ROUNDS, MOST_ROUNDS = 5, 3, 500
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles over rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+    @classmethod
+    def of(cls, values: list[float]) -> "Spread":
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, low, high, len(values))
+
+
+def least_rounds(round_seconds: float) -> int:
+    """Rounds that a case gets even if they exceed its budget."""
+    return ROUNDS if round_seconds < 2 * LONG_SECONDS else LONG_ROUNDS
+
+
+def race(
+    runs: Mapping[str, Run], *, budget: float, seed: str, brief: Collection[str] = (), least: int | None = None
+) -> dict[str, list[float]]:
+    """Seconds of each contestant in each round; every round runs all of them in a new order.
+
+    Rounds go on until `budget` seconds are used, at least `least`, by default 5 (3 where a round takes seconds).
+    Contestants in `brief` sit out the rounds beyond the third: they are slow, and there for the record.
+    """
+    order, shuffle = list(runs), random.Random(seed).shuffle
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with _no_garbage_collection():
+        for _ in range(2):
+            shuffle(order)
+            rehearsal = {name: _seconds(runs[name]) for name in order}
+            if min(rehearsal.values()) > SHORT_SECONDS:
+                break
+        short = min(rehearsal.values()) < SHORT_SECONDS
+        if min(rehearsal.values()) > LONG_SECONDS:
+            times = {name: [seconds] for name, seconds in rehearsal.items()}
+        least = least or least_rounds(sum(seconds for name, seconds in rehearsal.items() if name not in brief))
+        start, done = time.perf_counter(), len(times[order[0]])
+        while done < least or (done < MOST_ROUNDS and time.perf_counter() - start < budget):
+            shuffle(order)
+            for name in order:
+                if name in brief and done >= LONG_ROUNDS:
+                    continue
+                if short:
+                    runs[name]()
+                times[name].append(_seconds(runs[name]))
+            done += 1
+    return times
+
+
+def ratios(times: list[float], peer: list[float]) -> Spread:
+    """The ratio to the peer, round by round: a slow spell of the machine is in both and cancels."""
+    return Spread.of([a / b for a, b in zip(times, peer, strict=False)])
+
+
+def _seconds(run: Run) -> float:
+    start = time.perf_counter()
+    result = run()
+    seconds = time.perf_counter() - start
+    del result  # freed outside of the measured time, for everybody
+    return seconds
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Pin torch to `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def attention_speed() -> float:
+    """Floating point operations per second of torch's attention on one thread: what estimates of duration rest on."""
+    H, N, D = 4, 1024, 64
+    q = torch.randn(1, H, N, D)
+    with threads(1):
+        times = [_seconds(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)) for _ in range(7)]
+    return 2 * H * N * N * D / statistics.median(times)
+
+
+def machine() -> dict[str, str]:
+    """What the numbers depend on."""
+    description = {
+        "CPU": _cpu_model(),
+        "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "Python": platform.python_version(),
+        "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
+        "lucid_attention": lucid_attention.__version__,
+    }
+    if isa := os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        description["ONEDNN_MAX_CPU_ISA"] = isa
+    return description
+
+
+def today() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

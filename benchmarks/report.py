@@ -1,0 +1,172 @@
+"""Tables in Markdown and the picture, from records alone."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from .harness import Spread
+from .results import Benchmark, Record, Store
+
+PICTURE = "cost_growth.png"
+Cell = Callable[[Record], str]
+
+
+def number(x: float) -> str:
+    """Three significant digits, without an exponent."""
+    if x == 0:
+        return "0"
+    for limit, digits in ((100, 0), (10, 1), (1, 2)):
+        if abs(x) >= limit:
+            return f"{x:.{digits}f}"
+    return f"{x:.3f}"
+
+
+def _spread(spread: Spread | None, factor: float = 1.0) -> str:
+    if spread is None:
+        return ""
+    if spread.rounds == 1:
+        return number(spread.median * factor)
+    return f"{number(spread.median * factor)} ({number(spread.low * factor)}–{number(spread.high * factor)})"
+
+
+def fact(name: str) -> Cell:
+    return lambda record: str(record.facts[name])
+
+
+def milliseconds(name: str) -> Cell:
+    return lambda record: _spread(record.entries[name].seconds, 1e3) if name in record.entries else ""
+
+
+def seconds(name: str) -> Cell:
+    return lambda record: _spread(record.entries[name].seconds) if name in record.entries else ""
+
+
+def ratio(name: str) -> Cell:
+    return lambda record: _spread(record.entries[name].ratio) if name in record.entries else ""
+
+
+def megabytes(name: str) -> Cell:
+    def cell(record: Record) -> str:
+        value = record.entries[name].megabytes if name in record.entries else None
+        return "" if value is None else number(value)
+
+    return cell
+
+
+def entry_ratio(name: str, to: str) -> Cell:
+    """The ratio of two contestants' medians, of memory where that was measured, else of time."""
+
+    def cell(record: Record) -> str:
+        if name not in record.entries or to not in record.entries:
+            return ""
+        a, b = record.entries[name], record.entries[to]
+        if a.megabytes is not None and b.megabytes is not None:
+            return f"{a.megabytes / b.megabytes:.2f}"
+        assert a.seconds is not None
+        assert b.seconds is not None
+        return f"{a.seconds.median / b.seconds.median:.2f}"
+
+    return cell
+
+
+def bound(record: Record) -> str:
+    return "" if record.bound is None else f"{record.bound:.3f}"
+
+
+def limit(name: str) -> Cell:
+    return lambda record: f"{record.checks[name].limit:.3f}" if name in record.checks else ""
+
+
+def verdict(record: Record) -> str:
+    return record.verdict
+
+
+def count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def brief(record: Record) -> str:
+    """The result in a few words, for the line of progress."""
+    if record.checks:
+        parts = [f"{name} {check.value:.3g} (limit {check.limit:.3g})" for name, check in record.checks.items()]
+        return f"{', '.join(parts)} {record.verdict}"
+    parts = []
+    for name, entry in record.entries.items():
+        if entry.ratio is not None and entry.ratio.median != 1:
+            parts.append(f"{name} {entry.ratio.median:.2f}")
+        elif entry.ratio is None and entry.megabytes is not None:
+            parts.append(f"{name} {number(entry.megabytes)} MB")
+    return ", ".join(parts)
+
+
+def table(benchmark: Benchmark, records: Sequence[Record]) -> list[str]:
+    headers = [column.header for column in benchmark.columns]
+    rows = [[column.cell(record) for column in benchmark.columns] for record in records]
+    return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
+
+
+def sections(benchmarks: Iterable[Benchmark], store: Store) -> list[str]:
+    lines: list[str] = []
+    for benchmark in benchmarks:
+        records = [record for record in store.records.values() if record.benchmark == benchmark.name]
+        if not records:
+            continue
+        lines += ["", f"## {benchmark.name}", "", benchmark.about]
+        lines += ["", benchmark.limits] if benchmark.limits else []
+        for threads in sorted({record.threads for record in records}):
+            chosen = [record for record in records if record.threads == threads]
+            lines += ["", f"### {benchmark.name}, {count(threads, 'thread')}", "", *table(benchmark, chosen)]
+    return lines
+
+
+def document(benchmarks: Iterable[Benchmark], store: Store, picture: str | None) -> str:
+    """The whole page; `picture`: where the plot lies, seen from the page."""
+    judged = [record for record in store.records.values() if record.verdict]
+    over = sum(record.verdict == "over" for record in judged)
+    lines = [
+        "# Benchmarks",
+        "",
+        "Every number is a comparison within one run: contestants take turns in an order shuffled anew each round, and a cell is "
+        "a median over rounds with the quartiles in parentheses. Ratios are taken round by round. Before anything is timed, "
+        "every contestant has to agree with the defining equation in float64, on correlated keys.",
+        "",
+        f"{over} of {len(judged)} cases that have a limit are over it.",
+        "",
+        "| made with | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in store.about["machine"].items()),
+        *(f"| command, {one['date']} | `{one['command']}` |" for one in store.commands),
+    ]
+    if picture is not None:
+        lines += ["", f"![Time and peak memory against length]({picture})"]
+    return "\n".join([*lines, *sections(benchmarks, store)]) + "\n"
+
+
+def plot_growth(records: Sequence[Record], path: Path) -> None:
+    """Two log-log panels: time and peak memory against the length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    colours = {"SDPA": "#666666", "lucid_attention": "#1f5fa8", "dense solve": "#c4622d"}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    for name, colour in colours.items():
+        found = [(int(record.facts["N"]), record.entries[name]) for record in records if name in record.entries]
+        times = [(N, entry.seconds.median) for N, entry in found if entry.seconds is not None]
+        sizes = [(N, entry.megabytes) for N, entry in found if entry.megabytes is not None]
+        for axes, points in ((left, times), (right, sizes)):
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
+    for axes, title, unit in ((left, "Time, forward + backward", "seconds"), (right, "Peak memory over inputs", "MB")):
+        lengths = sorted({int(record.facts["N"]) for record in records})
+        axes.set(title=title, xlabel="sequence length", ylabel=unit, yscale="log")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [f"{N // 1024}K" if N >= 1024 else str(N) for N in lengths])
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False)
+    facts = records[0].facts
+    threads = count(records[0].threads, "thread")
+    figure.suptitle(f"float32, D = {facts['D']}, {facts['heads']}/{facts['kv_heads']} heads, {threads}", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,132 @@
+"""Gradients: by finite differences, over several blocks with every option at once, and one at a time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from lucid_attention import lucid_attention, precondition
+from lucid_attention.ops.lucid.tiles import ExponentialTiles
+
+from . import oracles
+from .cases import Case, assert_exact, call, evaluate
+
+NORMS = ["key", "qk", "row_max"]
+
+
+def check_by_differences(fn: Any, tensors: dict[str, torch.Tensor], **options: Any) -> None:
+    names = [name for name in tensors if not (name == "q" and fn is precondition)]
+
+    def positional(*values: torch.Tensor) -> torch.Tensor:
+        return call(fn, dict(zip(names, values, strict=True)), **options)
+
+    assert gradcheck(positional, [tensors[name].clone().requires_grad_() for name in names])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_gradcheck_of_all_inputs(fn, norm):
+    check_by_differences(fn, Case(T=6, B=2, G=2, D=3, E=2).tensors(beta=True, sharpness=True), norm=norm)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_gradcheck_of_all_inputs_with_a_past_and_a_mask(fn, norm):
+    key_mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1, 0]]).bool()
+    tensors = Case(T=5, B=2, G=2, S=3, D=3, E=2).tensors(beta=True, sharpness=True)
+    check_by_differences(fn, tensors, norm=norm, key_mask=key_mask)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_gradcheck_of_all_inputs_in_packed_documents(fn, norm):
+    key_mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1, 0]]).bool()
+    tensors = Case(T=9, G=2, D=3, E=2).tensors(beta=True, sharpness=True)
+    check_by_differences(fn, tensors, norm=norm, key_mask=key_mask, cu_seqlens=torch.tensor([0, 1, 5, 5, 9]))
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_several_blocks_with_a_past_a_mask_and_every_option(fn, norm):
+    tensors = Case(T=600, B=2, G=2, S=300, D=6, E=4).tensors(beta=True, sharpness=True)
+    key_mask = torch.rand(2, 900) > 0.2
+    weight = torch.randn(2, 2 if fn is precondition else 4, 600, 4, dtype=torch.float64)
+    oracle = oracles.precondition if fn is precondition else oracles.lucid_attention
+    truth = evaluate(oracle, tensors, weight, norm=norm, key_mask=key_mask)
+    assert_exact(evaluate(fn, tensors, weight, norm=norm, key_mask=key_mask), truth, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_step_size_of_zero_still_has_a_gradient(norm):
+    """y = 0 at β = 0, so dβ cannot be had from y alone."""
+    tensors = Case(T=300, D=4).tensors(beta=True)
+    tensors["beta"][:, :, ::3] = 0
+    weight = torch.randn(1, 2, 300, 3, dtype=torch.float64)
+    truth = evaluate(oracles.precondition, tensors, weight, norm=norm)
+    assert truth["dbeta"][:, :, ::3].abs().min() > 0
+    assert_exact(evaluate(precondition, tensors, weight, norm=norm), truth)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("alone", ["q", "k", "v", "k_past", "y_past", "beta", "sharpness"])
+def test_a_gradient_asked_for_alone_is_the_one_asked_for_with_the_others(alone, norm):
+    tensors = Case(T=40, G=2, S=7, D=4).tensors(beta=True, sharpness=True)
+    weight = torch.randn(1, 4, 40, 3, dtype=torch.float64)
+    together = evaluate(lucid_attention, tensors, weight, norm=norm)
+    only = {name: x.clone().requires_grad_(name == alone) for name, x in tensors.items()}
+    call(lucid_attention, only, norm=norm).backward(weight)
+    torch.testing.assert_close(only[alone].grad, together[f"d{alone}"], rtol=1e-12, atol=1e-12)
+    assert all(x.grad is None for name, x in only.items() if name != alone)
+
+
+def test_frozen_keys_cost_no_key_gradient(monkeypatch):
+    tensors = Case(T=300, S=20).tensors(beta=True)
+    weight = torch.randn(1, 2, 300, 3, dtype=torch.float64)
+    together = evaluate(precondition, tensors, weight)
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("a tile was pulled back to keys that have no gradient")
+
+    monkeypatch.setattr(ExponentialTiles, "pull_back", refuse)
+    leaves = {name: x.clone().requires_grad_("k" not in name) for name, x in tensors.items()}
+    call(precondition, leaves).backward(weight)
+    for name in ("v", "beta", "y_past"):
+        torch.testing.assert_close(leaves[name].grad, together[f"d{name}"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_an_expanded_upstream_gradient_is_read_rightly(fn):
+    tensors = Case(T=300, B=2, G=2, D=3).tensors()
+    heads = 2 if fn is precondition else 4
+    dense = evaluate(fn, tensors, torch.ones(2, heads, 300, 3))
+    assert_exact(evaluate(fn, tensors, torch.ones(1, dtype=torch.float64).expand(2, heads, 300, 3)), dense)
+
+
+def test_gradients_add_up_over_two_uses_of_one_tensor():
+    k = Case(T=20, D=4, E=4).tensors()["k"].requires_grad_()
+    grad = torch.autograd.grad(lucid_attention(k, k, k).square().sum(), k)[0]
+    expected = torch.autograd.grad(oracles.lucid_attention(k, k, k).square().sum(), k)[0]
+    torch.testing.assert_close(grad, expected)
+
+
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_the_reference_has_second_derivatives(fn):
+    tensors = Case(T=4, H=1, S=2, D=2, E=2).tensors(beta=True)
+    names = [name for name in tensors if not (name == "q" and fn is precondition)]
+    values = [tensors[name].clone().requires_grad_() for name in names]
+    mask = torch.tensor([[True, False, True, True, False, True]])
+
+    def positional(*args: torch.Tensor) -> torch.Tensor:
+        return call(fn, dict(zip(names, args, strict=True)), impl="reference", key_mask=mask)
+
+    assert gradgradcheck(positional, values)
+
+
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_the_fast_path_refuses_second_derivatives_and_says_where_to_find_them(fn):
+    tensors = {name: x.requires_grad_() for name, x in Case(T=6).tensors().items()}
+    out = call(fn, tensors, key_mask=torch.ones(1, 6, dtype=torch.bool))
+    (dk,) = torch.autograd.grad(out.square().sum(), tensors["k"], create_graph=True)
+    with pytest.raises(RuntimeError, match="impl='reference'"):
+        dk.square().sum().backward()

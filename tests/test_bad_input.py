@@ -1,0 +1,329 @@
+"""Bad arguments of the public functions: every error names the argument, what was expected and what came."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import lucid_attention as package
+from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+
+B, H, G, T, D, E = 2, 2, 2, 6, 4, 3
+random = torch.Generator().manual_seed(0)
+
+
+def correlated(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=random) + 1
+
+
+Q, K, V = correlated(B, H * G, T, D), correlated(B, H, T, D), correlated(B, H, T, E)
+PAST = correlated(B, H, T, D), correlated(B, H, T, E)
+CACHE = torch.cat([PAST[0], K[:, :, :1]], 2)
+MASK, BETA, SHARPNESS = torch.ones(B, T, dtype=torch.bool), torch.full((B, H, T), 0.5), torch.full((H,), 2.0)
+BORDERS = torch.tensor([0, 2, T], dtype=torch.int32)
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "attention": (lucid_attention, {"q": Q, "k": K, "v": V}),
+    "precondition": (precondition, {"k": K, "v": V}),
+    "preconditioner": (preconditioner, {"k": K}),
+    "decode": (
+        decode_step,
+        {"q": Q[:, :, :1], "k": CACHE, "v": V[:, :, :1], "y_past": PAST[1], "scalars": key_scalars(CACHE)},
+    ),
+    "scalars": (key_scalars, {"k": K}),
+}
+ATTENTION, DECODE, SCALARS = ("attention",), ("decode",), ("scalars",)
+SEQUENCES = ("attention", "precondition")
+DENSE = (*SEQUENCES, "preconditioner")
+WITH_V = (*SEQUENCES, "decode")
+WITH_Q = ("attention", "decode")
+WITH_OPTIONS = (*DENSE, "decode")
+WITH_K = (*WITH_OPTIONS, "scalars")
+
+
+class Case(NamedTuple):
+    """`functions`, called with `changes` to their first `rows` rows, raise `error` with all `words` in its message."""
+
+    id: str
+    functions: tuple[str, ...]
+    changes: dict[str, Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+    rows: int = B
+
+
+def jagged() -> Tensor:
+    return torch.nested.nested_tensor([K[0], K[1]], layout=torch.jagged)
+
+
+def meta(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+FLOAT = "float64, float32, bfloat16 or float16"
+LAYOUT = ("k must be", "[B, H,")
+NAN, INF = math.nan, math.inf
+
+TENSORS = [
+    Case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, ("k must be", "torch.Tensor", "got list")),
+    Case("k is None", WITH_K, {"k": None}, TypeError, ("k must be", "torch.Tensor", "got NoneType")),
+    Case("k is an array", WITH_K, {"k": K.numpy()}, TypeError, ("k must be", "torch.Tensor", "got ndarray")),
+    Case("v is a number", WITH_V, {"v": 1.0}, TypeError, ("v must be", "torch.Tensor", "got float")),
+    Case("q is None", WITH_Q, {"q": None}, TypeError, ("q must be", "torch.Tensor", "got NoneType")),
+    Case("k without a batch", WITH_K, {"k": K[0]}, ValueError, (*LAYOUT, "[2, 6, 4]")),
+    Case("k with five dimensions", WITH_K, {"k": K[None]}, ValueError, (*LAYOUT, "[1, 2, 2, 6, 4]")),
+    Case("k is a number in a tensor", WITH_K, {"k": torch.tensor(1.0)}, ValueError, (*LAYOUT, "[]")),
+    Case("v without a batch", WITH_V, {"v": V[0]}, ValueError, ("v must be", "[B, H,", "[2, 6, 3]")),
+    Case("q without a batch", WITH_Q, {"q": Q[0]}, ValueError, ("q must be", "[B, H·G, T, D]", "[4, 6, 4]")),
+    Case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, ("v must match k", "[2, 2, 6]", "[2, 2, 5]")),
+    Case("v with one head", SEQUENCES, {"v": V[:, :1]}, ValueError, ("v must match k", "[2, 2, 6]", "[2, 1, 6]")),
+    Case("v with one row", SEQUENCES, {"v": V[:1]}, ValueError, ("v must match k", "[2, 2, 6]", "[1, 2, 6]")),
+    Case("v is [B, T, H, E]", SEQUENCES, {"v": V.transpose(1, 2)}, ValueError, ("v must", "[2, 6, 2]")),
+    Case("q too short", ATTENTION, {"q": Q[:, :, -1:]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[2, 4, 1, 4]")),
+    Case("q with one row", ATTENTION, {"q": Q[:1]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[1, 4, 6, 4]")),
+    Case("q of another D", ATTENTION, {"q": Q[..., 1:]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[2, 4, 6, 3]")),
+    Case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, ("q must", "multiple of 2", "got 3")),
+    Case("one q head on two", WITH_Q, {"q": Q[:, :1]}, ValueError, ("q must", "multiple of 2", "got 1")),
+    Case("no token", DENSE, {"k": K[:, :, :0]}, ValueError, (*LAYOUT, "empty", "[2, 2, 0, 4]")),
+    Case("no key feature", WITH_K, {"k": K[..., :0]}, ValueError, (*LAYOUT, "empty", "[2, 2, 6, 0]")),
+    Case("no head", WITH_K, {"k": K[:, :0]}, ValueError, (*LAYOUT, "empty", "[2, 0, 6, 4]")),
+    Case("no row", WITH_K, {"k": K[:0]}, ValueError, (*LAYOUT, "empty", "[0, 2, 6, 4]")),
+    Case("no value feature", WITH_V, {"v": V[:, :, :1, :0]}, ValueError, ("v must be", "empty", "[2, 2, 1, 0]")),
+    Case("no query head", WITH_Q, {"q": Q[:, :0]}, ValueError, ("q must be", "empty", "[2, 0, 6, 4]")),
+    Case("k is integer", WITH_K, {"k": K.long()}, TypeError, ("k must be", FLOAT, "torch.int64")),
+    Case("k is complex", WITH_K, {"k": K.to(torch.complex64)}, TypeError, ("k must be", FLOAT, "torch.complex64")),
+    Case("k is 8-bit", WITH_K, {"k": K.to(torch.float8_e5m2)}, TypeError, ("k must be", FLOAT, "torch.float8_e5m2")),
+    Case("v is integer", WITH_V, {"v": V[:, :, :1].int()}, TypeError, ("v must be", FLOAT, "torch.int32")),
+    Case("q is bool", WITH_Q, {"q": Q[:, :, :1] > 0}, TypeError, ("q must be", FLOAT, "torch.bool")),
+    Case("v is double", SEQUENCES, {"v": V.double()}, TypeError, ("v must", "dtype of k", "float32", "float64")),
+    Case("k is half", SEQUENCES, {"k": K.half()}, TypeError, ("v must", "dtype of k", "float16", "float32")),
+    Case("q is bfloat16", ATTENTION, {"q": Q.bfloat16()}, TypeError, ("q must", "dtype of k", "float32", "bfloat16")),
+    Case("v elsewhere", SEQUENCES, {"v": meta(V)}, ValueError, ("v must", "device of k", "expected cpu", "got meta")),
+    Case("q elsewhere", ATTENTION, {"q": meta(Q)}, ValueError, ("q must", "device of k", "expected cpu", "got meta")),
+    Case("k elsewhere", SEQUENCES, {"k": meta(K)}, ValueError, ("v must", "device of k", "expected meta", "got cpu")),
+    Case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, ("k must be", "dense", "sparse_coo")),
+    Case("k is jagged", SEQUENCES, {"k": jagged()}, TypeError, ("k must be", "dense", "jagged")),
+]
+
+PASTS = [
+    Case("past is a tensor", SEQUENCES, {"past": K}, TypeError, ("past must be a pair (k_past, y_past)", "Tensor")),
+    Case("past is a number", SEQUENCES, {"past": 3}, TypeError, ("past must be a pair (k_past, y_past)", "int")),
+    Case("past is a dictionary", SEQUENCES, {"past": {"k": K, "y": V}}, TypeError, ("past must be a pair", "dict")),
+    Case("past of three", SEQUENCES, {"past": (K, V, V)}, TypeError, ("past must be a pair", "length 3")),
+    Case("past of Nones", SEQUENCES, {"past": (None, None)}, TypeError, ("k_past must be", "Tensor", "NoneType")),
+    Case(
+        "past swapped", SEQUENCES, {"past": PAST[::-1]}, ValueError, ("k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]")
+    ),
+    Case("past without a batch", SEQUENCES, {"past": (K[0], V[0])}, ValueError, ("k_past", "[B, H, S,", "[2, 6, 4]")),
+    Case(
+        "past with one row", SEQUENCES, {"past": (K[:1], V[:1])}, ValueError, ("k_past", "[2, 2, 6, 4]", "[1, 2, 6, 4]")
+    ),
+    Case(
+        "past with one head", SEQUENCES, {"past": (K, V[:, :1])}, ValueError, ("y_past", "[2, 2, 6, 3]", "[2, 1, 6, 3]")
+    ),
+    Case(
+        "y_past too short",
+        SEQUENCES,
+        {"past": (K, V[:, :, 1:])},
+        ValueError,
+        ("y_past", "[2, 2, 6, 3]", "[2, 2, 5, 3]"),
+    ),
+    Case("y_past of another E", SEQUENCES, {"past": (K, K)}, ValueError, ("y_past", "[2, 2, 6, 3]", "[2, 2, 6, 4]")),
+    Case("k_past is integer", SEQUENCES, {"past": (K.int(), V)}, TypeError, ("k_past must be", FLOAT, "torch.int32")),
+    Case("y_past is double", SEQUENCES, {"past": (K, V.double())}, TypeError, ("y_past", "dtype of v", "float64")),
+    Case("k_past is half", SEQUENCES, {"past": (K.half(), V)}, TypeError, ("k_past", "dtype of k", "float16")),
+    Case("k_past elsewhere", SEQUENCES, {"past": (meta(K), V)}, ValueError, ("k_past", "expected cpu", "got meta")),
+    Case("y_past elsewhere", SEQUENCES, {"past": (K, meta(V))}, ValueError, ("y_past", "expected cpu", "got meta")),
+    Case("dense with past", ("preconditioner",), {"past": PAST}, TypeError, ("past", "unexpected")),
+]
+
+MASKS = [
+    Case("mask is a list", WITH_OPTIONS, {"key_mask": [[True] * T] * B}, TypeError, ("key_mask", "Tensor", "got list")),
+    Case("mask is float", WITH_OPTIONS, {"key_mask": MASK.float()}, TypeError, ("key_mask", "torch.bool", "float32")),
+    Case("mask of 0 and 1", WITH_OPTIONS, {"key_mask": MASK.long()}, TypeError, ("key_mask", "torch.bool", "int64")),
+    Case(
+        "mask is square", DENSE, {"key_mask": MASK[:, None, None]}, ValueError, ("key_mask", "[2, 6]", "[2, 1, 1, 6]")
+    ),
+    Case("mask of one row", DENSE, {"key_mask": MASK[0]}, ValueError, ("key_mask", "[B, S + T] = [2, 6]", "[6]")),
+    Case("mask too long", DENSE, {"key_mask": MASK.repeat(1, 2)}, ValueError, ("key_mask", "[2, 6]", "[2, 12]")),
+    Case(
+        "mask leaves out the past",
+        SEQUENCES,
+        {"key_mask": MASK, "past": PAST},
+        ValueError,
+        ("key_mask", "[B, S + T] = [2, 12]", "[2, 6]"),
+    ),
+    Case("mask elsewhere", DENSE, {"key_mask": meta(MASK)}, ValueError, ("key_mask", "expected cpu", "got meta")),
+]
+
+
+def packed(id: str, borders: Any, error: type[Exception], *words: str, rows: int = 1, **more: Any) -> Case:
+    functions = SEQUENCES if "past" in more or "impl" in more else DENSE
+    return Case(id, functions, {"cu_seqlens": borders, **more}, error, ("cu_seqlens", *words), rows)
+
+
+def borders(*offsets: int) -> Tensor:
+    return torch.tensor(offsets, dtype=torch.int32)
+
+
+PACKINGS = [
+    packed("borders in a list", [0, 2, 6], TypeError, "torch.Tensor", "got list"),
+    packed("borders are float", BORDERS.float(), TypeError, "int32 or int64", "float32"),
+    packed("borders are bool", BORDERS.bool(), TypeError, "int32 or int64", "bool"),
+    packed("borders in two dimensions", BORDERS[None], ValueError, "[n + 1]", "[1, 3]"),
+    packed("one border", BORDERS[:1], ValueError, "[n + 1]", "[1]"),
+    packed("lengths for borders", borders(2, 4), ValueError, "cu_seqlens[0] = 0", "got 2"),
+    packed("first border is 1", borders(1, 2, 6), ValueError, "cu_seqlens[0] = 0", "got 1"),
+    packed("last border below T", borders(0, 2, 5), ValueError, "cu_seqlens[-1] = 6", "got 5"),
+    packed("last border above T", borders(0, 2, 7), ValueError, "cu_seqlens[-1] = 6", "got 7"),
+    packed("falling borders", borders(0, 4, 2, 6), ValueError, "without falling", "[1] = 4", "[2] = 2"),
+    packed("falling, reference", borders(0, 4, 2, 6), ValueError, "falling", "[1] = 4", "[2] = 2", impl="reference"),
+    packed("ends late, reference", borders(0, 7), ValueError, "cu_seqlens[-1] = 6", "got 7", impl="reference"),
+    packed("packed in two rows", BORDERS, ValueError, "batch size 1", "got 2", rows=2),
+    packed("packed with past", BORDERS, ValueError, "past", "exclude", past=(K[:1], V[:1])),
+    packed("borders elsewhere", meta(BORDERS), ValueError, "expected cpu", "got meta"),
+]
+
+
+def sharpness(id: str, value: Any, error: type[Exception], *words: str) -> Case:
+    return Case(id, WITH_OPTIONS, {"sharpness": value}, error, ("sharpness must be", *words))
+
+
+OPTIONS = [
+    Case("beta is a number", WITH_OPTIONS, {"beta": 0.5}, TypeError, ("beta must be", "torch.Tensor", "got float")),
+    Case("beta is integer", WITH_OPTIONS, {"beta": BETA.int()}, TypeError, ("beta must be", FLOAT, "torch.int32")),
+    Case("beta is [B, H, T, 1]", DENSE, {"beta": BETA[..., None]}, ValueError, ("beta", "[2, 2, 6]", "[2, 2, 6, 1]")),
+    Case("beta is [B, T, H]", DENSE, {"beta": BETA.mT}, ValueError, ("beta", "[B, H, T] = [2, 2, 6]", "[2, 6, 2]")),
+    Case("beta of the past", DECODE, {"beta": BETA}, ValueError, ("beta must be", "[2, 2, 1]", "[2, 2, 6]")),
+    Case("beta elsewhere", DENSE, {"beta": meta(BETA)}, ValueError, ("beta", "expected cpu", "got meta")),
+    sharpness("sharpness is 0", 0, ValueError, "positive", "got 0"),
+    sharpness("sharpness is negative", -2.0, ValueError, "positive", "got -2.0"),
+    sharpness("sharpness is NaN", NAN, ValueError, "finite", "got nan"),
+    sharpness("sharpness is infinite", INF, ValueError, "finite", "got inf"),
+    sharpness("sharpness is text", "4", TypeError, "number", "got str"),
+    sharpness("sharpness is bool", True, TypeError, "number", "got bool"),
+    sharpness("sharpness is a list", [2.0, 2.0], TypeError, "tensor [H]", "got list"),
+    sharpness("sharpness is a tensor []", torch.tensor(2.0), ValueError, "[H] = [2]", "got shape []"),
+    sharpness("sharpness of four heads", torch.ones(4), ValueError, "[H] = [2]", "got shape [4]"),
+    sharpness("sharpness of rows", torch.ones(B, H), ValueError, "[H] = [2]", "got shape [2, 2]"),
+    sharpness("sharpness is integer", SHARPNESS.int(), TypeError, FLOAT, "torch.int32"),
+    sharpness("sharpness elsewhere", meta(SHARPNESS), ValueError, "expected cpu", "got meta"),
+    Case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, ("scale must be", "number", "got str")),
+    Case("scale is bool", WITH_Q, {"scale": True}, TypeError, ("scale must be", "number", "got bool")),
+    Case("scale is a tensor", WITH_Q, {"scale": SHARPNESS}, TypeError, ("scale must be", "number", "got Tensor")),
+    Case("scale is NaN", WITH_Q, {"scale": NAN}, ValueError, ("scale must be", "finite", "got nan")),
+    Case("scale is infinite", WITH_Q, {"scale": INF}, ValueError, ("scale must be", "finite", "got inf")),
+    Case("norm unknown", WITH_OPTIONS, {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "'l2'")),
+    Case("norm is None", WITH_OPTIONS, {"norm": None}, ValueError, ("norm must be", "'key'", "got None")),
+    Case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, ("impl must be", "'auto', 'reference'", "'flash'")),
+    Case("impl is None", SEQUENCES, {"impl": None}, ValueError, ("impl must be", "'auto', 'reference'", "got None")),
+    Case(
+        "impl not there", SEQUENCES, {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")
+    ),
+    Case("SDPA's mask", ATTENTION, {"attn_mask": None}, TypeError, ("lucid_attention()", "unexpected", "attn_mask")),
+    Case("SDPA's flag", ATTENTION, {"is_causal": True}, TypeError, ("lucid_attention()", "unexpected", "is_causal")),
+]
+
+Y, S = PAST[1], FUNCTIONS["decode"][1]["scalars"]
+V1, Q1 = FUNCTIONS["decode"][1]["v"], FUNCTIONS["decode"][1]["q"]
+DECODING = [
+    Case("y_past is None", DECODE, {"y_past": None}, TypeError, ("y_past must be", "torch.Tensor", "NoneType")),
+    Case("y_past is a pair", DECODE, {"y_past": PAST}, TypeError, ("y_past must be", "torch.Tensor", "tuple")),
+    Case("y_past without batch", DECODE, {"y_past": Y[0]}, ValueError, ("y_past", "[B, H, S, E]", "[2, 6, 3]")),
+    Case(
+        "y_past too long",
+        DECODE,
+        {"y_past": Y.repeat(1, 1, 2, 1)},
+        ValueError,
+        ("y_past", "[2, 2, 6, 3]", "[2, 2, 12, 3]"),
+    ),
+    Case("y_past is integer", DECODE, {"y_past": Y.int()}, TypeError, ("y_past must be", FLOAT, "torch.int32")),
+    Case("y_past is double", DECODE, {"y_past": Y.double()}, TypeError, ("y_past must have", "float32", "float64")),
+    Case("y_past elsewhere", DECODE, {"y_past": meta(Y)}, ValueError, ("y_past", "expected cpu", "got meta")),
+    Case("no scalars", DECODE, {"scalars": None}, TypeError, ("scalars must be", "torch.Tensor", "NoneType")),
+    Case("scalars of the past", DECODE, {"scalars": S[..., 1:]}, ValueError, ("scalars", "[2, 2, 7]", "[2, 2, 6]")),
+    Case(
+        "scalars kept as [.., 1]",
+        DECODE,
+        {"scalars": S[..., None]},
+        ValueError,
+        ("scalars", "[2, 2, 7]", "[2, 2, 7, 1]"),
+    ),
+    Case("scalars are integer", DECODE, {"scalars": S.int()}, TypeError, ("scalars must be", "float", "torch.int32")),
+    Case("scalars elsewhere", DECODE, {"scalars": meta(S)}, ValueError, ("scalars", "expected cpu", "got meta")),
+    Case("new v elsewhere", DECODE, {"v": meta(V1)}, ValueError, ("v must", "expected cpu", "got meta")),
+    Case("new v is double", DECODE, {"v": V1.double()}, TypeError, ("v must have", "float32", "float64")),
+    Case("new q is double", DECODE, {"q": Q1.double()}, TypeError, ("q must have", "float32", "float64")),
+    Case("new q elsewhere", DECODE, {"q": meta(Q1)}, ValueError, ("q must", "expected cpu", "got meta")),
+    Case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, ("v must be", "[B, H, 1, E]", "[2, 2, 2, 3]")),
+    Case("new value of one row", DECODE, {"v": V1[:1]}, ValueError, ("v must be", "[2, 2, 1, 3]", "[1, 2, 1, 3]")),
+    Case("two new queries", DECODE, {"q": Q[:, :, :2]}, ValueError, ("q must be", "[2, 4, 1, 4]", "[2, 4, 2, 4]")),
+    Case(
+        "cache without the new key",
+        DECODE,
+        {"k": CACHE[:, :, 1:]},
+        ValueError,
+        ("y_past", "[2, 2, 5, 3]", "[2, 2, 6, 3]"),
+    ),
+    Case("mask of the past", DECODE, {"key_mask": MASK}, ValueError, ("key_mask", "[2, 7]", "[2, 6]")),
+]
+
+CASES = [*TENSORS, *PASTS, *MASKS, *PACKINGS, *OPTIONS, *DECODING]
+
+
+def snapshot(arguments: dict[str, Any]) -> list[tuple[Tensor, int, Tensor | None]]:
+    """Every tensor that was handed over, with its version and a copy of what it held."""
+    found = []
+    for x in arguments.values():
+        for tensor in x if isinstance(x, tuple) else (x,):
+            if isinstance(tensor, Tensor):
+                readable = tensor.device.type == "cpu" and tensor.layout == torch.strided
+                found.append((tensor, tensor._version, tensor.clone() if readable else None))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [pytest.param(name, case, id=f"{name}: {case.id}") for case in CASES for name in case.functions]
+)
+def test_a_bad_argument_is_explained_and_leaves_no_trace(name: str, case: Case) -> None:
+    function, good = FUNCTIONS[name]
+    before = function(**good)
+    arguments = {key: x[: case.rows] for key, x in good.items()} | case.changes
+    held = snapshot(arguments)
+    with pytest.raises(case.error) as caught:
+        function(**arguments)
+    missing = [word for word in case.words if word not in str(caught.value)]
+    assert not missing, f"the message lacks {missing}: {caught.value}"
+    for tensor, version, copy in held:
+        assert tensor._version == version
+        if copy is not None:
+            torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(function(**good), before, rtol=0, atol=0)
+
+
+def test_options_are_keywords_only() -> None:
+    with pytest.raises(TypeError, match="positional"):
+        lucid_attention(Q, K, V, PAST)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="positional"):
+        precondition(K, V, PAST)  # type: ignore[misc]
+
+
+def test_every_public_function_is_in_the_table() -> None:
+    functions = {name for name in package.__all__ if not isinstance(getattr(package, name), type)}
+    assert functions == {function.__name__ for function, _ in FUNCTIONS.values()}
+
+
+def test_what_is_unusual_but_right_is_accepted() -> None:
+    plain = lucid_attention(Q, K, V)
+    nothing_yet = K[:, :, :0], V[:, :, :0]
+    for options in ({"past": nothing_yet}, {"key_mask": MASK}, {"sharpness": 2}, {"sharpness": SHARPNESS.double()}):
+        torch.testing.assert_close(lucid_attention(Q, K, V, **options), plain)  # type: ignore[arg-type]
+    with_past = lucid_attention(Q, K, V, past=PAST)
+    torch.testing.assert_close(lucid_attention(Q, K, V, past=list(PAST)), with_past)  # type: ignore[arg-type]
+    row = Q[:1], K[:1], V[:1]
+    empty_documents = torch.tensor([0, 0, T, T])
+    torch.testing.assert_close(lucid_attention(*row, cu_seqlens=empty_documents), plain[:1])
+    torch.testing.assert_close(lucid_attention(*row, cu_seqlens=empty_documents, past=None), plain[:1])
