@@ -24,15 +24,15 @@ BUSY = 0.5
 def _help() -> str:
     parts = ["benchmarks (durations on two cores):"]
     for benchmark in BENCHMARKS.values():
-        text = f"{benchmark.about} {benchmark.limits} Takes {benchmark.minutes}."
+        text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
         parts.append(textwrap.fill(f"{benchmark.name:8}{text}", 100, initial_indent="  ", subsequent_indent=" " * 10))
     parts.append(
         textwrap.fill(
-            "Results are comparisons within one run, so a slow machine does no harm, but a busy one does: run on a quiet "
-            "one. Before anything is timed, every contestant must agree with the defining equation in float64; otherwise "
-            "the run stops with exit code 1. So it does after a run in which memory was not linear. Being over a limit of "
-            "time is reported, and not an error. Some virtual machines need a setting for bfloat16: `make bench ARGS=...` "
-            "finds it.",
+            "Results are comparisons within one run, so a slow machine does no harm, but a busy one does, above all "
+            "with several threads: run on a quiet one. Before anything is timed, every contestant must agree with the "
+            "defining equation in float64; otherwise the run stops with exit code 1. It also ends with 1 if memory was "
+            "not linear in the length. Being over another limit is reported, and not an error. Some virtual machines "
+            "need a setting for bfloat16; `make bench ARGS=...` finds it.",
             100,
         )
     )
@@ -52,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         nargs="+",
         metavar="N",
-        help="thread counts to run with; default: 1, and 1 2 when all benchmarks run. memory and growth use the first",
+        help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. memory, growth and the "
+        "long sequences of solve and bf16 run with the first one alone",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
     parser.add_argument(
@@ -73,7 +74,7 @@ def _settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Sett
         if name not in BENCHMARKS:
             parser.error(f"benchmark must be one of {', '.join(BENCHMARKS)}, got {name!r}")
     cores = os.cpu_count() or 1
-    counts = args.threads or ([1] if args.names or cores == 1 else [1, 2])
+    counts = args.threads or ([1] if args.names or args.quick or cores == 1 else [1, 2])
     for n in counts:
         if not 1 <= n <= cores:
             parser.error(f"--threads must be between 1 and the {cores} cores of this machine, got {n}")

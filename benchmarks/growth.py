@@ -7,9 +7,9 @@ import torch
 
 from . import gate, peers
 from .harness import Run, Spread, race, ratios
-from .memory_worker import Job, cost
+from .memory_worker import START_UP, Job, cost
 from .peers import DENSE, OURS, SDPA
-from .report import fact, megabytes, milliseconds
+from .report import PICTURE, fact, megabytes, milliseconds
 from .results import Benchmark, Case, Column, Entry, Record, Settings
 from .solve import COST, Shape, check_truth, evaluate
 
@@ -49,7 +49,7 @@ def _cases(settings: Settings) -> list[Case]:
                 run=partial(_measure, N, threads, settings),
                 work=3 * attention,
                 once=5 * slow + 3 * attention,
-                fixed=3.0 * len(_names(N)),
+                fixed=START_UP * len(_names(N)),
                 budget=settings.budget,
             )
         )
@@ -59,8 +59,9 @@ def _cases(settings: Settings) -> list[Case]:
 BENCHMARK = Benchmark(
     name="growth",
     about=(
-        "Time and peak memory of forward+backward against the length, one small shape in float32: torch's attention, ours, and "
-        f"the dense triangular solve while it fits (N ≤ {DENSE_LENGTH}). Draws cost_growth.png."
+        "Time and peak memory of forward+backward against the length, one small shape in float32 "
+        f"(D = {SHAPE.D}, {SHAPE.heads}/{SHAPE.kv_heads} heads): torch's attention, ours, and the dense triangular "
+        f"solve while it fits (N ≤ {DENSE_LENGTH}). Draws {PICTURE}."
     ),
     limits="",
     minutes="about 2 minutes",

@@ -21,8 +21,10 @@ import lucid_attention
 # A shorter call is preceded by an untimed one of the same contestant: what lies in the caches decides its time.
 SHORT_SECONDS = 0.05
 # The first round is a rehearsal and thrown away, unless calls are this long: a cold start is nothing to them then.
-LONG_SECONDS = 2.0
-ROUNDS, LONG_ROUNDS, MOST_ROUNDS = 5, 3, 500
+LONG_SECONDS = 0.5
+# Rounds that a case gets even if they exceed its budget; the second number where a round takes so many seconds.
+ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
+MOST_ROUNDS = 500
 
 Run = Callable[[], object]
 
@@ -45,8 +47,7 @@ class Spread:
 
 
 def least_rounds(round_seconds: float) -> int:
-    """Rounds that a case gets even if they exceed its budget."""
-    return ROUNDS if round_seconds < 2 * LONG_SECONDS else LONG_ROUNDS
+    return ROUNDS if round_seconds < LONG_ROUND_SECONDS else LONG_ROUNDS
 
 
 def race(

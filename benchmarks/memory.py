@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from .harness import Spread
-from .memory_worker import PRECONDITION, Cost, Job, cost
+from .memory_worker import PRECONDITION, START_UP, Cost, Job, cost
 from .peers import OURS, SDPA
 from .report import entry_ratio, fact, megabytes, seconds, verdict
 from .results import Benchmark, Case, Check, Column, Entry, Record, Settings
@@ -14,8 +14,6 @@ from .solve import Shape, check_truth
 
 LIMITS = {Shape(64, 8, 8): 2.2, Shape(64, 32, 4): 1.1}
 REPEATS = 3
-# Seconds until a fresh process has torch.
-START_UP = 3.0
 # Of the memory that the matrices P would take.
 QUADRATIC_LIMIT = 0.01
 
@@ -98,9 +96,9 @@ def _limit(record: Record) -> str:
 BENCHMARK = Benchmark(
     name="memory",
     about=(
-        "Peak memory of one float32 call over what its inputs take, each measured in a fresh process after a small call that "
-        f"lets libraries set up (median of {REPEATS} processes). Then two lengths that only linear memory reaches, with the "
-        "share of the memory that the N × N matrices would take, and the time of that one call."
+        "Peak memory of one float32 call over what its inputs take, each measured in a fresh process after a small "
+        f"call that lets libraries set up (median of {REPEATS} processes). Then two lengths that only linear memory "
+        "reaches, with the share of the memory that the N × N matrices would take, and the time of that one call."
     ),
     limits=(
         "Asked for: at most 2.2 × SDPA for 8/8 heads and 1.1 × for 32/4; at the long lengths at most "

@@ -23,6 +23,8 @@ from .solve import evaluate
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PRECONDITION = "precondition"
 WARM_UP_LENGTH = 300
+# Seconds until a fresh process has torch, for estimates of duration.
+START_UP = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Cost:
 
 def cost(job: Job) -> Cost:
     """Run `job` in a process of its own."""
-    # glibc keeps freed memory for later unless told to map every tensor by itself: we want what is alive, not what is kept.
+    # What is alive counts, not what is kept for later: glibc keeps freed memory unless told to map each tensor by itself.
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "benchmarks.memory_worker", json.dumps(asdict(job))]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

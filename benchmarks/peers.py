@@ -126,7 +126,7 @@ ATTENTIONS = {
 class Cache:
     """Room for more tokens than it holds, as a real cache has; one new token goes to position `length`.
 
-    k, values: [1, H, room, D]; scalars: [1, H, room]; k_rn: [1, H, room, D]. `values` keeps v or y; new_*: [1, *, 1, D].
+    k, values, k_rn: [1, H, room, D]; scalars: [1, H, room]; new_*: [1, *, 1, D]. `values` keeps v or y.
     """
 
     k: Tensor
@@ -192,7 +192,7 @@ def decode_ours(cache: Cache) -> Decoded:
 
 
 def decode_two_passes(cache: Cache) -> Decoded:
-    """The paper's Algorithm 1: first y of the new token (normalised keys are cached, as it suggests), then attention."""
+    """The paper's Algorithm 1: y of the new token, with normalised keys cached as it suggests; then attention."""
     root = math.sqrt(cache.new_k.shape[-1])
     k = cache.append_key()
     new_k_rn = _normalized(cache.new_k)

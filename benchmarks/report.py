@@ -87,7 +87,7 @@ def count(n: int, what: str) -> str:
 def brief(record: Record) -> str:
     """The result in a few words, for the line of progress."""
     if record.checks:
-        parts = [f"{name} {check.value:.3g} (limit {check.limit:.3g})" for name, check in record.checks.items()]
+        parts = [f"{name} {check.value:.3f} (limit {check.limit:.3f})" for name, check in record.checks.items()]
         return f"{', '.join(parts)} {record.verdict}"
     parts = []
     for name, entry in record.entries.items():
@@ -125,11 +125,13 @@ def document(benchmarks: Iterable[Benchmark], store: Store, picture: str | None)
     lines = [
         "# Benchmarks",
         "",
-        "Every number is a comparison within one run: contestants take turns in an order shuffled anew each round, and a cell is "
-        "a median over rounds with the quartiles in parentheses. Ratios are taken round by round. Before anything is timed, "
-        "every contestant has to agree with the defining equation in float64, on correlated keys.",
+        "Every number is a comparison within one run: contestants take turns in an order shuffled anew each round, "
+        "and a cell is a median over rounds with the quartiles in parentheses. Ratios are taken round by round. Before "
+        "anything is timed, every contestant has to agree with the defining equation in float64, on correlated keys.",
         "",
-        f"{over} of {len(judged)} cases that have a limit are over it.",
+        "A quick run: sizes are too small for the limits to mean anything."
+        if store.about["quick"]
+        else f"{over} of {len(judged)} cases that have a limit are over it.",
         "",
         "| made with | |",
         "| --- | --- |",

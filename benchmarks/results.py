@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .harness import Spread, least_rounds
 
 ROOT = Path(__file__).resolve().parent.parent
+SCALING_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,10 @@ class Settings:
 
     threads: tuple[int, ...]
     quick: bool
+
+    def lengths(self, threads: int, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths to run: all of them with the first thread count; further ones only show that ratios hold."""
+        return tuple(N for N in lengths if threads == self.threads[0] or N <= SCALING_LENGTH)
 
     @property
     def budget(self) -> float:
@@ -93,9 +98,8 @@ class Case:
         # A second thread does not bring twice the speed.
         speed *= 0.9 * self.threads if self.threads > 1 else 1
         turn = self.work / speed
-        rehearsals = 2 * turn if turn < 1 else 0
         timing = max(self.budget, least_rounds(turn) * turn) if self.budget else turn
-        return rehearsals + timing + self.once / speed + self.fixed
+        return timing + self.once / speed + self.fixed
 
 
 class Column(NamedTuple):

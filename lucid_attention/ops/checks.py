@@ -75,7 +75,7 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
     """Return `(k_past, y_past)`, or None where nothing is in the past yet."""
     if past is None:
         return None
-    if not isinstance(past, tuple | list) or len(past) != 2:
+    if not isinstance(past, (tuple, list)) or len(past) != 2:
         came = f"{type(past).__name__} of length {len(past)}" if hasattr(past, "__len__") else type(past).__name__
         raise TypeError(f"past must be a pair (k_past, y_past), got {came}")
     k_past, y_past = past
@@ -136,12 +136,12 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         check_float("sharpness", sharpness)
         check_shape("sharpness", sharpness, (k.shape[1],), "[H]")
         check_device("sharpness", sharpness, k)
-    elif isinstance(sharpness, bool) or not isinstance(sharpness, int | float):
+    elif isinstance(sharpness, bool) or not isinstance(sharpness, (int, float)):
         raise TypeError(f"sharpness must be a positive number or a tensor [H], got {type(sharpness).__name__}")
     elif not 0 < sharpness < math.inf:
         raise ValueError(f"sharpness must be a positive finite number, got {sharpness}")
 
 
 def check_scale(scale: Any) -> None:
-    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, int | float)):
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")

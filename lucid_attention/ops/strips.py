@@ -22,8 +22,17 @@ SCORE_ELEMENTS = 64 * 1024 * 1024
 ROWS = 512
 
 
+# Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
+KERNEL_SINCE = (2, 13)
+
+
 def _kernels(x: Tensor) -> bool:
-    return x.device.type == "cpu" and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+    release = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    return (
+        x.device.type == "cpu"
+        and release >= KERNEL_SINCE
+        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+    )
 
 
 class _Strip:

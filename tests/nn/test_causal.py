@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lucid_attention.nn.causal import CausalAttention, Past
 
-B, T, HIDDEN = 2, 9, 12
+B, T, HIDDEN = 2, 9, 24
 SHAPES = {
     "one head": {"num_heads": 1},
     "four heads": {"num_heads": 4},

@@ -1,4 +1,4 @@
-"""The rotary embedding against complex numbers: features (i, i + D/2) are one number, turned by position · frequency."""
+"""The rotary embedding against complex numbers: features i and i + D/2 are one number that is turned."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_features_are_turned_as_complex_numbers(dtype: torch.dtype, base: float)
     expected = turned(x, positions, base)
     output = Rotary(D, base)(x, positions)
     assert output.dtype == dtype
-    # The frequencies are float32: at position 100 an angle is off by up to 100 · 2⁻²⁴, besides the rounding of the dtype.
+    # Besides the rounding of the dtype: frequencies are float32, so that at position 100 an angle is off by 100 · 2⁻²⁴.
     error = max(2e-5, 2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(output.double(), expected, rtol=error, atol=error)
 
@@ -77,7 +77,7 @@ def test_a_module_built_on_the_meta_device_turns_as_soon_as_it_has_memory() -> N
 
 
 def test_an_odd_head_dim_is_refused() -> None:
-    with pytest.raises(ValueError, match="head_dim must be even.*got 5"):
+    with pytest.raises(ValueError, match=r"head_dim must be even.*got 5"):
         Rotary(5)
 
 

@@ -26,8 +26,10 @@ def preconditioner(k: Tensor, norm: str = "key", sharpness: Sharpness = None) ->
         seen = torch.where(lower | torch.eye(N, dtype=torch.bool), scores, -math.inf)
         exponents = scores - seen.amax(1)[:, None]
     else:
-        lengths = k.pow(2).sum(1).sqrt()
-        unit = k / torch.where(lengths == 0, 1, lengths)[:, None]
+        # A zero key has no direction: cosine 0 to every other, and no gradient.
+        zero = (k == 0).all(1, keepdim=True)
+        somewhere = torch.where(zero, 1, k)
+        unit = torch.where(zero, 0, somewhere / somewhere.pow(2).sum(1, keepdim=True).sqrt())
         exponents = c * torch.einsum("id,jd->ij", unit, unit) - c
     return torch.eye(N, dtype=k.dtype) + torch.where(lower, torch.where(lower, exponents, 0).exp(), 0)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradcheck
 
 from lucid_attention import lucid_attention, precondition
 from lucid_attention.ops.lucid.tiles import ExponentialTiles
@@ -108,25 +108,3 @@ def test_gradients_add_up_over_two_uses_of_one_tensor():
     grad = torch.autograd.grad(lucid_attention(k, k, k).square().sum(), k)[0]
     expected = torch.autograd.grad(oracles.lucid_attention(k, k, k).square().sum(), k)[0]
     torch.testing.assert_close(grad, expected)
-
-
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_the_reference_has_second_derivatives(fn):
-    tensors = Case(T=4, H=1, S=2, D=2, E=2).tensors(beta=True)
-    names = [name for name in tensors if not (name == "q" and fn is precondition)]
-    values = [tensors[name].clone().requires_grad_() for name in names]
-    mask = torch.tensor([[True, False, True, True, False, True]])
-
-    def positional(*args: torch.Tensor) -> torch.Tensor:
-        return call(fn, dict(zip(names, args, strict=True)), impl="reference", key_mask=mask)
-
-    assert gradgradcheck(positional, values)
-
-
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_the_fast_path_refuses_second_derivatives_and_says_where_to_find_them(fn):
-    tensors = {name: x.requires_grad_() for name, x in Case(T=6).tensors().items()}
-    out = call(fn, tensors, key_mask=torch.ones(1, 6, dtype=torch.bool))
-    (dk,) = torch.autograd.grad(out.square().sum(), tensors["k"], create_graph=True)
-    with pytest.raises(RuntimeError, match="impl='reference'"):
-        dk.square().sum().backward()

@@ -1,18 +1,29 @@
 """What holds for any keys, lengths and cuts, on examples that hypothesis chooses."""
 
+from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lucid_attention import lucid_attention, precondition
+from lucid_attention.ops.lucid import blockwise
+from lucid_attention.ops.triangular import Schedule
 
 from .cases import call, shifted_keys
 from .oracles import kernel
 
 norms = st.sampled_from(["key", "qk", "row_max"])
 seeds = st.integers(0, 2**16)
+
+
+@pytest.fixture(autouse=True, params=["usual", "small"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every property also with blocks so small that these short examples have several."""
+    if request.param == "small":
+        monkeypatch.setattr(blockwise, "pick_schedule", lambda *args: Schedule(heads=2, block=5, elements=35))
 
 
 @st.composite
@@ -108,7 +119,7 @@ def test_packed_documents_are_as_if_each_were_alone(tensors, norm, cuts):
     borders = [0, *sorted(min(c, T) for c in cuts), T]
     packed = {"cu_seqlens": torch.tensor(borders), "norm": norm}
     o, y = call(lucid_attention, tensors, **packed), call(precondition, tensors, **packed)
-    for start, stop in zip(borders, borders[1:], strict=False):
+    for start, stop in pairwise(borders):
         if stop > start:
             near(o[:, :, start:stop], call(lucid_attention, rows(tensors, start, stop), norm=norm))
             near(y[:, :, start:stop], call(precondition, rows(tensors, start, stop), norm=norm))
@@ -116,7 +127,7 @@ def test_packed_documents_are_as_if_each_were_alone(tensors, norm, cuts):
 
 @given(problems(longest=60), st.sampled_from([torch.float64, torch.float32]), st.booleans())
 def test_values_and_their_gradients_at_most_double(tensors, dtype, masked):
-    """‖Y‖ ≤ 2‖V‖ and ‖dV‖ ≤ 2‖dY‖ in every column, for β in [0, 1], zero keys and masks: P⁻¹ diag(β) is bounded by 2."""
+    """‖Y‖ ≤ 2‖V‖ and ‖dV‖ ≤ 2‖dY‖ in every column, for β in [0, 1], zero keys and masks."""
     tensors = {name: x.to(dtype) for name, x in tensors.items() if name != "q"}
     v = tensors["v"].requires_grad_()
     key_mask = torch.rand(v.shape[0], v.shape[2]) > 0.3 if masked else None

@@ -1,0 +1,92 @@
+"""`LucidAttention` inside torch: compile, export, inference mode."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from lucid_attention import LucidAttention
+
+HIDDEN = 16
+
+
+def build(**options: Any) -> LucidAttention:
+    torch.manual_seed(0)
+    return LucidAttention(HIDDEN, 4, num_kv_heads=2, **options).double()
+
+
+def inputs(batch: int, length: int) -> Tensor:
+    """Tokens with a common mean: their keys are correlated."""
+    return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
+
+
+def gradients(module: LucidAttention, output: Tensor) -> tuple[Tensor, ...]:
+    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
+    return torch.autograd.grad((output * weight).sum(), list(module.parameters()))
+
+
+def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
+    module = build(learn_beta=True, learn_sharpness=True)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True)
+    for length in (6, 9):
+        x, key_mask = inputs(2, length), torch.arange(length) >= torch.tensor([[0], [2]])
+        expected, output = module(x, key_mask=key_mask)[0], compiled(x, key_mask=key_mask)[0]
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(gradients(module, output), gradients(module, expected))
+
+
+def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(dynamo: Any) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    module, x = build(), inputs(1, 14)
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+    with torch.no_grad():
+        full, _ = module(x)
+        output, past = module(x[:, :4])
+        outputs = [output]
+        for token in x[:, 4:].split(1, 1):
+            output, past = compiled(token, past=past)
+            outputs.append(output)
+    torch.testing.assert_close(torch.cat(outputs, 1), full)
+    # A past without scalars, a past with them, and that at any length.
+    assert counter.frame_count <= 3
+
+
+def test_an_exported_program_runs_at_other_lengths() -> None:
+    module = build(learn_beta=True, learn_sharpness=True)
+    T = torch.export.Dim("T", min=2, max=4096)
+    program = torch.export.export(module, (inputs(2, 6),), dynamic_shapes=({1: T},))
+    x = inputs(2, 19)
+    torch.testing.assert_close(program.module()(x)[0], module(x)[0])
+
+
+def test_a_cache_filled_in_inference_mode_can_be_decoded_there() -> None:
+    module, x = build(), inputs(2, 8)
+    expected = module(x)[0].detach()
+    with torch.inference_mode():
+        output, past = module(x[:, :7])
+        last, _ = module(x[:, 7:], past=past)
+    torch.testing.assert_close(torch.cat([output, last], 1).clone(), expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+def test_vmap_over_batches_equals_a_loop() -> None:
+    module, x = build(learn_beta=True), inputs(6, 5).view(3, 2, 5, HIDDEN)
+    output, expected = torch.vmap(lambda each: module(each)[0])(x), torch.stack([module(each)[0] for each in x])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(gradients(module, output), gradients(module, expected))
+
+
+def test_recomputed_activations_give_the_same_gradients() -> None:
+    module, x = build(learn_beta=True), inputs(2, 7)
+    output = torch.utils.checkpoint.checkpoint(lambda each: module(each)[0], x, use_reentrant=False)
+    torch.testing.assert_close(gradients(module, output), gradients(module, module(x)[0]))

@@ -1,0 +1,137 @@
+"""At least float32 inside, the caller's dtype outside: 16-bit results are rounded, not computed in 16 bits.
+
+The truth is float64 on the inputs as they were rounded, so that what is measured is only what the operator adds.
+"""
+
+import pytest
+import torch
+
+from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+
+from . import oracles
+from .cases import Case, call, error, evaluate, widened
+
+UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.float64: 2**-53}
+LOW = [torch.bfloat16, torch.float16]
+KINDS = {
+    "plain": (Case(T=600, B=2, G=2, D=16, E=8, keys="close"), {}),
+    "closest": (Case(T=300, G=2, D=64, E=64, keys="closest"), {}),
+    "runs": (Case(T=300, G=2, D=64, E=64, keys="runs"), {}),
+    "past": (Case(T=300, S=300, B=2, G=2, D=16, E=8, keys="close"), {}),
+    "masked": (Case(T=300, B=2, G=2, D=16, E=8, keys="close"), {"key_mask": torch.arange(300) > torch.tensor([[-1], [99]])}),
+    "packed": (Case(T=600, G=2, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 300, 301, 420, 600])}),
+    "qk": (Case(T=300, G=2, D=16, E=8, keys="close"), {"norm": "qk"}),
+    "row_max": (Case(T=300, G=2, D=16, E=8), {"norm": "row_max"}),
+}  # fmt: skip
+
+
+def norm_error(x: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((x.double() - truth).norm() / truth.norm()).item()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", UNIT, ids=str)
+def test_outputs_and_gradients_have_the_dtype_of_the_inputs(dtype, kind):
+    case, options = KINDS[kind]
+    tensors = case.tensors(dtype, beta=True, sharpness=True)
+    for fn in (precondition, lucid_attention):
+        rows = case.H * (1 if fn is precondition else case.G)
+        results = evaluate(fn, tensors, torch.randn(case.B, rows, case.T, case.E), **options)
+        assert {name: x.dtype for name, x in results.items()} == dict.fromkeys(results, dtype)
+    assert preconditioner(tensors["k"]).dtype == dtype
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_values_and_their_gradients_are_rounded_once(dtype, kind):
+    """y and dv carry one rounding to 16 bits and a little float32: not the errors of a 16-bit P or solve."""
+    case, options = KINDS[kind]
+    tensors = case.tensors(dtype)
+    weight = torch.randn(case.B, case.H, case.T, case.E).to(dtype)
+    ours = evaluate(precondition, tensors, weight, **options)
+    truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
+    for name in ("out", "dv"):
+        off = (ours[name].double() - truth[name]).abs()
+        allowed = 1.01 * UNIT[dtype] / 2 * truth[name].abs() + 1e-4 * truth[name].abs().max()
+        assert (off <= allowed).all(), f"{name}: {(off - allowed).max():.2e} too far"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_every_gradient_is_a_few_roundings_from_the_truth(dtype, kind):
+    """y is kept in 16 bits for the backward pass and for the read-out, so these have a rounding or two more."""
+    case, options = KINDS[kind]
+    tensors = case.tensors(dtype, beta=True)
+    for fn, oracle, heads in (
+        (precondition, oracles.precondition, case.H),
+        (lucid_attention, oracles.lucid_attention, case.H * case.G),
+    ):
+        weight = torch.randn(case.B, heads, case.T, case.E).to(dtype)
+        ours = evaluate(fn, tensors, weight, **options)
+        truth = evaluate(oracle, widened(tensors), weight.double(), **options)
+        errors = {name: norm_error(ours[name], truth[name]) / UNIT[dtype] for name in truth}
+        if kind == "runs":
+            errors.pop("dk")  # nearly zero: see the next test
+        assert all(e <= 3 for e in errors.values()), f"{fn.__name__}: {errors} units"
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_the_vanishing_key_gradient_of_repeated_keys_is_small_also_in_16_bits(dtype):
+    case, _ = KINDS["runs"]
+    tensors = case.tensors(dtype)
+    weight = torch.randn(1, case.H, case.T, case.E).to(dtype)
+    ordinary = evaluate(oracles.precondition, Case(T=300, D=64, E=64).tensors() | {"v": tensors["v"].double()}, weight)
+    truth = evaluate(oracles.precondition, widened(tensors), weight.double())
+    ours = evaluate(precondition, tensors, weight)
+    unit = ordinary["dk"].abs().max().item()
+    assert error(ours["dk"], truth["dk"], unit) <= 3 * UNIT[dtype]
+
+
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_feeding_back_a_rounded_cache_costs_at_most_twice_its_rounding(dtype):
+    """‖P⁻¹‖ ≤ 2: errors of a 16-bit y_past do not grow along the sequence."""
+    case = Case(T=600, H=1, D=16, E=8, keys="close")
+    k, v = (case.tensors(dtype)[name] for name in "kv")
+    y = v[:, :, :0]
+    for t in range(0, 600, 20):
+        new = precondition(k[:, :, t : t + 20], v[:, :, t : t + 20], past=(k[:, :, :t], y))
+        y = torch.cat([y, new], 2)
+    truth = oracles.precondition(k.double(), v.double())
+    assert norm_error(y, truth) <= 2 * UNIT[dtype]
+
+
+@pytest.mark.parametrize("kind", ["plain", "past", "masked", "packed"])
+def test_autocast_changes_the_read_out_as_it_does_for_sdpa_and_the_solve_not_at_all(kind):
+    case, options = KINDS[kind]
+    tensors = case.tensors(torch.float32, beta=True)
+    weight = torch.randn(case.B, case.H, case.T, case.E)
+    plain = evaluate(precondition, tensors, weight, **options)
+    truth = evaluate(oracles.lucid_attention, widened(tensors), weight.repeat(1, case.G, 1, 1).double(), **options)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = evaluate(precondition, tensors, weight, **options)
+        outside = evaluate(lucid_attention, tensors, weight.repeat(1, case.G, 1, 1), **options)
+    for name, x in plain.items():
+        torch.testing.assert_close(inside[name], x, rtol=0, atol=0)
+    assert outside["out"].dtype == torch.bfloat16
+    for name in truth:
+        assert name == "out" or outside[name].dtype == torch.float32
+        assert norm_error(outside[name], truth[name]) <= 3 * UNIT[torch.bfloat16], name
+
+
+def test_float64_stays_float64_under_autocast():
+    tensors = Case(T=40, D=4).tensors()
+    expected = call(lucid_attention, tensors, key_mask=torch.ones(1, 40, dtype=torch.bool))
+    with torch.autocast("cpu", torch.bfloat16):
+        o = call(lucid_attention, tensors, key_mask=torch.ones(1, 40, dtype=torch.bool))
+    torch.testing.assert_close(o, expected, rtol=0, atol=0)
+
+
+def test_autocast_does_not_reach_a_decode_step():
+    tensors = Case(T=40, G=2, D=4).tensors(torch.float32)
+    k, y = tensors["k"], call(precondition, tensors)
+    args = tensors["q"][:, :, -1:], k, tensors["v"][:, :, -1:], y[:, :, :-1], key_scalars(k)
+    plain = decode_step(*args)
+    with torch.autocast("cpu", torch.bfloat16):
+        step = decode_step(*args)
+    for a, b in zip(step, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

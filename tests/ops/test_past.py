@@ -1,0 +1,98 @@
+"""New tokens behind a past: the same as one long pass, whatever the sizes, forward and backward."""
+
+import pytest
+import torch
+
+from lucid_attention import lucid_attention, precondition
+
+from . import oracles
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
+
+CASES = [
+    Case(T=1, S=1, B=2, G=2),
+    Case(T=1, S=700, G=3, D=4, E=6),
+    Case(T=37, S=1, B=2, D=1, E=3),
+    Case(T=255, S=257, B=2, G=2),
+    Case(T=600, S=3, D=68, E=8, keys="close"),
+    Case(T=3, S=1100, H=1, G=4, D=8, keys="runs"),
+    Case(T=300, S=600, H=3, D=16, E=24, keys="repeated"),
+]
+
+
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_new_tokens_see_the_past_as_the_equation_says(case, fn):
+    """With any y_past: its own gradient, and those of k_past, are those of an input."""
+    tensors = case.tensors()
+    weight = torch.randn(case.B, case.H * (1 if fn is precondition else case.G), case.T, case.E, dtype=torch.float64)
+    oracle = oracles.precondition if fn is precondition else oracles.lucid_attention
+    assert_exact(evaluate(fn, tensors, weight), evaluate(oracle, tensors, weight))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_float32_behind_a_past_is_as_good_as_the_plain_formula(case):
+    tensors = case.tensors(torch.float32)
+    weight = torch.randn(case.B, case.H * case.G, case.T, case.E, dtype=torch.float64)
+    truth, plain = (evaluate(oracles.lucid_attention, x, weight) for x in (widened(tensors), tensors))
+    assert_as_good_as(evaluate(lucid_attention, tensors, weight), plain, truth)
+
+
+def in_chunks(q, k, v, beta, cuts, **options):
+    """Outputs of `lucid_attention` chunk by chunk, with the cache that a user would keep."""
+    outputs, cache = [], (k[:, :, :0], v[:, :, :0])
+    for start, stop in zip([0, *cuts], [*cuts, k.shape[2]], strict=True):
+        new = {"k": k[:, :, start:stop], "v": v[:, :, start:stop], "beta": beta[:, :, start:stop], "past": cache}
+        outputs.append(lucid_attention(q[:, :, start:stop], **new, **options))
+        cache = torch.cat([cache[0], new["k"]], 2), torch.cat([cache[1], precondition(**new, **options)], 2)
+    return torch.cat(outputs, 2)
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("cuts", [[1], [256], [300, 301, 599], [10, 20, 500]], ids=str)
+def test_gradients_flow_through_the_past_as_through_one_pass(cuts, norm):
+    tensors = Case(T=600, G=2, D=4).tensors(beta=True, sharpness=True)
+    weight = torch.randn(1, 4, 600, 3, dtype=torch.float64)
+
+    def chunked(**arguments):
+        return in_chunks(**arguments, cuts=cuts, norm=norm)
+
+    assert_exact(evaluate(chunked, tensors, weight), evaluate(lucid_attention, tensors, weight, norm=norm))
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+def test_token_by_token_is_the_full_pass(norm):
+    tensors = Case(T=60, B=2, G=2, D=3).tensors(beta=True)
+    outputs = in_chunks(**tensors, cuts=list(range(1, 60)), norm=norm)
+    torch.testing.assert_close(outputs, lucid_attention(**tensors, norm=norm), rtol=1e-11, atol=1e-11)
+
+
+def test_the_values_of_the_past_do_not_change_when_tokens_follow():
+    tensors = Case(T=600, D=4).tensors()
+    y = call(precondition, tensors)
+    for stop in (1, 255, 256, 257, 599):
+        head = {name: x[:, :, :stop] for name, x in tensors.items()}
+        torch.testing.assert_close(call(precondition, head), y[:, :, :stop], rtol=1e-12, atol=1e-12)
+
+
+def test_the_newest_query_sees_every_key_and_not_only_the_first():
+    """A causal flag aligned to the upper left would leave one key to a single new query."""
+    tensors = Case(T=1, S=50, D=3).tensors()
+    tensors["q"] = 3 * tensors["k"]
+    tensors["k_past"][:, :, -1] = 9 * tensors["k"][:, :, 0]
+    o = call(lucid_attention, tensors)
+    torch.testing.assert_close(o[:, :, 0], tensors["y_past"][:, :, -1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("fn", [precondition, lucid_attention])
+def test_an_empty_past_is_no_past(fn):
+    tensors = Case(T=20).tensors()
+    empty = tensors["k"][:, :, :0], tensors["v"][:, :, :0]
+    torch.testing.assert_close(call(fn, tensors, past=empty), call(fn, tensors), rtol=0, atol=0)
+
+
+def test_a_wrong_value_in_the_past_reaches_the_new_tokens():
+    """y_past is read, not recomputed: this is what makes the checks above able to fail."""
+    tensors = Case(T=4, S=4, D=3).tensors()
+    y = call(precondition, tensors)
+    tensors["y_past"][:, :, 1] += 1
+    assert (call(precondition, tensors) - y).abs().amax(-1).min() > 1e-3

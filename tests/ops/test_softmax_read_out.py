@@ -1,0 +1,154 @@
+"""The softmax read-out on both paths: torch's CPU kernel, and plain products where that kernel is missing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lucid_attention.ops import strips
+from lucid_attention.ops.softmax import softmax_attention, softmax_weights, visible_keys
+
+from . import oracles
+from .cases import assert_as_good_as, assert_exact, error, evaluate, widened
+
+SHAPES = {  # B, H, G, T, S, D, E
+    "one": (2, 2, 2, 1, 0, 5, 3),
+    "grouped": (2, 2, 3, 37, 0, 5, 7),
+    "chunk": (2, 2, 2, 37, 50, 5, 3),
+    "newest": (2, 2, 2, 1, 50, 3, 5),
+    "long": (1, 1, 2, 600, 0, 8, 8),
+    "long chunk": (1, 1, 2, 600, 500, 8, 4),
+}
+
+
+@pytest.fixture(params=["kernels", "plain"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "plain":
+        monkeypatch.setattr(strips, "_kernels", lambda x: False)
+    else:
+        assert strips._kernels(torch.empty(0)), "torch has lost the CPU kernel: the other path is now the only one"
+    return request.param
+
+
+@pytest.fixture(params=["wide", "narrow"])
+def strip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Strips so narrow that even short sequences and small batches need several."""
+    if request.param == "narrow":
+        monkeypatch.setattr(strips, "MASK_ELEMENTS", 16 * 20)
+        monkeypatch.setattr(strips, "SCORE_ELEMENTS", 16 * 20)
+    return request.param
+
+
+def tensors_of(shape: str, dtype: torch.dtype = torch.float64) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    B, H, G, T, S, D, E = SHAPES[shape]
+    q, k = torch.randn(B, H * G, T, D, dtype=dtype), 2 * torch.randn(B, H, S + T, D, dtype=dtype)
+    y, weight = torch.randn(B, H, S + T, E, dtype=dtype), torch.randn(B, H * G, T, E, dtype=torch.float64)
+    return {"q": q, "k": k, "y": y}, weight
+
+
+def mask_for(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    B, _, N, _ = tensors["k"].shape
+    mask = torch.rand(B, N) > 0.3
+    mask[0, : N // 3] = False
+    return mask
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_read_out_is_softmax_over_what_a_query_sees(shape, masked, path, strip):
+    tensors, weight = tensors_of(shape)
+    options = {"key_mask": mask_for(tensors) if masked else None, "scale": 0.7}
+    truth = evaluate(oracles.read_out, tensors, weight, **options)
+    assert_exact(evaluate(softmax_attention, tensors, weight, **options), truth)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("shape", ["one", "grouped", "long"])
+def test_documents_are_read_apart(shape, masked, path, strip):
+    tensors, weight = tensors_of(shape)
+    tensors, weight = {name: x[:1] for name, x in tensors.items()}, weight[:1]
+    N = tensors["k"].shape[2]
+    cu_seqlens = torch.tensor([0, N // 4, N // 4, N // 2 + 1 if N > 1 else 1, N])
+    options = {"key_mask": mask_for(tensors) if masked else None, "cu_seqlens": cu_seqlens}
+    truth = evaluate(oracles.read_out, tensors, weight, **options)
+    assert_exact(evaluate(softmax_attention, tensors, weight, **options), truth)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_float32_is_as_good_as_the_plain_formula(masked, path):
+    tensors, weight = tensors_of("long chunk", torch.float32)
+    options = {"key_mask": mask_for(tensors) if masked else None}
+    truth, plain = (evaluate(oracles.read_out, x, weight, **options) for x in (widened(tensors), tensors))
+    assert_as_good_as(evaluate(softmax_attention, tensors, weight, **options), plain, truth)
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-11)], ids=str)
+@pytest.mark.parametrize("shape", ["grouped", "long chunk"])
+def test_16_bit_read_outs_are_a_few_roundings_from_the_truth(shape, dtype, unit, path, strip):
+    """Narrow strips add up dk and dy over many strips: in float32, or the error would grow with their number."""
+    tensors, weight = tensors_of(shape, dtype)
+    options = {"key_mask": mask_for(tensors)}
+    ours = evaluate(softmax_attention, tensors, weight, **options)
+    truth = evaluate(oracles.read_out, widened(tensors), weight.to(dtype).double(), **options)
+    for name, x in truth.items():
+        assert ours[name].dtype == dtype
+        assert (ours[name].double() - x).norm() <= 2 * unit * x.norm(), name
+
+
+def test_a_query_that_sees_nothing_reads_zero_and_passes_no_gradient(path):
+    tensors, weight = tensors_of("chunk")
+    key_mask = torch.ones(2, 87, dtype=torch.bool)
+    key_mask[0, :60] = False
+    key_mask[1] = False
+    results = evaluate(softmax_attention, tensors, weight, key_mask=key_mask)
+    assert (results["out"][0, :, :10] == 0).all()
+    assert (results["dq"][0, :, :10] == 0).all()
+    assert (results["out"][0, :, 10:] != 0).all()
+    for x in results.values():
+        assert x.isfinite().all()
+        assert (x[1] == 0).all()
+
+
+def test_nan_behind_the_mask_changes_nothing(path):
+    tensors, weight = tensors_of("chunk")
+    key_mask = mask_for(tensors)
+    hidden = ~key_mask[:, None, :, None]
+    weight = weight.masked_fill(hidden[:, :, 50:], 0)
+    clean = evaluate(softmax_attention, tensors, weight, key_mask=key_mask)
+    broken = {name: x.masked_fill(hidden[:, :, -x.shape[2] :], float("nan")) for name, x in tensors.items()}
+    results = evaluate(softmax_attention, broken, weight, key_mask=key_mask)
+    assert results["out"].isfinite().all()
+    results["out"], clean["out"] = (x["out"].masked_fill(hidden[:, :, 50:], 0) for x in (results, clean))
+    assert_exact(results, clean)
+
+
+def test_plain_causal_attention_is_torchs_own():
+    tensors, _ = tensors_of("grouped")
+    q, k, y = tensors["q"], tensors["k"], F.pad(tensors["y"], (0, 0))
+    expected = F.scaled_dot_product_attention(q, k, y, is_causal=True, enable_gqa=True)
+    assert error(softmax_attention(q, k, y), expected) < 1e-12
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("shape", ["one", "grouped", "chunk"])
+def test_the_dense_weights_are_those_of_the_read_out(shape, masked):
+    tensors, _ = tensors_of(shape)
+    q, k, y = tensors.values()
+    options = {"key_mask": mask_for(tensors) if masked else None, "scale": 0.7}
+    weights = softmax_weights(q, k, **options)
+    G = q.shape[1] // k.shape[1]
+    expected = oracles.read_out(q, k, y, **options)
+    torch.testing.assert_close(weights @ y.repeat_interleave(G, 1), expected)
+    sums = weights.sum(-1)
+    torch.testing.assert_close(sums, sums.round(), rtol=0, atol=1e-12)
+
+
+def test_visible_keys_are_earlier_unmasked_and_of_the_same_document():
+    key_mask = torch.tensor([[True, True, False, True, True, True]])
+    seen = visible_keys(1, 4, 6, key_mask, torch.tensor([0, 0, 3, 3, 6]), torch.device("cpu"))[0, 0]
+    expected = [[0, 0, 0, 0, 0, 0]] * 0 + [
+        [1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1, 1],
+    ]
+    assert seen.int().tolist() == expected

@@ -1,0 +1,168 @@
+"""beta, sharpness, norm and scale: what each does, and where two of them coincide."""
+
+import math
+
+import pytest
+import torch
+
+from lucid_attention import lucid_attention, precondition, preconditioner
+
+from . import oracles
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, shifted_keys, widened
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_step_sizes_of_one_are_no_step_sizes():
+    tensors = Case(T=300, B=2, D=4).tensors()
+    ones = torch.ones(2, 2, 300, dtype=torch.float64)
+    torch.testing.assert_close(call(precondition, tensors, beta=ones), call(precondition, tensors))
+
+
+def test_a_step_size_of_zero_leaves_no_trace():
+    tensors = Case(T=300, B=2, D=4).tensors(beta=True)
+    off = torch.arange(300) % 3 == 1
+    tensors["beta"][:, :, off] = 0
+    y = call(precondition, tensors)
+    assert (y[:, :, off] == 0).all()
+    kept = {name: x[:, :, ~off] for name, x in tensors.items()}
+    torch.testing.assert_close(y[:, :, ~off], call(precondition, kept), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_one_step_size_for_all_damps_the_matrix(share):
+    k, v = shifted_keys(1, 1, 300, 4), randn(1, 1, 300, 3)
+    damped = torch.eye(300, dtype=torch.float64) + share * oracles.preconditioner(k[0, 0]).tril(-1)
+    beta = torch.full((1, 1, 300), share, dtype=torch.float64)
+    y = precondition(k, v, beta=beta)
+    torch.testing.assert_close(y[0, 0], torch.linalg.solve(damped, share * v[0, 0]), rtol=1e-11, atol=1e-11)
+    # ‖(I + sL)⁻¹ s‖ ≤ 2s/(2 − s).
+    assert (y.norm(dim=2) <= 2 * share / (2 - share) * v.norm(dim=2) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("norm", ["key", "row_max"])
+def test_step_sizes_may_have_another_dtype_than_the_keys(norm):
+    tensors = Case(T=300, D=4).tensors(torch.bfloat16)
+    beta = torch.rand(1, 2, 300, requires_grad=True)
+    y = call(precondition, tensors, beta=beta, norm=norm)
+    assert y.dtype == torch.bfloat16
+    y.sum().backward()
+    assert beta.grad.dtype == torch.float32
+
+
+# At 40 the factor e^−c moves from the matrix products into the exponent.
+@pytest.mark.parametrize("sharpness", [1e-3, 0.5, 1, 8.0, 39.9, 40.1, 200.0, 1e4], ids=lambda x: f"{x:g}")
+def test_any_sharpness_is_the_equation_in_float32(sharpness):
+    tensors = Case(T=300, D=6, keys="closest").tensors(torch.float32)
+    weight = randn(1, 2, 300, 3)
+    truth, plain = (evaluate(oracles.precondition, x, weight, sharpness=sharpness) for x in (widened(tensors), tensors))
+    assert_as_good_as(evaluate(precondition, tensors, weight, sharpness=sharpness), plain, truth)
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("value", [0.6, 3.0, 60.0])
+def test_a_number_and_a_tensor_of_that_number_are_the_same_sharpness(value, norm):
+    tensors = Case(T=300, B=2, G=2, D=4).tensors()
+    weight = randn(2, 4, 300, 3)
+    number = evaluate(lucid_attention, tensors, weight, norm=norm, sharpness=value)
+    tensor = torch.full((2,), value, dtype=torch.float64)
+    assert_exact(evaluate(lucid_attention, tensors, weight, norm=norm, sharpness=tensor), number, tolerance=1e-10)
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("S", [0, 7])
+def test_each_head_has_its_own_sharpness(S, norm):
+    tensors = Case(T=40, B=2, H=3, G=2, S=S, D=4).tensors()
+    sharpness = torch.tensor([0.2, 1.5, 50.0], dtype=torch.float64)
+    o = call(lucid_attention, tensors, norm=norm, sharpness=sharpness)
+    for h, c in enumerate(sharpness.tolist()):
+        head = {n: x[:, 2 * h : 2 * h + 2] if n == "q" else x[:, h : h + 1] for n, x in tensors.items()}
+        alone = call(lucid_attention, head, norm=norm, sharpness=c)
+        torch.testing.assert_close(o[:, 2 * h : 2 * h + 2], alone, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+@pytest.mark.parametrize("length", [0.5, 2.0, 3.0])
+def test_row_max_of_equally_long_keys_is_key_norm_with_another_sharpness(length, impl):
+    """σ_ij = (c/D) k_i·k_j is largest at j = i for keys of one length r, where it is c r²/D."""
+    D, c = 4, 1.7
+    k, v = shifted_keys(1, 2, 300, D), randn(1, 2, 300, 3)
+    k = length * k / k.norm(dim=-1, keepdim=True)
+    expected = precondition(k, v, sharpness=c * length**2 / D)
+    y = precondition(k, v, norm="row_max", sharpness=c, impl=impl)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_row_maximum_looks_at_no_future_key():
+    k, v = shifted_keys(1, 2, 600, 4), randn(1, 2, 600, 3)
+    y = precondition(k, v, norm="row_max")
+    k[:, :, 300:] *= 100
+    torch.testing.assert_close(precondition(k, v, norm="row_max")[:, :, :300], y[:, :, :300], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["growing", "shrinking"])
+@pytest.mark.parametrize("S", [0, 100])
+def test_raw_keys_that_grow_or_shrink_do_not_overflow(S, direction):
+    """Above the diagonal exp(σ_ij − m_i) may be infinite; nothing may read it."""
+    sizes = torch.logspace(-1, 1.3, S + 300)[:, None]
+    keys = shifted_keys(1, 2, S + 300, 4, dtype=torch.float32) * (sizes if direction == "growing" else sizes.flip(0))
+    tensors = Case(T=300, S=S, D=4).tensors(torch.float32, beta=True) | {"k": keys[:, :, S:].clone()}
+    if S:
+        tensors["k_past"] = keys[:, :, :S].clone()
+    weight = randn(1, 2, 300, 3)
+    truth, plain = (evaluate(oracles.precondition, x, weight, norm="row_max") for x in (widened(tensors), tensors))
+    largest = (keys @ keys.mT).max().item() * 4**-0.5
+    assert largest > 500
+    # A score σ in float32 is uncertain by σ · 2⁻²⁴, and so is its exponential.
+    ours = evaluate(precondition, tensors, weight, norm="row_max")
+    assert_as_good_as(ours, plain, truth, floor=4 * largest * 2**-24)
+
+
+def test_a_masked_key_is_no_row_maximum():
+    tensors = Case(T=300, B=1, D=4).tensors()
+    key_mask = torch.ones(1, 300, dtype=torch.bool)
+    key_mask[0, 5] = key_mask[0, 280] = False
+    y = call(precondition, tensors, norm="row_max", key_mask=key_mask)
+    tensors["k"][:, :, 5] *= 50
+    tensors["k"][:, :, 280] *= 50
+    torch.testing.assert_close(call(precondition, tensors, norm="row_max", key_mask=key_mask), y, rtol=0, atol=0)
+
+
+def test_qk_norm_is_key_norm_on_normalised_queries_and_keys():
+    tensors = Case(T=300, B=2, G=2, D=5).tensors()
+    weight = randn(2, 4, 300, 3)
+
+    def normalised(q, k, v):
+        q, k = (x / x.pow(2).mean(-1, keepdim=True).sqrt() for x in (q, k))
+        return lucid_attention(q, k, v)
+
+    assert_exact(evaluate(lucid_attention, tensors, weight, norm="qk"), evaluate(normalised, tensors, weight))
+    torch.testing.assert_close(call(precondition, tensors, norm="qk"), call(precondition, tensors))
+    torch.testing.assert_close(preconditioner(tensors["k"], norm="qk"), preconditioner(tensors["k"]))
+
+
+def test_qk_norm_forgets_the_lengths_of_queries_and_keys():
+    tensors = Case(T=50, D=4).tensors()
+    longer = tensors | {"q": 7 * tensors["q"], "k": tensors["k"] * torch.rand(50, 1).double().add(0.1)}
+    torch.testing.assert_close(call(lucid_attention, longer, norm="qk"), call(lucid_attention, tensors, norm="qk"))
+
+
+@pytest.mark.parametrize("kind", ["plain", "past", "masked", "packed"])
+@pytest.mark.parametrize("scale", [0.1, 2, 0, -0.5])
+def test_the_scale_is_that_of_the_softmax_and_not_of_p(scale, kind):
+    tensors = Case(T=40, G=2, D=4, S=9 if kind == "past" else 0).tensors()
+    options = {"scale": scale}
+    if kind == "masked":
+        options["key_mask"] = torch.rand(1, 40) > 0.2
+    if kind == "packed":
+        options["cu_seqlens"] = torch.tensor([0, 11, 40])
+    weight = randn(1, 4, 40, 3)
+    truth = evaluate(oracles.lucid_attention, tensors, weight, **options)
+    assert_exact(evaluate(lucid_attention, tensors, weight, **options), truth)
+
+
+def test_the_default_scale_is_that_of_the_key_size_also_for_wider_values():
+    tensors = Case(T=40, D=4, E=9).tensors()
+    torch.testing.assert_close(call(lucid_attention, tensors), call(lucid_attention, tensors, scale=1 / math.sqrt(4)))

@@ -1,0 +1,387 @@
+"""The operators inside torch: opcheck, compile, export, vmap, double backward, autocast, grad modes."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+from lucid_attention.ops.lucid.torch_op import precondition_backward_op, precondition_op
+from lucid_attention.ops.softmax import softmax_attention_backward_op, softmax_attention_op
+
+B, H, G, S, D, E = 2, 2, 2, 5, 4, 3
+
+
+def correlated(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)) + 1
+
+
+def qkv(length: int = 7, batch: int = B, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    sizes = ((H * G, D), (H, D), (H, E))
+    q, k, v = (correlated(batch, h, length, d, dtype=dtype, seed=d + h) for h, d in sizes)
+    return q, k, v
+
+
+def options(kind: str, length: int = 7, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """Keyword arguments of `lucid_attention` for the kinds of input there are."""
+    past = correlated(B, H, S, D, dtype=dtype, seed=7), correlated(B, H, S, E, dtype=dtype, seed=8)
+    key_mask = torch.arange(length) >= torch.tensor([[0], [length // 3]])
+    beta = correlated(B, H, length, dtype=dtype, seed=9).sigmoid()
+    return {
+        "plain": {},
+        "mask": {"key_mask": key_mask},
+        "past": {"past": past},
+        "packed": {"cu_seqlens": torch.tensor([0, length // 3, length], dtype=torch.int32)},
+        "learned": {"beta": beta, "sharpness": torch.tensor([1.0, 3.0], dtype=dtype), "norm": "qk"},
+        "row_max": {"norm": "row_max", "key_mask": key_mask},
+    }[kind]
+
+
+KINDS = ("plain", "mask", "past", "packed", "learned", "row_max")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+# Torch maps its own softmax kernel in a loop, and says so.
+mapped = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+
+
+def problem(kind: str, length: int = 7, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], dict[str, Any]]:
+    """q, k, v that require gradients, with the options of a kind."""
+    tensors = qkv(length, 1 if kind == "packed" else B, dtype)
+    return [x.requires_grad_() for x in tensors], options(kind, length, dtype)
+
+
+def weighted(output: Tensor) -> Tensor:
+    return (output * correlated(*output.shape, dtype=output.dtype, seed=11)).sum()
+
+
+def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(weighted(output), inputs)
+
+
+# --- opcheck
+
+
+def solves() -> dict[str, tuple[Any, ...]]:
+    """k, v, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, sharpness as a number, row_max."""
+    _, k, v = qkv()
+    past = options("past")["past"]
+    beta, sharpness = options("learned")["beta"], torch.tensor([[1.0, 3.0], [2.0, 4.0]], dtype=torch.float64)
+    mask = options("mask")["key_mask"]
+    long_mask = torch.cat([torch.ones(B, S, dtype=torch.bool), mask], 1)
+    borders = options("packed")["cu_seqlens"]
+    one = slice(0, 1)
+    return {
+        "plain": (k, v, None, None, None, None, None, None, 2.0, False),
+        "sharp": (k, v, None, None, None, None, None, None, 50.0, False),
+        "past": (k, v, *past, None, None, None, None, 2.0, False),
+        "beta": (k, v, None, None, beta, None, None, None, 2.0, False),
+        "sharpness": (k, v, None, None, None, sharpness, None, None, 0.0, False),
+        "mask": (k, v, None, None, None, None, mask, None, 2.0, False),
+        "packed": (k[one], v[one], None, None, beta[one], sharpness[one], mask[one], borders, 0.0, False),
+        "row_max": (k, v, None, None, None, None, None, None, 2.0, True),
+        "all": (k, v, *past, beta, sharpness, long_mask, None, 0.0, True),
+        "bfloat16": (k.bfloat16(), v.bfloat16(), None, None, beta.bfloat16(), None, mask, None, 2.0, False),
+    }
+
+
+def readouts() -> dict[str, tuple[Any, ...]]:
+    """q, k, y, key_mask, cu_seqlens, scale."""
+    q, k, _ = qkv()
+    y, mask = correlated(B, H, 7, D, seed=3), options("mask")["key_mask"]
+    return {
+        "mask": (q, k, y, mask, None, 0.5),
+        "past": (q[:, :, 3:], k, y, None, None, 0.5),
+        "past and mask": (q[:, :, 3:], k, y, mask, None, 0.5),
+        "packed": (q[:1], k[:1], y[:1], mask[:1], options("packed")["cu_seqlens"], 0.5),
+    }
+
+
+def differentiable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments
+    )
+
+
+@pytest.mark.parametrize("name", solves())
+def test_the_solve_and_its_backward_pass_opcheck(name: str) -> None:
+    arguments = solves()[name]
+    torch.library.opcheck(precondition_op, differentiable(arguments))
+    y, z, winners = precondition_op(*arguments)
+    k, _, *rest = arguments
+    for key_grads in (True, False):
+        torch.library.opcheck(precondition_backward_op, (torch.ones_like(y), y, z, winners, k, *rest, key_grads))
+
+
+@pytest.mark.parametrize("name", readouts())
+def test_the_readout_and_its_backward_pass_opcheck(name: str) -> None:
+    arguments = readouts()[name]
+    torch.library.opcheck(softmax_attention_op, differentiable(arguments))
+    o, lse = softmax_attention_op(*arguments)
+    q, k, y, *rest = arguments
+    torch.library.opcheck(softmax_attention_backward_op, (torch.ones_like(o), q, k, y, o, lse, *rest))
+
+
+# --- compile and export
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
+
+
+@every_kind
+def test_a_compiled_call_equals_the_plain_one_and_new_lengths_do_not_recompile(kind: str, dynamo: Any) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        return lucid_attention(q, k, v, **options)
+
+    compiled = torch.compile(function, backend=counter, fullgraph=True)
+    for length in (7, 9, 12, 20, 33):
+        inputs, options = problem(kind, length)
+        expected, output = function(*inputs, **options), compiled(*inputs, **options)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))
+    # One graph for the first length, one for any other.
+    assert counter.frame_count <= 2
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
+        return lucid_attention(q, k, v), lucid_attention(q, k, v, key_mask=key_mask, sharpness=4.0)
+
+
+def test_an_exported_program_runs_at_other_lengths() -> None:
+    T = torch.export.Dim("T", min=2, max=4096)
+    shapes = ({2: T}, {2: T}, {2: T}, {1: T})
+    program = torch.export.export(Attention(), (*qkv(), options("mask")["key_mask"]), dynamic_shapes=shapes)
+    arguments = (*qkv(23), options("mask", 23)["key_mask"])
+    torch.testing.assert_close(program.module()(*arguments), Attention()(*arguments))
+
+
+# --- vmap
+
+
+def stacked(inputs: list[Tensor], copies: int = 3) -> list[Tensor]:
+    return [torch.stack([x + 0.3 * i for i in range(copies)]).detach().requires_grad_() for x in inputs]
+
+
+@mapped
+@every_kind
+def test_vmap_equals_a_loop_with_its_gradients(kind: str) -> None:
+    inputs, options = problem(kind)
+    inputs = stacked(inputs)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return lucid_attention(q, k, v, **options)
+
+    output = torch.vmap(function)(*inputs)
+    expected = torch.stack([function(*one) for one in zip(*inputs, strict=True)])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))
+
+
+# Which of q, k, v, past keys, past values, beta, sharpness are mapped, and along which of their dimensions.
+MAPPED = {
+    "values only": (None, None, 0, None, None, None, None),
+    "keys only": (None, 0, None, None, None, None, None),
+    "queries only, last dimension": (-1, None, None, None, None, None, None),
+    "sharpness only": (None, None, None, None, None, None, 0),
+    "beta along its last dimension": (None, None, None, None, None, -1, None),
+    "the past only": (None, None, None, 0, 2, None, None),
+    "keys and sharpness, mixed dimensions": (None, 2, 0, None, None, None, 1),
+}
+
+
+@mapped
+@pytest.mark.parametrize("in_dims", MAPPED.values(), ids=MAPPED)
+def test_vmap_over_some_of_the_inputs_equals_a_loop(in_dims: tuple[int | None, ...]) -> None:
+    inputs, learned = problem("learned")
+    mask = torch.cat([torch.ones(B, S, dtype=torch.bool), options("mask")["key_mask"]], 1)
+    tensors = [*inputs, *options("past")["past"], learned["beta"], learned["sharpness"]]
+
+    def function(q: Tensor, k: Tensor, v: Tensor, k_past: Tensor, y_past: Tensor, beta: Tensor, c: Tensor) -> Tensor:
+        return lucid_attention(q, k, v, past=(k_past, y_past), beta=beta, sharpness=c, key_mask=mask)
+
+    arguments = [
+        x.detach().requires_grad_()
+        if dim is None
+        else torch.stack([x, 0.8 * x, 0.5 * x], dim).detach().requires_grad_()
+        for x, dim in zip(tensors, in_dims, strict=True)
+    ]
+    output = torch.vmap(function, in_dims)(*arguments)
+    ones = [
+        [x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)] for i in range(3)
+    ]
+    expected = torch.stack([function(*one) for one in ones])
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(gradients(output, arguments), gradients(expected, arguments))
+
+
+@mapped
+def test_vmap_over_masks_equals_a_loop() -> None:
+    q, k, v = qkv()
+    masks = torch.rand(4, B, 7, generator=torch.Generator().manual_seed(0)) > 0.4
+
+    def function(mask: Tensor) -> Tensor:
+        return lucid_attention(q, k, v, key_mask=mask)
+
+    torch.testing.assert_close(torch.vmap(function)(masks), torch.stack([function(mask) for mask in masks]))
+
+
+def test_vmap_over_packed_borders_is_refused() -> None:
+    q, k, v = qkv(batch=1)
+    borders = torch.tensor([[0, 2, 7], [0, 3, 7]])
+    with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
+        torch.vmap(lambda each: lucid_attention(q, k, v, cu_seqlens=each))(borders)
+
+
+def test_many_gradients_at_once_equal_one_by_one() -> None:
+    inputs, options = problem("row_max")
+    y = precondition(*inputs[1:], **options)
+    dy = correlated(3, *y.shape, seed=4)
+    at_once = torch.autograd.grad(y, inputs[1:], dy, is_grads_batched=True, retain_graph=True)
+    one_by_one = [torch.autograd.grad(y, inputs[1:], each, retain_graph=True) for each in dy]
+    torch.testing.assert_close(at_once, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True)))
+
+
+# --- derivatives beyond the first, and of other modes
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
+@pytest.mark.parametrize("which", ["k", "v"])
+def test_double_backward_is_refused_and_the_message_says_what_to_use(kind: str, which: str) -> None:
+    inputs, options = problem(kind)
+    x = inputs["qkv".index(which)]
+    (dx,) = torch.autograd.grad(lucid_attention(*inputs, **options).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
+def test_double_backward_of_the_readout_is_refused(kind: str) -> None:
+    (q, k, v), options = problem(kind)
+    output = lucid_attention(q, k.detach(), v.detach(), **options)
+    (dq,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'|derivative.*not implemented"):
+        dq.sum().backward()
+
+
+@every_kind
+def test_the_reference_has_a_second_derivative(kind: str) -> None:
+    inputs, options = problem(kind, length=4)
+
+    def function(*tensors: Tensor) -> Tensor:
+        return lucid_attention(*tensors, **options, impl="reference")
+
+    assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+@pytest.mark.parametrize("kind", ["plain", "mask"])
+def test_forward_mode_derivatives_are_right_or_refused(kind: str, impl: str) -> None:
+    q, k, v = qkv()
+    dv = correlated(*v.shape, seed=5)
+
+    def function(v: Tensor) -> Tensor:
+        return lucid_attention(q, k, v, **options(kind), impl=impl)
+
+    try:
+        _, tangent = torch.func.jvp(function, (v,), (dv,))
+    except (RuntimeError, NotImplementedError):
+        assert impl != "reference"
+    else:
+        torch.testing.assert_close(tangent, function(dv))  # the values enter linearly
+
+
+@mapped
+def test_the_reference_works_under_function_transforms() -> None:
+    q, k, v = qkv()
+    keys = torch.stack([k, k - 1])
+
+    def loss(k: Tensor) -> Tensor:
+        return lucid_attention(q, k, v, impl="reference").square().sum()
+
+    one_by_one = torch.stack([torch.autograd.grad(loss(x), x)[0] for x in keys.clone().requires_grad_()])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(keys), one_by_one)
+
+
+# --- precision and gradient modes
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+@pytest.mark.parametrize("kind", ["plain", "mask", "past"])
+def test_autocast_narrows_what_sdpa_narrows_and_gradients_stay_wide(kind: str, impl: str) -> None:
+    inputs, options = problem(kind, length=16, dtype=torch.float32)
+    q, k, v = inputs
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = lucid_attention(q, k, v, **options, impl=impl)
+        y = precondition(k, v, **options, impl=impl)
+        plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    assert output.dtype == plain.dtype == torch.bfloat16
+    torch.testing.assert_close(y, precondition(k, v, **options, impl=impl))
+    expected = lucid_attention(q, k, v, **options, impl=impl)
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
+    for grad, wide in zip(gradients(output.float(), inputs), gradients(expected, inputs), strict=True):
+        assert grad.dtype == torch.float32
+        assert (grad - wide).norm() < 0.05 * wide.norm()
+
+
+def test_autocast_takes_a_mixture_of_dtypes() -> None:
+    q, k, v = qkv(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = lucid_attention(q.bfloat16(), k, v.bfloat16())
+    torch.testing.assert_close(output.float(), lucid_attention(q, k, v), rtol=0.05, atol=0.05)
+
+
+@every_kind
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_the_output_is_the_same(mode: Callable[[], Any], kind: str) -> None:
+    inputs, options = problem(kind)
+    expected = lucid_attention(*inputs, **options)
+    assert expected.requires_grad
+    with mode():
+        output = lucid_attention(*inputs, **options)
+    assert not output.requires_grad
+    assert output.is_inference() == (mode is torch.inference_mode)
+    torch.testing.assert_close(output.clone(), expected.detach(), rtol=0, atol=0)
+
+
+@every_kind
+def test_strided_inputs_and_gradients_give_what_contiguous_ones_give(kind: str) -> None:
+    inputs, options = problem(kind)
+    strided = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
+    assert not any(x.is_contiguous() for x in strided)
+    expected, output = lucid_attention(*inputs, **options), lucid_attention(*strided, **options)
+    torch.testing.assert_close(output, expected)
+    weight = correlated(*output.shape, seed=6)
+    across = weight.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
+    assert not across.is_contiguous()
+    torch.testing.assert_close(
+        torch.autograd.grad(output, strided, across, retain_graph=True),
+        torch.autograd.grad(expected, inputs, weight, retain_graph=True),
+    )
+    spread, ones = torch.ones((), dtype=output.dtype).expand_as(output), torch.ones_like(expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(output, strided, spread), torch.autograd.grad(expected, inputs, ones)
+    )
+
+
+def test_a_decoding_step_takes_strided_tensors() -> None:
+    q, k, v = qkv()
+    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], key_scalars(k))
+    strided = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in arguments]
+    torch.testing.assert_close(decode_step(*strided), decode_step(*arguments))
+
+
+def test_on_the_meta_device_only_shapes_are_computed() -> None:
+    q, k, v = (x.to("meta") for x in qkv())
+    mask = options("mask")["key_mask"].to("meta")
+    assert precondition(k, v).shape == v.shape
+    assert preconditioner(k).shape == (B, H, 7, 7)
+    assert lucid_attention(q, k, v).shape == lucid_attention(q, k, v, key_mask=mask).shape == (B, H * G, 7, E)
