@@ -22,7 +22,7 @@ BUSY = 0.5
 
 
 def _help() -> str:
-    parts = ["benchmarks (durations on two cores):"]
+    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 35 minutes):"]
     for benchmark in BENCHMARKS.values():
         text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
         parts.append(textwrap.fill(f"{benchmark.name:8}{text}", 100, initial_indent="  ", subsequent_indent=" " * 10))
@@ -60,11 +60,10 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         default=Path("bench_results"),
-        help="folder for results.json, results.md and the plot (default: %(default)s)",
+        help="folder for results.json, results.md and the plot (default: %(default)s); results of the same code and "
+        "machine that it holds already are kept beside the new ones",
     )
-    parser.add_argument(
-        "--resume", action="store_true", help="keep what --out already holds and run only what is missing"
-    )
+    parser.add_argument("--resume", action="store_true", help="do not repeat cases that --out already holds")
     parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and docs/images/ as well")
     return parser
 
@@ -139,18 +138,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(parser, args)
     about = {"machine": machine(), "code": fingerprint(), "quick": settings.quick}
     store = Store(args.out, about)
-    if args.resume:
-        try:
-            store.resume()
-        except ValueError as error:
-            parser.error(str(error))
+    if obstacle := store.load():
+        if args.resume:
+            parser.error(f"--resume: {obstacle}. Start anew without --resume, or choose another --out")
+        _say(f"{obstacle}; kept as {store.put_aside()}")
+    if args.publish:
+        there = {record.benchmark for record in store.records.values()} | set(args.names or BENCHMARKS)
+        if missing := [name for name in BENCHMARKS if name not in there]:
+            parser.error(f"--publish wants all benchmarks in --out, {', '.join(missing)} missing: run them first")
     store.add_command(_command(args, settings), today())
     load = os.getloadavg()[0]
     if load > BUSY:
         _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
     chosen = [(name, case) for name in args.names or BENCHMARKS for case in BENCHMARKS[name].cases(settings)]
+    if args.resume:
+        chosen = [(name, case) for name, case in chosen if case.key not in store.records]
     try:
-        _run([(name, case) for name, case in chosen if case.key not in store.records], store, attention_speed())
+        _run(chosen, store, attention_speed())
     except WrongAnswer as error:
         _say(f"stopped: {error}")
         return 1

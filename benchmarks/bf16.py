@@ -42,7 +42,7 @@ BENCHMARK = Benchmark(
     limits=(
         "forward+backward: the bound of float32, 1 + H_kv/H; forward: 1.5 for 32/4 heads, none for 8/8 (reported only)."
     ),
-    minutes="about 4 minutes, 8 where the CPU has no 16-bit products",
+    minutes="about 8 minutes where the CPU has no 16-bit products, less elsewhere",
     cases=_cases,
     columns=COLUMNS,
 )

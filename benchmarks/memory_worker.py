@@ -50,7 +50,7 @@ class Cost:
 
 def cost(job: Job) -> Cost:
     """Run `job` in a process of its own."""
-    # What is alive counts, not what is kept for later: glibc keeps freed memory unless told to map each tensor by itself.
+    # What is alive counts. glibc keeps freed memory for later unless it is told to map each tensor by itself.
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "benchmarks.memory_worker", json.dumps(asdict(job))]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)

@@ -27,7 +27,7 @@ class Settings:
     @property
     def budget(self) -> float:
         """Seconds of timing per case, unless its calls are too long for that."""
-        return 0.2 if self.quick else 3.0
+        return 0.1 if self.quick else 3.0
 
     @property
     def least(self) -> int | None:
@@ -77,7 +77,8 @@ class Record:
             for name, entry in data["entries"].items()
         }
         checks = {name: Check(*check) for name, check in data["checks"].items()}
-        return cls(**(data | {"entries": entries, "checks": checks}))
+        known = {name: value for name, value in data.items() if name != "verdict"}
+        return cls(**(known | {"entries": entries, "checks": checks}))
 
 
 @dataclass(frozen=True)
@@ -139,22 +140,26 @@ class Store:
         self.records: dict[str, Record] = {}
         self.commands: list[dict[str, str]] = []
 
-    def resume(self) -> None:
-        """Take over what an earlier run finished."""
+    def load(self) -> str:
+        """Take over what earlier runs finished; what speaks against it, or nothing."""
         if not self.path.exists():
-            return
+            return ""
         data = json.loads(self.path.read_text())
         for name, value in self.about.items():
             if data["about"].get(name) != value:
-                raise ValueError(
-                    f"--resume: {self.path} was made with another {name} ({data['about'].get(name)}, now {value}). "
-                    "Start anew without --resume, or choose another --out"
-                )
+                return f"{self.path} was made with another {name}: {data['about'].get(name)}, now {value}"
         self.records = {key: Record.from_json(record) for key, record in data["records"].items()}
         self.commands = data["commands"]
+        return ""
+
+    def put_aside(self) -> Path:
+        """Keep results that do not belong to ours under another name."""
+        return self.path.replace(self.path.with_name("results.old.json"))
 
     def add_command(self, command: str, date: str) -> None:
-        self.commands.append({"command": command, "date": date})
+        entry = {"command": command, "date": date}
+        if entry not in self.commands:
+            self.commands.append(entry)
 
     def add(self, key: str, record: Record) -> None:
         self.records[key] = record

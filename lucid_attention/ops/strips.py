@@ -101,6 +101,7 @@ def attend_strips(
     q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
+    q, k, y = _rows(q), _rows(k), _rows(y)
     o = q.new_empty(q.shape)
     lse = q.new_empty(q.shape[:3], dtype=working_dtype(q))
     if cu_seqlens is None:
@@ -137,6 +138,11 @@ def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: flo
                 o[here].masked_fill_(strip.sees_none, 0)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """The kernel takes the last dimension for contiguous without looking."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     if mask is None:
         return None
@@ -156,6 +162,7 @@ def attend_strips_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dy in the shapes of q, k, y."""
     dq, dk, dy = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
+    do, q, k, y, o = _rows(do), _rows(q), _rows(k), _rows(y), _rows(o)
     if cu_seqlens is None:
         _attend_backward(do, q, k, y, o, lse, key_mask, scale, dq, dk, dy)
         return dq, dk, dy

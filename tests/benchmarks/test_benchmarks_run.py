@@ -54,8 +54,9 @@ sys.exit(main(["solve", "--quick", "--out", sys.argv[1]]))
 
 WRONG_GRADIENT = """
 import torch
-from benchmarks import gate, peers, solve
+from benchmarks import peers, solve
 
+torch.set_num_threads(1)
 right = peers.ours
 peers.ATTENTIONS[peers.OURS] = peers.Peer(lambda q, k, v: right(q, k.detach() + 0 * k, v), solves=True)
 shape = solve.SHAPES[1]
@@ -64,8 +65,10 @@ solve.check_truth("solve", shape, True, torch.float32, (peers.OURS,))
 """
 
 WRONG_DECODER = """
+import torch
 from benchmarks import decode, peers
 
+torch.set_num_threads(1)
 peers.DECODERS[peers.DECODE_STEP] = peers.Peer(peers.decode_products, solves=True)
 decode.check_truth(decode.SHAPES[0])
 """

@@ -3,14 +3,18 @@
 The truth is float64 on the inputs as they were rounded, so that what is measured is only what the operator adds.
 """
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
 
 from . import oracles
-from .cases import Case, call, error, evaluate, widened
+from .cases import Case, assert_as_good_as, call, error, evaluate, widened
 
+# Unit roundoff: the relative error of one rounding.
 UNIT = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.float64: 2**-53}
 LOW = [torch.bfloat16, torch.float16]
 KINDS = {
@@ -18,7 +22,7 @@ KINDS = {
     "closest": (Case(T=300, G=2, D=64, E=64, keys="closest"), {}),
     "runs": (Case(T=300, G=2, D=64, E=64, keys="runs"), {}),
     "past": (Case(T=300, S=300, B=2, G=2, D=16, E=8, keys="close"), {}),
-    "masked": (Case(T=300, B=2, G=2, D=16, E=8, keys="close"), {"key_mask": torch.arange(300) > torch.tensor([[-1], [99]])}),
+    "masked": (Case(T=300, B=2, G=2, D=16, E=8, keys="close"), {"key_mask": torch.arange(600).view(2, 300) % 400 > 9}),
     "packed": (Case(T=600, G=2, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 300, 301, 420, 600])}),
     "qk": (Case(T=300, G=2, D=16, E=8, keys="close"), {"norm": "qk"}),
     "row_max": (Case(T=300, G=2, D=16, E=8), {"norm": "row_max"}),
@@ -52,39 +56,65 @@ def test_values_and_their_gradients_are_rounded_once(dtype, kind):
     truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
     for name in ("out", "dv"):
         off = (ours[name].double() - truth[name]).abs()
-        allowed = 1.01 * UNIT[dtype] / 2 * truth[name].abs() + 1e-4 * truth[name].abs().max()
+        allowed = 1.01 * UNIT[dtype] * truth[name].abs() + 1e-4 * truth[name].abs().max()
         assert (off <= allowed).all(), f"{name}: {(off - allowed).max():.2e} too far"
+
+
+def plain(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """What one writes by hand: the solve in float32, y rounded, the read-out in `dtype` from start to end."""
+
+    def lucid_attention(q, k, v, past=None, beta=None, norm="key", **masking):
+        old = None if past is None else tuple(x.float() for x in past)
+        steps = None if beta is None else beta.float()
+        y = oracles.precondition(k.float(), v.float(), past=old, beta=steps, norm=norm, **masking).to(dtype)
+        if past is not None:
+            k, y = torch.cat([past[0], k], 2), torch.cat([past[1].to(dtype), y], 2)
+        if norm == "qk":
+            q, k = (F.rms_norm(x.float(), x.shape[-1:], eps=0.0) for x in (q, k))
+        return oracles.read_out(q.to(dtype), k.to(dtype), y, **masking)
+
+    return lucid_attention
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", LOW, ids=str)
-def test_every_gradient_is_a_few_roundings_from_the_truth(dtype, kind):
-    """y is kept in 16 bits for the backward pass and for the read-out, so these have a rounding or two more."""
+def test_attention_in_16_bits_is_as_good_as_the_plain_formula(dtype, kind):
+    """dq is a sum of nearly equal keys with weights that add up to zero: in 16 bits few of its digits are left."""
     case, options = KINDS[kind]
     tensors = case.tensors(dtype, beta=True)
-    for fn, oracle, heads in (
-        (precondition, oracles.precondition, case.H),
-        (lucid_attention, oracles.lucid_attention, case.H * case.G),
-    ):
-        weight = torch.randn(case.B, heads, case.T, case.E).to(dtype)
-        ours = evaluate(fn, tensors, weight, **options)
-        truth = evaluate(oracle, widened(tensors), weight.double(), **options)
-        errors = {name: norm_error(ours[name], truth[name]) / UNIT[dtype] for name in truth}
-        if kind == "runs":
-            errors.pop("dk")  # nearly zero: see the next test
-        assert all(e <= 3 for e in errors.values()), f"{fn.__name__}: {errors} units"
+    weight = torch.randn(case.B, case.H * case.G, case.T, case.E).to(dtype)
+    truth = evaluate(oracles.lucid_attention, widened(tensors), weight.double(), **options)
+    by_hand = evaluate(plain(dtype), tensors, weight, **options)
+    ours = evaluate(lucid_attention, tensors, weight, **options)
+    assert_as_good_as(ours, by_hand, truth, multiple=2, floor=UNIT[dtype])
+    assert norm_error(ours["out"], truth["out"]) <= 2 * UNIT[dtype]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_every_gradient_of_the_solve_is_a_few_roundings_from_the_truth(dtype, kind):
+    """y is kept in 16 bits for the backward pass, so some of these have a rounding more than dv."""
+    case, options = KINDS[kind]
+    tensors = case.tensors(dtype, beta=True, sharpness=True)
+    weight = torch.randn(case.B, case.H, case.T, case.E).to(dtype)
+    ours = evaluate(precondition, tensors, weight, **options)
+    truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
+    errors = {name: norm_error(ours[name], truth[name]) / UNIT[dtype] for name in truth}
+    if kind == "runs":
+        del errors["dk"], errors["dsharpness"]  # nearly zero: see the next test
+    assert all(e <= 3 for e in errors.values()), f"{errors} units"
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
-def test_the_vanishing_key_gradient_of_repeated_keys_is_small_also_in_16_bits(dtype):
+def test_the_vanishing_gradients_of_repeated_keys_are_small_also_in_16_bits(dtype):
     case, _ = KINDS["runs"]
-    tensors = case.tensors(dtype)
+    tensors = case.tensors(dtype, sharpness=True)
     weight = torch.randn(1, case.H, case.T, case.E).to(dtype)
-    ordinary = evaluate(oracles.precondition, Case(T=300, D=64, E=64).tensors() | {"v": tensors["v"].double()}, weight)
+    ordinary = evaluate(oracles.precondition, Case(T=300, D=64, E=64).tensors(sharpness=True), weight)
     truth = evaluate(oracles.precondition, widened(tensors), weight.double())
     ours = evaluate(precondition, tensors, weight)
-    unit = ordinary["dk"].abs().max().item()
-    assert error(ours["dk"], truth["dk"], unit) <= 3 * UNIT[dtype]
+    for name in ("dk", "dsharpness"):
+        assert error(ours[name], truth[name], ordinary[name].abs().max().item()) <= 3 * UNIT[dtype], name
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
@@ -104,18 +134,18 @@ def test_feeding_back_a_rounded_cache_costs_at_most_twice_its_rounding(dtype):
 def test_autocast_changes_the_read_out_as_it_does_for_sdpa_and_the_solve_not_at_all(kind):
     case, options = KINDS[kind]
     tensors = case.tensors(torch.float32, beta=True)
-    weight = torch.randn(case.B, case.H, case.T, case.E)
-    plain = evaluate(precondition, tensors, weight, **options)
-    truth = evaluate(oracles.lucid_attention, widened(tensors), weight.repeat(1, case.G, 1, 1).double(), **options)
+    dy, do = (torch.randn(case.B, heads, case.T, case.E) for heads in (case.H, case.H * case.G))
+    outside = evaluate(precondition, tensors, dy, **options)
     with torch.autocast("cpu", torch.bfloat16):
-        inside = evaluate(precondition, tensors, weight, **options)
-        outside = evaluate(lucid_attention, tensors, weight.repeat(1, case.G, 1, 1), **options)
-    for name, x in plain.items():
+        inside = evaluate(precondition, tensors, dy, **options)
+        ours = evaluate(lucid_attention, tensors, do, **options)
+    for name, x in outside.items():
         torch.testing.assert_close(inside[name], x, rtol=0, atol=0)
-    assert outside["out"].dtype == torch.bfloat16
-    for name in truth:
-        assert name == "out" or outside[name].dtype == torch.float32
-        assert norm_error(outside[name], truth[name]) <= 3 * UNIT[torch.bfloat16], name
+    dtypes = {name: torch.bfloat16 if name == "out" else torch.float32 for name in ours}
+    assert {name: x.dtype for name, x in ours.items()} == dtypes
+    truth = evaluate(oracles.lucid_attention, widened(tensors), do, **options)
+    by_hand = evaluate(plain(torch.bfloat16), tensors, do, **options)
+    assert_as_good_as(ours, by_hand, truth, multiple=2, floor=UNIT[torch.bfloat16])
 
 
 def test_float64_stays_float64_under_autocast():

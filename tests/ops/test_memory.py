@@ -16,7 +16,7 @@ KINDS: dict[str, tuple[Case, dict[str, Any]]] = {
     "plain": (Case(T=T, H=1, D=4, E=4), {}),
     "grouped": (Case(T=T, H=1, G=2, D=4, E=3), {}),
     "masked": (Case(T=T, H=1, D=4, E=4), {"key_mask": torch.arange(T)[None] >= 1000}),
-    "past": (Case(T=T // 2, S=T // 2, H=1, D=4, E=4), {}),
+    "past": (Case(T=6000, S=6000, H=1, D=4, E=4), {}),
     "packed": (Case(T=T, H=1, D=4, E=4), {"cu_seqlens": torch.tensor([0, 5000, 5001, T])}),
     "row_max": (Case(T=T, H=1, D=4, E=4), {"norm": "row_max"}),
 }
