@@ -8,14 +8,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import bf16, decode, growth, memory, solve
+from . import accuracy, bf16, decode, growth, memory, solve
 from .gate import WrongAnswer
 from .harness import attention_speed, machine, threads, today
 from .report import PICTURE, brief, count, document, plot_growth
 from .results import ROOT, Benchmark, Case, Settings, Store, fingerprint
 
 BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (solve, bf16, decode, memory, growth)
+    module.BENCHMARK.name: module.BENCHMARK for module in (solve, bf16, decode, memory, growth, accuracy)
 }
 # A load above this is other people's work.
 BUSY = 0.5
