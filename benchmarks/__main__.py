@@ -52,8 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         nargs="+",
         metavar="N",
-        help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. memory, growth and the "
-        "long sequences of solve and bf16 run with the first one alone",
+        help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. bf16, memory, "
+        "growth and accuracy run with the first one alone",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from .harness import Spread, least_rounds
 
 ROOT = Path(__file__).resolve().parent.parent
-SCALING_LENGTH = 4096
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,6 @@ class Settings:
 
     threads: tuple[int, ...]
     quick: bool
-
-    def lengths(self, threads: int, lengths: Sequence[int]) -> tuple[int, ...]:
-        """The lengths to run: all of them with the first thread count; further ones only show that ratios hold."""
-        return tuple(N for N in lengths if threads == self.threads[0] or N <= SCALING_LENGTH)
 
     @property
     def budget(self) -> float:
