@@ -8,6 +8,7 @@ An arrow means "may be imported by". `data` and `report` import none of these ro
 import ast
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -350,7 +351,10 @@ print(json.dumps({"before": before, "after": after, "names": names, "all": lucid
 
 
 def test_importing_the_package_defines_names_and_does_nothing_else() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    # This process has imported the package: what that did to the environment must not be inherited.
+    needed = {name: os.environ[name] for name in ("HOME", "PATH", "PYTHONPATH") if name in os.environ}
+    command = [sys.executable, "-c", IMPORT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=needed)
     assert not done.stderr
     seen = json.loads(done.stdout)
     before, after = seen["before"], seen["after"]

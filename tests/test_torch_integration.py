@@ -53,15 +53,8 @@ def problem(kind: str, length: int = 7, dtype: torch.dtype = torch.float64) -> t
     return [x.requires_grad_() for x in tensors], options(kind, length, dtype)
 
 
-def weighted(output: Tensor) -> Tensor:
-    return (output * correlated(*output.shape, dtype=output.dtype, seed=11)).sum()
-
-
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    return torch.autograd.grad(weighted(output), inputs)
-
-
-# --- opcheck
+    return torch.autograd.grad(output, inputs, correlated(*output.shape, dtype=output.dtype, seed=11))
 
 
 def solves() -> dict[str, tuple[Any, ...]]:
@@ -124,9 +117,6 @@ def test_the_readout_and_its_backward_pass_opcheck(name: str) -> None:
     torch.library.opcheck(softmax_attention_backward_op, (torch.ones_like(o), q, k, y, o, lse, *rest))
 
 
-# --- compile and export
-
-
 @pytest.fixture
 def dynamo() -> Iterator[Any]:
     torch._dynamo.reset()
@@ -158,13 +148,10 @@ class Attention(torch.nn.Module):
 
 def test_an_exported_program_runs_at_other_lengths() -> None:
     T = torch.export.Dim("T", min=2, max=4096)
-    shapes = ({2: T}, {2: T}, {2: T}, {1: T})
-    program = torch.export.export(Attention(), (*qkv(), options("mask")["key_mask"]), dynamic_shapes=shapes)
+    example, shapes = (*qkv(), options("mask")["key_mask"]), ({2: T}, {2: T}, {2: T}, {1: T})
+    program = torch.export.export(Attention(), example, dynamic_shapes=shapes)
     arguments = (*qkv(23), options("mask", 23)["key_mask"])
     torch.testing.assert_close(program.module()(*arguments), Attention()(*arguments))
-
-
-# --- vmap
 
 
 def stacked(inputs: list[Tensor], copies: int = 3) -> list[Tensor]:
@@ -250,9 +237,6 @@ def test_many_gradients_at_once_equal_one_by_one() -> None:
     torch.testing.assert_close(at_once, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True)))
 
 
-# --- derivatives beyond the first, and of other modes
-
-
 @pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
 @pytest.mark.parametrize("which", ["k", "v"])
 def test_double_backward_is_refused_and_the_message_says_what_to_use(kind: str, which: str) -> None:
@@ -311,20 +295,18 @@ def test_the_reference_works_under_function_transforms() -> None:
     torch.testing.assert_close(torch.vmap(torch.func.grad(loss))(keys), one_by_one)
 
 
-# --- precision and gradient modes
+both_implementations = pytest.mark.parametrize("impl", ["blockwise", "reference"])
 
 
-@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+@both_implementations
 @pytest.mark.parametrize("kind", ["plain", "mask", "past"])
 def test_autocast_narrows_what_sdpa_narrows_and_gradients_stay_wide(kind: str, impl: str) -> None:
     inputs, options = problem(kind, length=16, dtype=torch.float32)
     q, k, v = inputs
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = lucid_attention(q, k, v, **options, impl=impl)
-        y = precondition(k, v, **options, impl=impl)
         plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert output.dtype == plain.dtype == torch.bfloat16
-    torch.testing.assert_close(y, precondition(k, v, **options, impl=impl))
     expected = lucid_attention(q, k, v, **options, impl=impl)
     torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
     for grad, wide in zip(gradients(output.float(), inputs), gradients(expected, inputs), strict=True):
@@ -332,11 +314,41 @@ def test_autocast_narrows_what_sdpa_narrows_and_gradients_stay_wide(kind: str, i
         assert (grad - wide).norm() < 0.05 * wide.norm()
 
 
+@both_implementations
+@every_kind
+def test_autocast_does_not_reach_into_the_solve(kind: str, impl: str) -> None:
+    (_, k, v), options = problem(kind, length=16, dtype=torch.float32)
+
+    y = precondition(k, v, **options, impl=impl)
+    grads = gradients(y, [k, v])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = precondition(k, v, **options, impl=impl)
+        # A backward inside autocast is narrowed where it is torch's own, so not for the reference.
+        inside = gradients(output, [k, v]) if impl == "blockwise" else grads
+    torch.testing.assert_close((output, inside), (y, grads))
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("function", ["decode_step", "preconditioner"])
+def test_autocast_does_not_reach_into_other_functions(function: str, norm: str) -> None:
+    q, k, v = qkv(dtype=torch.float32)
+    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], key_scalars(k))
+
+    def compute() -> Any:
+        return preconditioner(k, norm=norm) if function == "preconditioner" else decode_step(*arguments, norm=norm)
+
+    expected = compute()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compute(), expected)
+
+
 def test_autocast_takes_a_mixture_of_dtypes() -> None:
     q, k, v = qkv(dtype=torch.float32)
+    expected = lucid_attention(q, k, v)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = lucid_attention(q.bfloat16(), k, v.bfloat16())
-    torch.testing.assert_close(output.float(), lucid_attention(q, k, v), rtol=0.05, atol=0.05)
+        torch.testing.assert_close(
+            lucid_attention(q.bfloat16(), k, v.bfloat16()).float(), expected, rtol=0.05, atol=0.05
+        )
 
 
 @every_kind

@@ -32,6 +32,9 @@ def softmax_attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q, k, y = _under_autocast(q, k, y)
+    if scale <= 0:
+        # Torch's CPU kernel scales the −∞ of its causal mask as well.
+        q, scale = q * scale, 1.0
     T, total, E = q.shape[2], k.shape[2], y.shape[3]
     # Torch's fast kernels want one head size; without it they fall back to a dense T × T product.
     widest = max(q.shape[3], E)

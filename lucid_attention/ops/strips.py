@@ -93,8 +93,12 @@ def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Te
     if key_mask is None:
         return q, k, y
     hidden = ~key_mask[:, None, :, None]
-    broken = hidden[:, :, -q.shape[2] :] & ~q.isfinite()
-    return q.masked_fill(broken, 0), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
+    return clean_queries(q, key_mask), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
+
+
+def clean_queries(q: Tensor, key_mask: Tensor) -> Tensor:
+    """Zero for NaN and infinities at masked positions. Finite queries still read there: only keys are masked."""
+    return q.masked_fill(~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite(), 0)
 
 
 def attend_strips(

@@ -181,7 +181,12 @@ def test_a_past_may_be_cropped_and_its_rows_reordered() -> None:
 
 
 LENGTHS = torch.tensor([[T], [T - 4], [1]])
-PADDINGS = {"left": torch.arange(T) >= T - LENGTHS, "right": torch.arange(T) < LENGTHS}
+PADDINGS = {
+    "left": torch.arange(T) >= T - LENGTHS,
+    "right": torch.arange(T) < LENGTHS,
+    # Only here do counted positions differ from all others: a shift of a whole row changes nothing.
+    "inside": (torch.arange(T) < 3) | (torch.arange(T) >= 3 + torch.tensor([[0], [2], [5]])),
+}
 
 
 @every_variant

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ...ops.checks import check_norm
 from ...ops.dispatch import choose
-from ...ops.keys import rms_normalize
 from ...ops.lucid import reference
-from ...ops.lucid.api import precondition
+from ...ops.lucid.api import normalize_read_out, precondition
 from ...ops.lucid.decode import decode_step, key_scalars
 from ..causal import CausalAttention, Past
 
@@ -94,7 +93,7 @@ class LucidAttention(CausalAttention):
 
     def readout(self, q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         if self.norm == "qk":
-            q, k = rms_normalize(q), rms_normalize(k)
+            q, k = normalize_read_out(q, k, key_mask)
         if self.impl == "reference":
             return reference.read_out(q, k, y, key_mask, cu_seqlens, None).to(q.dtype)
         return super().readout(q, k, y, key_mask, cu_seqlens)

@@ -13,6 +13,7 @@ from .. import checks, packing
 from ..dispatch import choose
 from ..keys import rms_normalize
 from ..softmax import softmax_attention
+from ..strips import clean_queries
 from . import reference
 from .torch_op import precondition_op
 
@@ -63,10 +64,18 @@ def lucid_attention(
     if past is not None:
         k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y.to(past[1].dtype)], 2)
     if norm == "qk":
-        q, k = rms_normalize(q), rms_normalize(k)
+        q, k = normalize_read_out(q, k, key_mask)
     if impl == "reference":
         return reference.read_out(q, k, y, key_mask, cu_seqlens, scale).to(q.dtype)
     return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
+
+
+def normalize_read_out(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """q and k as the softmax of norm="qk" sees them: gain-free RMS norm. q: [B, H·G, T, D], k: [B, H, S + T, D]."""
+    if key_mask is not None:
+        # Before the norm: the gradient of a masked NaN is NaN, not zero.
+        q, k = clean_queries(q, key_mask), k.masked_fill(~key_mask[:, None, :, None], 0)
+    return rms_normalize(q), rms_normalize(k)
 
 
 def precondition(

@@ -201,8 +201,6 @@ def backward(
             )
             _store(out.dv, group, g)
             if out.dbeta is not None and dbeta is not None:
-                if heads.key_mask is not None:
-                    dbeta.masked_fill_(~heads.key_mask[:, S:, None], 0)
                 _store(out.dbeta, group, dbeta)
             if out.dy_past is not None and dy_past is not None:
                 if heads.key_mask is not None:

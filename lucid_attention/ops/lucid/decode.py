@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import checks
 from ..keys import inverse_norms, rms_normalize
 from ..precision import no_autocast, working_dtype
+from ..strips import clean_queries
 from ..triangular import spans
 
 # Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
@@ -52,7 +53,8 @@ def decode_step(
         q: [B, H·G, 1, D], the new query.
         k: [B, H, S + 1, D], the cached keys with the new one at the end. Caches append keys first.
         v: [B, H, 1, E], the new value.
-        y_past: [B, H, S, E], cached preconditioned values.
+        y_past: [B, H, S, E], cached preconditioned values. Finite everywhere, also at masked keys (where ours are
+            zero): cleaning them would mean to read the cache twice.
         scalars: [B, H, S + 1], `key_scalars` of k. Not read for norm="row_max".
         key_mask, beta, norm, sharpness, scale: as in `lucid_attention`, with key_mask: [B, S + 1], beta: [B, H, 1].
     """
@@ -106,7 +108,9 @@ def _decode(
     c: float | Tensor = math.sqrt(D) if sharpness is None else sharpness
     if isinstance(c, Tensor):
         c = c.to(wide).repeat(B)[:, None, None]
-    scalars = scalars.view(n, 1, total).to(wide)
+    scalars = scalars.reshape(n, 1, total).to(wide)
+    if key_mask is not None:
+        q = clean_queries(q, key_mask)
     keys, queries = k.flatten(0, 1), q.reshape(n, G, D).to(wide)
     if norm == "qk":
         queries = rms_normalize(queries)
@@ -137,6 +141,7 @@ def _decode(
 def _mask_(scores: Tensor, taking_part: Tensor, G: int) -> None:
     """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero."""
     hidden = ~taking_part
+    scores[:, :, -1:].masked_fill_(hidden[..., -1:] & ~scores[:, :, -1:].isfinite(), 0)
     own = torch.zeros_like(hidden)
     own[..., -1] = True
     scores[:, G:].masked_fill_(hidden & ~own, -math.inf)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..precision import no_autocast, working_dtype
 from ..softmax import softmax_weights, visible_keys
+from ..strips import clean_queries
 
 
 def dense_matrix(
@@ -61,6 +62,7 @@ def _precondition(
     S = 0 if k_past is None else k_past.shape[2]
     if key_mask is not None:
         v = v.masked_fill(~key_mask[:, None, S:, None], 0)
+        beta = None if beta is None else beta.masked_fill(~key_mask[:, None, S:], 0)
     rhs = v if beta is None else beta[..., None] * v
     if k_past is None or y_past is None:
         P = dense_matrix(k, key_mask, cu_seqlens, beta, norm, sharpness)
@@ -102,7 +104,6 @@ def read_out(
         q, k, y = (x.to(wide) for x in (q, k, y))
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
-            k, y = k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
-            q = q.masked_fill(hidden[:, :, -q.shape[2] :] & ~q.isfinite(), 0)
+            q, k, y = clean_queries(q, key_mask), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
         weights = softmax_weights(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
         return weights @ y.repeat_interleave(q.shape[1] // k.shape[1], 1)
