@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..ops import checks
 from ..ops.softmax import softmax_attention
 from .rotary import Rotary
 
@@ -54,6 +55,8 @@ class CausalAttention(nn.Module):
             if hidden_size % num_heads:
                 raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}: give head_dim")
             head_dim = hidden_size // num_heads
+        if not isinstance(head_dim, int) or head_dim < 1:
+            raise ValueError(f"head_dim must be a positive integer, got {head_dim!r}")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
@@ -82,6 +85,7 @@ class CausalAttention(nn.Module):
         Returns:
             [B, T, hidden_size] and the past of S + T positions.
         """
+        checks.check_tensor("x", x)
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
             raise ValueError(f"x must be [B, T, {self.q_proj.in_features}], got shape {list(x.shape)}")
         q, k, v = (
@@ -92,12 +96,36 @@ class CausalAttention(nn.Module):
                 (self.v_proj, self.num_kv_heads),
             )
         )
+        self._check(k, v, past, key_mask, cu_seqlens, positions)
         if self.rotary is not None:
             if positions is None:
                 positions = _count_positions(x, past, key_mask)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
         o, present = self.attend(x, q, k, v, past, key_mask, cu_seqlens)
         return self.o_proj(o.transpose(1, 2).flatten(2)), present
+
+    def _check(
+        self,
+        k: Tensor,
+        v: Tensor,
+        past: Past | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        positions: Tensor | None,
+    ) -> None:
+        B, _, T, _ = k.shape
+        if past is not None and not isinstance(past, Past):
+            raise TypeError(f"past must be a Past as returned by the module, got {type(past).__name__}")
+        checks.check_kv(k, v)
+        checks.check_past(None if past is None else (past.k, past.y), k, v)
+        checks.check_key_mask(key_mask, k, 0 if past is None else past.k.shape[2])
+        checks.check_cu_seqlens(cu_seqlens, k, past)
+        if positions is not None:
+            checks.check_tensor("positions", positions)
+            if tuple(positions.shape) not in ((T,), (B, T)):
+                raise ValueError(
+                    f"positions must be [T] = [{T}] or [B, T] = {[B, T]}, got shape {list(positions.shape)}"
+                )
 
     def attend(
         self,

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .precision import autocast_enabled
+
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
 
@@ -17,6 +19,8 @@ NORMS = ("key", "qk", "row_max")
 def check_tensor(name: str, x: Any) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
 
 
 def check_float(name: str, x: Tensor) -> None:
@@ -36,7 +40,7 @@ def check_device(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> No
 
 def check_same_dtype(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> None:
     # Under autocast the layers before us legitimately hand over a mixture.
-    if x.dtype != like.dtype and not torch.is_autocast_enabled(like.device.type):
+    if x.dtype != like.dtype and not autocast_enabled(like):
         raise TypeError(f"{name} must have the dtype of {like_name}: expected {like.dtype}, got {x.dtype}")
 
 
@@ -111,6 +115,7 @@ def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any) -> None:
         raise ValueError(f"cu_seqlens must be [n + 1] offsets of n >= 1 documents, got shape {list(cu_seqlens.shape)}")
     if k.shape[0] != 1:
         raise ValueError(f"cu_seqlens packs documents into one row: expected batch size 1, got {k.shape[0]}")
+    check_device("cu_seqlens", cu_seqlens, k)
     if past is not None:
         raise ValueError("cu_seqlens and past exclude each other: expected one of them, got both")
 
@@ -129,6 +134,16 @@ def check_norm(norm: Any) -> None:
         raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}")
 
 
+def check_positive(name: str, x: Any) -> None:
+    """A positive finite number, or None."""
+    if x is None:
+        return
+    if isinstance(x, bool) or not isinstance(x, (int, float)):
+        raise TypeError(f"{name} must be a positive number or None, got {type(x).__name__}")
+    if not 0 < x < math.inf:
+        raise ValueError(f"{name} must be a positive finite number, got {x}")
+
+
 def check_sharpness(sharpness: Any, k: Tensor) -> None:
     if sharpness is None:
         return
@@ -138,10 +153,12 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         check_device("sharpness", sharpness, k)
     elif isinstance(sharpness, bool) or not isinstance(sharpness, (int, float)):
         raise TypeError(f"sharpness must be a positive number or a tensor [H], got {type(sharpness).__name__}")
-    elif not 0 < sharpness < math.inf:
-        raise ValueError(f"sharpness must be a positive finite number, got {sharpness}")
+    else:
+        check_positive("sharpness", sharpness)
 
 
 def check_scale(scale: Any) -> None:
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")
+    if scale is not None and not -math.inf < scale < math.inf:
+        raise ValueError(f"scale must be a finite number, got {scale}")

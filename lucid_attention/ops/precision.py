@@ -10,8 +10,21 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def autocast_enabled(x: Tensor) -> bool:
+    """Some devices, such as meta, do not know autocast, and torch raises when asked."""
+    device = x.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def no_autocast(x: Tensor) -> AbstractContextManager[None]:
     """Bodies of custom operators inherit the caller's autocast, which would narrow our matrix products."""
-    if not torch.is_autocast_enabled(x.device.type):
+    if not autocast_enabled(x):
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
+
+
+def read_out_dtype(x: Tensor) -> torch.dtype:
+    """What `scaled_dot_product_attention` makes of x: autocast narrows it, unless it is float64."""
+    if x.dtype == torch.float64 or not autocast_enabled(x):
+        return x.dtype
+    return torch.get_autocast_dtype(x.device.type)

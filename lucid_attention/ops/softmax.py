@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .folding import fold_vmap
+from .forward_mode import refuse_forward_mode
+from .precision import read_out_dtype
 from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
 
@@ -45,17 +47,14 @@ def softmax_attention(
     elif plain and T == 1:
         o = grouped_sdpa(q, k, y, scale)
     else:
+        refuse_forward_mode(q, k, y)
         o = softmax_attention_op(q, k, y, key_mask, cu_seqlens, scale)[0]
     return o[..., :E]
 
 
 def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as autocast does for `scaled_dot_product_attention`: our own operator must not differ from it."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
+    return tuple(x.to(read_out_dtype(x)) for x in tensors)
 
 
 @torch.library.custom_op("lucid_attention::softmax_attention", mutates_args=())

@@ -155,11 +155,9 @@ def test_scalars_that_were_not_cropped_with_the_keys_are_explained() -> None:
         refused(case, {"x": X[:, :1], "past": stale})
 
 
-def test_x_of_another_dtype_or_device_than_the_weights_is_refused() -> None:
-    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"double|float64"):
+def test_x_of_another_dtype_than_the_weights_is_refused() -> None:
+    with pytest.raises((TypeError, RuntimeError), match=r"double|float64"):
         MODULE(X.double())
-    with pytest.raises((TypeError, ValueError, RuntimeError), match="meta"):
-        MODULE(X.to("meta"))
 
 
 def test_options_of_a_call_are_keywords_only() -> None:

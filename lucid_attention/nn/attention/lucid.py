@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_norm
+from ...ops.checks import check_norm, check_positive
 from ...ops.dispatch import choose
 from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_read_out, precondition
 from ...ops.lucid.decode import decode_step, key_scalars
+from ...ops.precision import read_out_dtype
 from ..causal import CausalAttention, Past
 
 
@@ -41,8 +42,7 @@ class LucidAttention(CausalAttention):
         super().__init__(hidden_size, num_heads, **options)
         check_norm(norm)
         choose(impl)
-        if sharpness is not None and not 0 < sharpness < math.inf:
-            raise ValueError(f"sharpness must be a positive finite number, got {sharpness}")
+        check_positive("sharpness", sharpness)
         self.norm, self.impl, self.fixed_sharpness = norm, impl, sharpness
         self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
         self.log_sharpness = None
@@ -95,7 +95,7 @@ class LucidAttention(CausalAttention):
         if self.norm == "qk":
             q, k = normalize_read_out(q, k, key_mask)
         if self.impl == "reference":
-            return reference.read_out(q, k, y, key_mask, cu_seqlens, None).to(q.dtype)
+            return reference.read_out(q, k, y, key_mask, cu_seqlens, None).to(read_out_dtype(q))
         return super().readout(q, k, y, key_mask, cu_seqlens)
 
     def extra_repr(self) -> str:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from .. import checks, packing
 from ..dispatch import choose
+from ..forward_mode import refuse_forward_mode
 from ..keys import rms_normalize
+from ..precision import no_autocast, read_out_dtype
 from ..softmax import softmax_attention
 from ..strips import clean_queries
 from . import reference
@@ -66,7 +68,7 @@ def lucid_attention(
     if norm == "qk":
         q, k = normalize_read_out(q, k, key_mask)
     if impl == "reference":
-        return reference.read_out(q, k, y, key_mask, cu_seqlens, scale).to(q.dtype)
+        return reference.read_out(q, k, y, key_mask, cu_seqlens, scale).to(read_out_dtype(q))
     return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
 
 
@@ -117,7 +119,8 @@ def preconditioner(
     c = _sharpness(k, sharpness)
     wide = torch.promote_types(k.dtype, torch.float32)
     c = c.to(wide) if isinstance(c, Tensor) else c
-    return reference.dense_matrix(k.to(wide), key_mask, cu_seqlens, beta, norm, c).to(k.dtype)
+    with no_autocast(k):
+        return reference.dense_matrix(k.to(wide), key_mask, cu_seqlens, beta, norm, c).to(k.dtype)
 
 
 def _check(
@@ -163,6 +166,7 @@ def _precondition(
         if cu_seqlens is not None:
             packing.offsets(cu_seqlens, k.shape[2])
         return reference.precondition(k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c).to(v.dtype)
+    refuse_forward_mode(k, v, k_past, y_past, beta, c)
     learned = c.expand(k.shape[0], -1) if isinstance(c, Tensor) else None
     default = 0.0 if isinstance(c, Tensor) else c
     args = (k_past, y_past, beta, learned, key_mask, cu_seqlens, default, norm == "row_max")

@@ -31,6 +31,7 @@ class DecodeStep(NamedTuple):
 
 def key_scalars(k: Tensor) -> Tensor:
     """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps beside the keys."""
+    checks.check_heads_first("k", k, "[B, H, T, D]")
     return inverse_norms(k.to(working_dtype(k)))[..., 0]
 
 
@@ -81,6 +82,13 @@ def _check(
     new = k[:, :, -1:]
     checks.check_shape("v", v, (B, H, 1, v.shape[3]), "[B, H, 1, E]")
     checks.check_q(q, new)
+    checks.check_device("v", v, k)
+    checks.check_same_dtype("v", v, k)
+    for name, x in (("y_past", y_past), ("scalars", scalars)):
+        checks.check_tensor(name, x)
+        checks.check_float(name, x)
+        checks.check_device(name, x, k)
+    checks.check_same_dtype("y_past", y_past, v, "v")
     checks.check_shape("y_past", y_past, (B, H, total - 1, v.shape[3]), "[B, H, S, E]")
     checks.check_shape("scalars", scalars, (B, H, total), "[B, H, S + 1]")
     checks.check_key_mask(key_mask, new, total - 1)

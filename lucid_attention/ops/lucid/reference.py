@@ -43,6 +43,8 @@ def dense_matrix(
     # Masked before exp: an infinite exponential behind the mask would turn the gradient into NaN.
     P = scores.masked_fill(~visible, -torch.inf).exp()
     if beta is not None:
+        if key_mask is not None:
+            beta = beta.masked_fill(~key_mask[:, None], 0)
         P = beta[..., None] * P
     return P.tril(-1) + torch.eye(N, dtype=P.dtype, device=P.device)
 
