@@ -35,7 +35,7 @@ class Contestant:
 
 
 def overwrites(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """keys: [batch, WRITES + KEYS], the last KEYS are the questions; values: [batch, WRITES]; answers: [batch, KEYS]."""
+    """keys: [batch, WRITES + KEYS], the last KEYS are questions; values: [batch, WRITES]; answers: [batch, KEYS]."""
     keys = torch.randint(KEYS, (batch, WRITES), generator=generator)
     # Every key is written at least once.
     keys[:, :KEYS] = torch.stack([torch.randperm(KEYS, generator=generator) for _ in range(batch)])
