@@ -11,13 +11,13 @@ from torch import Tensor
 def inverse_norms(k: Tensor) -> Tensor:
     """1/‖k‖ along the last dimension, kept: [..., D] -> [..., 1]; 0 for a zero key.
 
-    Scaled by the largest entry first, so that squares neither overflow nor vanish.
+    Squares are summed in float64 where the device has it, so that those of float32 keys neither overflow nor vanish.
     """
-    peak = k.detach().abs().amax(-1, keepdim=True)
-    zero = peak < torch.finfo(k.dtype).tiny
-    peak = peak.masked_fill(zero, 1.0)
-    norm = torch.linalg.vector_norm(k / peak, dim=-1, keepdim=True).masked_fill(zero, 1.0)
-    return (1.0 / norm / peak).masked_fill(zero, 0.0)
+    wide = k.dtype if k.device.type == "mps" else torch.float64
+    norm = torch.linalg.vector_norm(k, dim=-1, keepdim=True, dtype=wide)
+    zero = norm < torch.finfo(k.dtype).tiny
+    # Infinity has the inverse that a zero key needs, and the gradient: none.
+    return norm.masked_fill(zero, torch.inf).reciprocal().to(k.dtype)
 
 
 def rms_normalize(x: Tensor) -> Tensor:

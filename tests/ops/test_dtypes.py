@@ -130,7 +130,7 @@ def test_feeding_back_a_rounded_cache_costs_at_most_twice_its_rounding(dtype):
     assert norm_error(y, truth) <= 2 * UNIT[dtype]
 
 
-@pytest.mark.parametrize("kind", ["plain", "past", "masked", "packed"])
+@pytest.mark.parametrize("kind", ["plain", "past", "masked", "packed", "row_max"])
 def test_autocast_changes_the_read_out_as_it_does_for_sdpa_and_the_solve_not_at_all(kind):
     case, options = KINDS[kind]
     tensors = case.tensors(torch.float32, beta=True)

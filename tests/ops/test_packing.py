@@ -110,11 +110,16 @@ def test_a_loss_on_one_document_has_no_gradient_in_another():
         assert (grads[name][:, :, 20:60] != 0).any(), name
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[300] * 8, [37] * 100, [1] * 3000, [1, 2, 5, 100, 256, 257, 700] * 3],
-    ids=["long", "short", "1", "mixed"],
-)
+WORKLOADS = {
+    "long": [300] * 8,
+    "short": [37] * 100,
+    "single tokens": [1] * 3000,
+    "mixed": [1, 2, 5, 100, 256, 257, 700] * 3,
+    "one that is not like the others": [2] * 1000 + [256],
+}
+
+
+@pytest.mark.parametrize("lengths", WORKLOADS.values(), ids=WORKLOADS.keys())
 def test_the_work_is_that_of_the_documents_and_not_of_their_square(lengths, monkeypatch):
     """Counted in entries of P that are made, forward and backward."""
     made = []

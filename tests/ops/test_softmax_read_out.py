@@ -97,6 +97,18 @@ def test_16_bit_read_outs_are_a_few_roundings_from_the_truth(shape, dtype, unit,
         assert (ours[name].double() - x).norm() <= 2 * unit * x.norm(), name
 
 
+@pytest.mark.parametrize("shape", ["grouped", "chunk"])
+def test_autocast_is_the_same_as_rounding_the_inputs(shape, path):
+    """Inside, autocast is off: it would narrow the products that are meant to be float32."""
+    tensors, weight = tensors_of(shape, torch.bfloat16)
+    key_mask = mask_for(tensors)
+    rounded = evaluate(softmax_attention, tensors, weight, key_mask=key_mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = evaluate(softmax_attention, widened(tensors, torch.float32), weight, key_mask=key_mask)
+    for name, x in rounded.items():
+        torch.testing.assert_close(cast[name].to(torch.bfloat16), x, rtol=0, atol=0)
+
+
 def test_a_query_that_sees_nothing_reads_zero_and_passes_no_gradient(path):
     tensors, weight = tensors_of("chunk")
     key_mask = torch.ones(2, 87, dtype=torch.bool)
