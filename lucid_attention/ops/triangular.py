@@ -31,17 +31,22 @@ class Schedule:
         return max(1, self.elements // self.block)
 
 
-# Tile elements over all heads in flight: about 1 MB of float32, half of a CPU core's L2 cache, against 256 MB.
+# Elements of a tile: about 1 MB of float32, half of the L2 cache of a CPU core; 256 MB over all heads elsewhere.
 CPU_TILE = 1024 * 256
 ACCELERATOR_TILE = 64 * 1024 * 1024
 
 
 def pick_schedule(device: torch.device, heads: int, new: int, past: int = 0) -> Schedule:
     """The schedule for `heads` systems of `new` rows behind `past` solved ones on `device`."""
-    budget = CPU_TILE if device.type == "cpu" else ACCELERATOR_TILE
+    largest = budget = ACCELERATOR_TILE
+    if device.type == "cpu":
+        # Threads share the work best as whole products of different heads, with two for each to even out.
+        threads = torch.get_num_threads()
+        largest, budget = 2 * CPU_TILE, CPU_TILE * (2 * threads if threads > 1 else 1)
     block = min(256, new)
     at_once = max(1, min(heads, budget // (block * min(1024, new + past))))
-    return Schedule(heads=at_once, block=block, elements=max(block * block, min(budget // at_once, new * (new + past))))
+    elements = max(block * block, min(budget // at_once, largest, new * (new + past)))
+    return Schedule(heads=at_once, block=block, elements=elements)
 
 
 def spans(start: int, stop: int, size: int) -> Iterator[slice]:
