@@ -81,6 +81,15 @@ def solve_unit_lower_transposed_(matrix: Tensor, y: Tensor) -> None:
     torch.linalg.solve_triangular(matrix, y.mT, upper=False, left=False, unitriangular=True, out=y.mT)
 
 
+def subtract_product_(target: Tensor, left: Tensor, right: Tensor, alpha: float) -> None:
+    """target ← target − alpha · left · right in place: [n, R, C], [n, R, K], [n, K, C]."""
+    if target.shape[0] == 1 or target.device.type != "cpu":
+        target.baddbmm_(left, right, alpha=-alpha)
+    else:
+        # On a CPU torch would run this view head by head. As a product of its own, heads spread over the threads.
+        target.sub_(torch.bmm(left, right), alpha=alpha)
+
+
 def _at(cols: slice, offset: int) -> slice:
     return slice(cols.start + offset, cols.stop + offset)
 
@@ -109,7 +118,7 @@ def solve_(
     S = 0 if y_past is None else y_past.shape[1]
     if y_past is not None:
         for rows, cols in _past_tiles(T, S, schedule):
-            y[:, rows].baddbmm_(tiles.make(_at(rows, S), cols), y_past[:, cols], alpha=-tiles.alpha)
+            subtract_product_(y[:, rows], tiles.make(_at(rows, S), cols), y_past[:, cols], tiles.alpha)
     for cols in spans(0, T, schedule.block):
         solved = y[:, cols]
         diagonal = tiles.make(_at(cols, S), _at(cols, S)).mul_(tiles.alpha)
@@ -121,7 +130,7 @@ def solve_(
         if beta is not None:
             solved.mul_(beta[:, cols])
         for rows in spans(cols.stop, T, schedule.rows):
-            y[:, rows].baddbmm_(tiles.make(_at(rows, S), _at(cols, S)), solved, alpha=-tiles.alpha)
+            subtract_product_(y[:, rows], tiles.make(_at(rows, S), _at(cols, S)), solved, tiles.alpha)
 
 
 def solve_adjoint_(
@@ -148,7 +157,7 @@ def solve_adjoint_(
         here = g[:, cols]
         for rows in spans(cols.stop, T, schedule.rows):
             tile = tiles.make(_at(rows, S), _at(cols, S))
-            here.baddbmm_(tile.mT, g[:, rows], alpha=-tiles.alpha)
+            subtract_product_(here, tile.mT, g[:, rows], tiles.alpha)
             if tile_grads:
                 tiles.pull_back(_at(rows, S), _at(cols, S), tile, g[:, rows], y[:, cols], False)
         diagonal = tiles.make(_at(cols, S), _at(cols, S))
@@ -163,6 +172,6 @@ def solve_adjoint_(
     if y_past is not None and dy_past is not None:
         for rows, cols in _past_tiles(T, S, schedule):
             tile = tiles.make(_at(rows, S), cols)
-            dy_past[:, cols].baddbmm_(tile.mT, g[:, rows], alpha=-tiles.alpha)
+            subtract_product_(dy_past[:, cols], tile.mT, g[:, rows], tiles.alpha)
             if tile_grads:
                 tiles.pull_back(_at(rows, S), cols, tile, g[:, rows], y_past[:, cols], False)

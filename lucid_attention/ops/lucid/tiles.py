@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..keys import inverse_norms
-from ..triangular import Schedule, spans
+from ..triangular import Schedule, spans, subtract_product_
 
 # Below this exponent e^c · e^−c is harmless in float32, and the factor e^−c rides inside the matrix products for free.
 FOLDED_SHARPNESS = 40.0
@@ -45,8 +45,8 @@ class ExponentialTiles:
         torch.bmm(left, right.mT, out=w).mul_(tile)
         if diagonal:
             w.tril_(-1)
-        self.du[:, rows].baddbmm_(w, self.u[:, cols], alpha=-self.alpha)
-        self.du[:, cols].baddbmm_(w.mT, self.u[:, rows], alpha=-self.alpha)
+        subtract_product_(self.du[:, rows], w, self.u[:, cols], self.alpha)
+        subtract_product_(self.du[:, cols], w.mT, self.u[:, rows], self.alpha)
         if self.row_sums is not None:
             self.row_sums[:, rows].sub_(w.sum(-1, keepdim=True), alpha=self.alpha)
 
