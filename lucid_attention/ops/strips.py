@@ -23,14 +23,13 @@ ROWS = 512
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
-KERNEL_SINCE = (2, 13)
+CPU_KERNEL_KNOWS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def _kernels(x: Tensor) -> bool:
-    release = tuple(int(number) for number in torch.__version__.split(".")[:2])
     return (
         x.device.type == "cpu"
-        and release >= KERNEL_SINCE
+        and CPU_KERNEL_KNOWS_GROUPS
         and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
     )
 
@@ -80,7 +79,8 @@ def grouped_sdpa(
     q: [B, H·G, T, D]; k, y: [B, H, N, D]; mask: [B or 1, 1, T, N].
     """
     G = q.shape[1] // k.shape[1]
-    if G > 1 and q.device.type != "cpu" and q.element_size() > 2:
+    knows_groups = CPU_KERNEL_KNOWS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
+    if G > 1 and not knows_groups:
         # Accelerators' kernels know groups in 16 bits only; asked for more, torch would go dense.
         k, y = k.repeat_interleave(G, 1), y.repeat_interleave(G, 1)
     # A literal, since a compiler with dynamic shapes has only a symbol for the comparison.
