@@ -2,7 +2,8 @@
 
 The solver never sees how a tile is made: `Tiles` makes tiles of L and takes their gradients back. Everything works on
 n heads at once, in place, on tensors [n, T, *]; `Schedule` says how many heads and how large a tile. On a CPU that is
-one tile in the cache at a time, on an accelerator all heads in one batched product: the same algorithm.
+one tile in the cache (a few with several threads), on an accelerator all heads in one batched product: the same
+algorithm.
 
 Order of work: right-looking. Once a block of rows is solved, its column of tiles is subtracted from all rows below, so
 that a tile costs two matrix products (make it, use it) and lives only in between. The adjoint runs the same tiles from
