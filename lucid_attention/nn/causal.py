@@ -1,16 +1,17 @@
 """Causal attention as a module: projections, rotary embedding, grouped heads, padding, packing, cache.
 
-A variant overrides `values` (what is stored) and `readout` (how it is read). As it stands the class is plain softmax
-attention.
+A variant overrides `values` (what is stored) and `readout` (how it is read), or `attend` (both, and what the past is).
+As it stands the class is plain softmax attention.
 """
 
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..ops import checks
 from ..ops.softmax import softmax_attention
+from .norm import HeadNorm
 from .rotary import Rotary
 
 
@@ -21,6 +22,11 @@ class Past(NamedTuple):
     y: Tensor
     scalars: Tensor | None = None
 
+    @property
+    def length(self) -> int:
+        """S, padding included."""
+        return self.k.shape[2]
+
 
 class CausalAttention(nn.Module):
     """Softmax attention over what `values` makes of the values.
@@ -30,9 +36,14 @@ class CausalAttention(nn.Module):
         num_heads: query heads.
         num_kv_heads: key/value heads, a divisor of num_heads; default num_heads.
         head_dim: D, default hidden_size / num_heads. Any size, odd ones too (then without rotary embedding).
+        value_dim: E, default head_dim.
         rope_base: base of the rotary embedding, None for none.
+        qk_norm: learned RMS norm of every query and key, before the rotary embedding.
         bias: whether the projections have biases.
     """
+
+    # What forward takes and returns as past: a NamedTuple with a `length`.
+    past_type: ClassVar[type[Any]] = Past
 
     def __init__(
         self,
@@ -41,38 +52,34 @@ class CausalAttention(nn.Module):
         *,
         num_kv_heads: int | None = None,
         head_dim: int | None = None,
+        value_dim: int | None = None,
         rope_base: float | None = 10_000.0,
+        qk_norm: bool = False,
         bias: bool = False,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, value in (("hidden_size", hidden_size), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        if num_heads % num_kv_heads:
-            raise ValueError(f"num_heads must be a multiple of num_kv_heads: got {num_heads} and {num_kv_heads}")
-        if head_dim is None:
-            if hidden_size % num_heads:
-                raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}: give head_dim")
-            head_dim = hidden_size // num_heads
-        if not isinstance(head_dim, int) or head_dim < 1:
-            raise ValueError(f"head_dim must be a positive integer, got {head_dim!r}")
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        num_kv_heads, head_dim = check_sizes(hidden_size, num_heads, num_kv_heads, head_dim)
+        value_dim = head_dim if value_dim is None else value_dim
+        check_size("value_dim", value_dim)
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim, self.value_dim = head_dim, value_dim
         self.q_proj = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(hidden_size, num_kv_heads * head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
+        self.v_proj = nn.Linear(hidden_size, num_kv_heads * value_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * value_dim, hidden_size, bias=bias)
+        self.q_norm = HeadNorm(head_dim, eps=1e-6) if qk_norm else None
+        self.k_norm = HeadNorm(head_dim, eps=1e-6) if qk_norm else None
         self.rotary = None if rope_base is None else Rotary(head_dim, rope_base)
 
     def forward(
         self,
         x: Tensor,
         *,
-        past: Past | None = None,
+        past: Any = None,
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
-    ) -> tuple[Tensor, Past]:
+    ) -> tuple[Tensor, Any]:
         """Attend, and return the output with what the next call needs as `past`.
 
         Args:
@@ -85,41 +92,41 @@ class CausalAttention(nn.Module):
         Returns:
             [B, T, hidden_size] and the past of S + T positions.
         """
-        checks.check_tensor("x", x)
-        if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
-            raise ValueError(f"x must be [B, T, {self.q_proj.in_features}], got shape {list(x.shape)}")
-        q, k, v = (
-            projection(x).unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
-            for projection, heads in (
-                (self.q_proj, self.num_heads),
-                (self.k_proj, self.num_kv_heads),
-                (self.v_proj, self.num_kv_heads),
-            )
-        )
-        self._check(k, v, past, key_mask, cu_seqlens, positions)
+        self._check(x, past, key_mask, cu_seqlens, positions)
+        S = 0 if past is None else past.length
+        if key_mask is not None:
+            # Nothing that stands at padding may reach the gradients of the projections: 0 · NaN is NaN.
+            x = x.masked_fill(~key_mask[:, S:, None], 0)
+        q, k = split_heads(self.q_proj(x), self.head_dim), split_heads(self.k_proj(x), self.head_dim)
+        v = split_heads(self.v_proj(x), self.value_dim)
+        if past is not None:
+            self.check_past(past, k, v)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
             if positions is None:
-                positions = _count_positions(x, past, key_mask)
+                positions = _count_positions(x, S, key_mask)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
         o, present = self.attend(x, q, k, v, past, key_mask, cu_seqlens)
         return self.o_proj(o.transpose(1, 2).flatten(2)), present
 
     def _check(
-        self,
-        k: Tensor,
-        v: Tensor,
-        past: Past | None,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        positions: Tensor | None,
+        self, x: Any, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None, positions: Tensor | None
     ) -> None:
-        B, _, T, _ = k.shape
-        if past is not None and not isinstance(past, Past):
-            raise TypeError(f"past must be a Past as returned by the module, got {type(past).__name__}")
-        checks.check_kv(k, v)
-        checks.check_past(None if past is None else (past.k, past.y), k, v)
-        checks.check_key_mask(key_mask, k, 0 if past is None else past.k.shape[2])
-        checks.check_cu_seqlens(cu_seqlens, k, past)
+        checks.check_tensor("x", x)
+        expected = f"[B, T, {self.q_proj.in_features}]"
+        if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
+            raise ValueError(f"x must be {expected}, got shape {list(x.shape)}")
+        if 0 in x.shape:
+            raise ValueError(f"x must be {expected} with no empty dimension, got shape {list(x.shape)}")
+        if past is not None and not isinstance(past, self.past_type):
+            raise TypeError(
+                f"past must be a {self.past_type.__name__} as returned by the module, got {type(past).__name__}"
+            )
+        B, T, _ = x.shape
+        one_head = x[:, None]
+        checks.check_key_mask(key_mask, one_head, 0 if past is None else past.length)
+        checks.check_cu_seqlens(cu_seqlens, one_head, past)
         if positions is not None:
             checks.check_tensor("positions", positions)
             if tuple(positions.shape) not in ((T,), (B, T)):
@@ -127,16 +134,20 @@ class CausalAttention(nn.Module):
                     f"positions must be [T] = [{T}] or [B, T] = {[B, T]}, got shape {list(positions.shape)}"
                 )
 
+    def check_past(self, past: Any, k: Tensor, v: Tensor) -> None:
+        """Refuse a past that does not fit the new k: [B, H, T, D] and v: [B, H, T, E]."""
+        checks.check_past((past.k, past.y), k, v)
+
     def attend(
         self,
         x: Tensor,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        past: Past | None,
+        past: Any,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Past]:
+    ) -> tuple[Tensor, Any]:
         """From projected q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new past."""
         y = self.values(x, k, v, past, key_mask, cu_seqlens)
         if past is not None:
@@ -154,9 +165,32 @@ class CausalAttention(nn.Module):
         return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens)
 
 
-def _count_positions(x: Tensor, past: Past | None, key_mask: Tensor | None) -> Tensor:
-    T = x.shape[1]
-    S = 0 if past is None else past.k.shape[2]
+def split_heads(x: Tensor, size: int) -> Tensor:
+    """[B, T, H · size] -> [B, H, T, size]."""
+    return x.unflatten(-1, (-1, size)).transpose(1, 2)
+
+
+def check_size(name: str, value: Any) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def check_sizes(hidden_size: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int]:
+    """Return num_kv_heads and head_dim with their defaults filled in."""
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    for name, value in (("hidden_size", hidden_size), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
+        check_size(name, value)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads: got {num_heads} and {num_kv_heads}")
+    if head_dim is None:
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}: give head_dim")
+        head_dim = hidden_size // num_heads
+    check_size("head_dim", head_dim)
+    return num_kv_heads, head_dim
+
+
+def _count_positions(x: Tensor, S: int, key_mask: Tensor | None) -> Tensor:
     if key_mask is None:
-        return torch.arange(S, S + T, device=x.device)
+        return torch.arange(S, S + x.shape[1], device=x.device)
     return (key_mask.cumsum(-1) - 1).clamp(min=0)[:, S:]

@@ -95,17 +95,17 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
     return None if k_past.shape[2] == 0 else (k_past, y_past)
 
 
-def check_key_mask(key_mask: Any, k: Tensor, past_length: int) -> None:
+def check_key_mask(key_mask: Any, k: Tensor, past_length: int, letters: str = "[B, S + T]") -> None:
     if key_mask is None:
         return
     check_tensor("key_mask", key_mask)
     if key_mask.dtype != torch.bool:
         raise TypeError(f"key_mask must be torch.bool (True where a key takes part), got {key_mask.dtype}")
-    check_shape("key_mask", key_mask, (k.shape[0], past_length + k.shape[2]), "[B, S + T]")
+    check_shape("key_mask", key_mask, (k.shape[0], past_length + k.shape[2]), letters)
     check_device("key_mask", key_mask, k)
 
 
-def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any) -> None:
+def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any, past_name: str = "past") -> None:
     if cu_seqlens is None:
         return
     check_tensor("cu_seqlens", cu_seqlens)
@@ -117,7 +117,7 @@ def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any) -> None:
         raise ValueError(f"cu_seqlens packs documents into one row: expected batch size 1, got {k.shape[0]}")
     check_device("cu_seqlens", cu_seqlens, k)
     if past is not None:
-        raise ValueError("cu_seqlens and past exclude each other: expected one of them, got both")
+        raise ValueError(f"cu_seqlens and {past_name} exclude each other: expected one of them, got both")
 
 
 def check_beta(beta: Any, k: Tensor) -> None:
@@ -127,6 +127,16 @@ def check_beta(beta: Any, k: Tensor) -> None:
     check_float("beta", beta)
     check_shape("beta", beta, tuple(k.shape[:3]), "[B, H, T]")
     check_device("beta", beta, k)
+
+
+def check_factors(k: Tensor, w: Any, beta: Any) -> None:
+    """The Householder factors of PaTH. Their dtype is their own: rounded to 16 bits, w has no longer length 1."""
+    check_heads_first("w", w, "[B, H, T, D]")
+    check_shape("w", w, tuple(k.shape), "[B, H, T, D]")
+    check_device("w", w, k)
+    if beta is None:
+        raise TypeError("beta must be a torch.Tensor, got None")
+    check_beta(beta, k)
 
 
 def check_norm(norm: Any) -> None:

@@ -1,7 +1,8 @@
-"""Packed documents: `cu_seqlens` cut into parts that can be computed as ordinary batches.
+"""Packed documents and rows with masked positions, cut into parts that can be computed as ordinary batches.
 
 A long document is a view of its own. Short documents of similar length are gathered into one batch, padded on the
 right: what is causal never looks there, and thousands of short documents do not cost thousands of small calls.
+Where a masked position must be as if it were not there, the others are gathered in the same way.
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from itertools import pairwise
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 # Documents up to this length are batched; above it a call of its own costs little next to the work.
@@ -104,3 +106,59 @@ def parts(cu_seqlens: Tensor, length: int) -> Iterator[Part]:
             stops.append(stop)
     for starts, stops in short.values():
         yield ShortDocuments(starts, stops, cu_seqlens.device)
+
+
+class KeptPositions:
+    """Sequences of kept positions of some rows, gathered to the front: take gives [sequences, H, L, *]."""
+
+    def __init__(self, rows: list[int], kept: list[Tensor], device: torch.device) -> None:
+        length = max(positions.shape[0] for positions in kept)
+        index = torch.stack([F.pad(positions, (0, length - positions.shape[0]), value=-1) for positions in kept])
+        self.inside = (index >= 0).to(device)
+        # What stands behind the end of a sequence is computed with it and dropped: its last position is as good as any.
+        self.index = torch.where(index >= 0, index, index.amax(1, keepdim=True)).to(device)
+        self.rows = torch.tensor(rows, device=device)[:, None]
+
+    def take(self, x: Tensor) -> Tensor:
+        return x[self.rows, :, self.index].transpose(1, 2)
+
+    def take_grad(self, x: Tensor) -> Tensor:
+        taken = self.take(x)
+        return taken.masked_fill_(~self.inside.view(self.inside.shape[0], 1, -1, *[1] * (taken.ndim - 3)), 0)
+
+    def scratch(self, x: Tensor) -> Tensor:
+        sequences, length = self.index.shape
+        return x.new_empty(sequences, x.shape[1], length, *x.shape[3:])
+
+    def put_(self, out: Tensor, part: Tensor) -> None:
+        rows = self.rows.expand_as(self.index)[self.inside]
+        out[rows, :, self.index[self.inside]] = part.transpose(1, 2)[self.inside]
+
+
+def kept_parts(key_mask: Tensor, cu_seqlens: Tensor | None) -> Iterator[Part]:
+    """All kept positions of key_mask: [B, T], those of a row or a document in sequence. Nothing kept: no part."""
+    mask = key_mask.cpu()
+    borders = [0, mask.shape[1]] if cu_seqlens is None else offsets(cu_seqlens, mask.shape[1])
+    batches: dict[int, tuple[list[int], list[Tensor]]] = {}
+    for row in range(mask.shape[0]):
+        for start, stop in pairwise(borders):
+            kept = mask[row, start:stop].nonzero()[:, 0] + start
+            length = kept.shape[0]
+            if length > SHORT:
+                yield KeptPositions([row], [kept], key_mask.device)
+            elif length:
+                rows, sequences = batches.setdefault((length - 1).bit_length(), ([], []))
+                rows.append(row)
+                sequences.append(kept)
+    for rows, sequences in batches.values():
+        yield KeptPositions(rows, sequences, key_mask.device)
+
+
+def kept_rows(key_mask: Tensor, past: int) -> Iterator[tuple[Part, Part | None]]:
+    """For every row of key_mask: [B, S + T] its kept new positions and, None if there are none, its kept past ones."""
+    mask = key_mask.cpu()
+    for row in range(mask.shape[0]):
+        old, new = mask[row, :past].nonzero()[:, 0], mask[row, past:].nonzero()[:, 0]
+        if new.shape[0]:
+            before = KeptPositions([row], [old], key_mask.device) if old.shape[0] else None
+            yield KeptPositions([row], [new], key_mask.device), before

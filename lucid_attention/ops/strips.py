@@ -26,7 +26,8 @@ ROWS = 512
 CPU_KERNEL_KNOWS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
-def _kernels(x: Tensor) -> bool:
+def flash_kernel_for(x: Tensor) -> bool:
+    """Whether torch has its CPU flash kernel, forward and backward, for tensors like x."""
     return (
         x.device.type == "cpu"
         and CPU_KERNEL_KNOWS_GROUPS
@@ -52,7 +53,7 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
     B, _, total, _ = k.shape
     heads, T = q.shape[1:3]
     past = total - T
-    if _kernels(q):
+    if flash_kernel_for(q):
         if key_mask is None and past == 0:
             yield _Strip(slice(0, B), slice(0, T), T, None, causal=True)
             return
@@ -125,7 +126,7 @@ def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: flo
     with no_autocast(q):
         for strip in _strips(q, k, key_mask):
             here, seen = strip.queries, strip.keys
-            if _kernels(q):
+            if flash_kernel_for(q):
                 o[here], lse[here] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                     q[here],
                     k[seen],
@@ -202,7 +203,7 @@ def _attend_backward(
             here, seen = strip.queries, strip.keys
             strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
             args = strip_do, q[here], k[seen], y[seen]
-            if _kernels(q):
+            if flash_kernel_for(q):
                 additive = _additive(strip.visible, q.dtype)
                 grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                     *args, o[here], lse[here], 0.0, strip.causal, attn_mask=additive, scale=scale

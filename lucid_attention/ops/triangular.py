@@ -5,9 +5,9 @@ n heads at once, in place, on tensors [n, T, *]; `Schedule` says how many heads 
 one tile in the cache (a few with several threads), on an accelerator all heads in one batched product: the same
 algorithm.
 
-Order of work: right-looking. Once a block of rows is solved, its column of tiles is subtracted from all rows below, so
-that a tile costs two matrix products (make it, use it) and lives only in between. The adjoint runs the same tiles from
-the last column to the first and makes each tile once more (`docs/mathematics.md`).
+Order of work: right-looking. Once a block of rows is solved, what is due (`Schedule.due`) is subtracted from rows
+below: its column of tiles, or the rectangle of a tree. A tile costs two matrix products (make it, use it) and lives
+only in between. The adjoint runs the same tiles backwards and makes each tile once more (`docs/mathematics.md`).
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,42 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Schedule:
-    """How much is in flight: `heads` at once, diagonal blocks of `block`, tiles of at most `elements` per head."""
+    """How much is in flight: `heads` at once, diagonal blocks of `block`, tiles of at most `elements` per head.
+
+    tree: which tiles are due once a block is solved. False: its column, down to the last row. True: the rectangle
+    of the node of a binary tree of blocks that it completes, if it is a left one, against its right neighbour.
+    """
 
     heads: int
     block: int
     elements: int
+    tree: bool = False
 
     @property
     def rows(self) -> int:
         """Rows of a tile that is one block wide."""
         return max(1, self.elements // self.block)
+
+    def groups(self, B: int, H: int) -> Iterator[tuple[slice, slice]]:
+        """Slices (batch, heads) of at most `heads` heads each, which cover [B, H]."""
+        if self.heads >= H:
+            for b in spans(0, B, self.heads // H):
+                yield b, slice(0, H)
+        else:
+            for b in spans(0, B, 1):
+                for h in spans(0, H, self.heads):
+                    yield b, h
+
+    def due(self, block: slice, T: int) -> Iterator[tuple[slice, slice]]:
+        """The tiles (rows, cols) to subtract once [block] is solved, in a system of T rows."""
+        cols, stop = block, T
+        if self.tree:
+            count = -(-block.stop // self.block)
+            node = (count & -count) * self.block
+            cols, stop = slice(count * self.block - node, block.stop), min(T, block.stop + node)
+        for rows in spans(block.stop, stop, self.rows):
+            for piece in spans(cols.start, cols.stop, self.block):
+                yield rows, piece
 
 
 # Elements of a tile: about 1 MB of float32, half of the L2 cache of a CPU core; 256 MB over all heads elsewhere.
@@ -130,8 +156,9 @@ def solve_(
             z[:, cols] = solved
         if beta is not None:
             solved.mul_(beta[:, cols])
-        for rows in spans(cols.stop, T, schedule.rows):
-            subtract_product_(y[:, rows], tiles.make(_at(rows, S), _at(cols, S)), solved, tiles.alpha)
+        for rows, done in schedule.due(cols, T):
+            tile = tiles.make(_at(rows, S), _at(done, S))
+            subtract_product_(y[:, rows], tile, y[:, done], tiles.alpha)
 
 
 def solve_adjoint_(
@@ -156,11 +183,11 @@ def solve_adjoint_(
     S = 0 if y_past is None else y_past.shape[1]
     for cols in reversed(list(spans(0, T, schedule.block))):
         here = g[:, cols]
-        for rows in spans(cols.stop, T, schedule.rows):
-            tile = tiles.make(_at(rows, S), _at(cols, S))
-            subtract_product_(here, tile.mT, g[:, rows], tiles.alpha)
+        for rows, done in schedule.due(cols, T):
+            tile = tiles.make(_at(rows, S), _at(done, S))
+            subtract_product_(g[:, done], tile.mT, g[:, rows], tiles.alpha)
             if tile_grads:
-                tiles.pull_back(_at(rows, S), _at(cols, S), tile, g[:, rows], y[:, cols], False)
+                tiles.pull_back(_at(rows, S), _at(done, S), tile, g[:, rows], y[:, done], False)
         diagonal = tiles.make(_at(cols, S), _at(cols, S))
         system = diagonal * tiles.alpha if beta is None else diagonal * (tiles.alpha * beta[:, cols])
         solve_unit_lower_transposed_(system, here)

@@ -1,8 +1,6 @@
-"""`LucidAttention` is `lucid_attention` on its projections, however the tokens arrive."""
+"""`LucidAttention` is `lucid_attention` on its projections; what all attentions have in common is in the contract."""
 
 import copy
-import io
-import pickle
 from typing import Any
 
 import pytest
@@ -14,9 +12,9 @@ import lucid_attention.nn.attention.lucid as implementation
 from lucid_attention import LucidAttention, key_scalars, lucid_attention, preconditioner
 from lucid_attention.nn.causal import CausalAttention, Past
 
-B, T, HIDDEN = 3, 11, 24
+from .contract import GROUPED, HIDDEN, B, T, gradients, in_chunks, inputs
+
 WEIGHTS = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"}
-GROUPED = {"num_heads": 4, "num_kv_heads": 2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "one head": {"num_heads": 1, "num_kv_heads": 1},
@@ -44,33 +42,6 @@ def build(variant: str) -> LucidAttention:
     return module
 
 
-def inputs(batch: int = B, length: int = T) -> Tensor:
-    """Tokens with a common mean: their keys are correlated and LUCID has something to do."""
-    return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 1
-
-
-def gradients(module: LucidAttention, output: Tensor) -> dict[str, Tensor]:
-    """Of a fixed weighting of the output, for every parameter."""
-    weight = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(3))
-    names, parameters = zip(*module.named_parameters(), strict=True)
-    grads = torch.autograd.grad((output * weight).sum(), parameters, retain_graph=True)
-    return dict(zip(names, grads, strict=True))
-
-
-def in_chunks(
-    module: LucidAttention, x: Tensor, sizes: list[int], key_mask: Tensor | None = None
-) -> tuple[Tensor, Past]:
-    outputs: list[Tensor] = []
-    past: Past | None = None
-    seen = 0
-    for chunk in x.split(sizes, 1):
-        seen += chunk.shape[1]
-        output, past = module(chunk, past=past, key_mask=None if key_mask is None else key_mask[:, :seen])
-        outputs.append(output)
-    assert past is not None
-    return torch.cat(outputs, 1), past
-
-
 @every_variant
 def test_it_is_the_function_on_its_projections(variant: str) -> None:
     module, x = build(variant), inputs()
@@ -94,16 +65,6 @@ def test_it_is_the_function_on_its_projections(variant: str) -> None:
     torch.testing.assert_close(past.k, k)
     assert preconditioner(k).tril(-1).mean() > 0.02, "the keys of this test are not correlated"
     assert (past.y - v).abs().max() > 0.1, "LUCID had nothing to do"
-
-
-@every_variant
-def test_gradients_reach_every_parameter_and_are_finite(variant: str) -> None:
-    module = build(variant)
-    module(inputs())[0].square().sum().backward()
-    for name, parameter in module.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert (parameter.grad != 0).any(), name
 
 
 def test_the_weights_have_the_names_of_llama() -> None:
@@ -130,27 +91,6 @@ def test_learned_settings_start_where_they_should() -> None:
     assert build("paper").beta(x) is None
 
 
-@every_variant
-@pytest.mark.parametrize("grad", [True, False], ids=["with gradients", "without gradients"])
-def test_cached_chunks_and_single_tokens_equal_the_full_pass(variant: str, grad: bool) -> None:
-    module, x = build(variant), inputs()
-    with torch.set_grad_enabled(grad):
-        full, whole = module(x)
-        output, past = in_chunks(module, x, [4, 1, 1, 3, 1, 1])
-    torch.testing.assert_close(output, full)
-    torch.testing.assert_close((past.k, past.y), (whole.k, whole.y))
-    if past.scalars is not None:
-        torch.testing.assert_close(past.scalars, key_scalars(past.k))
-    if grad:
-        torch.testing.assert_close(gradients(module, output), gradients(module, full))
-
-
-def test_a_run_from_the_first_token_on_equals_the_full_pass() -> None:
-    module, x = build("qk, all learned"), inputs()
-    with torch.no_grad():
-        torch.testing.assert_close(in_chunks(module, x, [1] * T)[0], module(x)[0])
-
-
 def test_single_tokens_without_gradients_take_the_decoding_step(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = build("paper"), inputs()
     calls = []
@@ -168,73 +108,26 @@ def test_single_tokens_without_gradients_take_the_decoding_step(monkeypatch: pyt
     assert len(calls) == 2
 
 
-def test_a_past_may_be_cropped_and_its_rows_reordered() -> None:
+@every_variant
+def test_the_past_is_keys_and_preconditioned_values_however_the_tokens_arrive(variant: str) -> None:
+    module, x = build(variant), inputs()
+    key_mask = torch.arange(T) >= torch.tensor([[0], [4], [T - 1]])
+    with torch.no_grad():
+        for mask in (None, key_mask):
+            _, whole = module(x, key_mask=mask)
+            _, past = in_chunks(module, x, [4, 1, 1, 3, 1, 1], mask)
+            torch.testing.assert_close((past.k, past.y), (whole.k, whole.y))
+            if past.scalars is not None:
+                torch.testing.assert_close(past.scalars, key_scalars(past.k))
+        assert not past.y.masked_fill(key_mask[:, None, :, None], 0).any()
+
+
+def test_a_past_may_be_cropped() -> None:
     module, x = build("beta"), inputs()
     with torch.no_grad():
         _, past = in_chunks(module, x, [T - 1, 1])
         kept = Past(*(part[:, :, :5] for part in past))
         torch.testing.assert_close(module(x[:, 5:6], past=kept)[0], module(x[:, :6])[0][:, -1:])
-        order = torch.tensor([2, 0, 0])
-        beams = Past(*(part[order] for part in past))
-        expected = module(torch.cat([x[order], x[:, :1]], 1))[0][:, -1:]
-        torch.testing.assert_close(module(x[:, :1], past=beams)[0], expected)
-
-
-LENGTHS = torch.tensor([[T], [T - 4], [1]])
-PADDINGS = {
-    "left": torch.arange(T) >= T - LENGTHS,
-    "right": torch.arange(T) < LENGTHS,
-    # Only here do counted positions differ from all others: a shift of a whole row changes nothing.
-    "inside": (torch.arange(T) < 3) | (torch.arange(T) >= 3 + torch.tensor([[0], [2], [5]])),
-}
-
-
-@every_variant
-@pytest.mark.parametrize("side", PADDINGS)
-def test_a_padded_row_equals_its_tokens_alone(variant: str, side: str) -> None:
-    module, key_mask = build(variant), PADDINGS[side]
-    x = torch.where(key_mask[..., None], inputs(), 50.0)
-    output, past = module(x, key_mask=key_mask)
-    alone = [module(row[None, taking_part])[0] for row, taking_part in zip(x, key_mask, strict=True)]
-    torch.testing.assert_close(output[key_mask], torch.cat(alone, 1)[0])
-    padded = gradients(module, output[key_mask])
-    torch.testing.assert_close(padded, gradients(module, torch.cat(alone, 1)[0]))
-    assert not past.y.masked_fill(key_mask[:, None, :, None], 0).any()
-    with torch.no_grad():
-        nonsense = x.masked_fill(~key_mask[..., None], torch.nan)
-        torch.testing.assert_close(module(nonsense, key_mask=key_mask)[0][key_mask], output[key_mask])
-
-
-@every_variant
-@pytest.mark.parametrize("grad", [True, False], ids=["with gradients", "without gradients"])
-def test_a_left_padded_prompt_continues_as_its_tokens_alone(variant: str, grad: bool) -> None:
-    module, key_mask = build(variant), torch.cat([PADDINGS["left"], torch.ones(B, 4, dtype=torch.bool)], 1)
-    x = torch.where(key_mask[..., None], inputs(length=T + 4), 50.0)
-    with torch.set_grad_enabled(grad):
-        output, _ = in_chunks(module, x, [T, 1, 2, 1], key_mask)
-        alone = [module(row[None, taking_part])[0] for row, taking_part in zip(x, key_mask, strict=True)]
-    torch.testing.assert_close(output[key_mask], torch.cat(alone, 1)[0])
-
-
-@every_variant
-def test_packed_documents_equal_separate_runs(variant: str) -> None:
-    module, x, sizes = build(variant), inputs(batch=1), [4, 1, 6]
-    output, _ = module(x, cu_seqlens=torch.tensor([0, 4, 5, 11], dtype=torch.int32))
-    alone = torch.cat([module(document)[0] for document in x.split(sizes, 1)], 1)
-    # Positions count on over documents, and float32 angles round differently there.
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(output, alone, **close)
-    torch.testing.assert_close(gradients(module, output), gradients(module, alone), **close)
-    assert (output - module(x)[0]).abs().max() > 0.01
-
-
-@every_variant
-def test_future_tokens_do_not_change_the_past(variant: str) -> None:
-    module, x = build(variant), inputs()
-    changed = torch.cat([x[:, :7], -3 * x[:, 7:]], 1)
-    output, other = module(x)[0], module(changed)[0]
-    torch.testing.assert_close(other[:, :7], output[:, :7], rtol=1e-12, atol=1e-12)
-    assert (other[:, 7:] - output[:, 7:]).abs().max() > 0.1
 
 
 def test_positions_matter_by_their_distances_only() -> None:
@@ -268,60 +161,6 @@ def test_in_bfloat16_it_errs_like_plain_attention(variant: str) -> None:
     module.rotary = None
     plain.load_state_dict(module.state_dict(), strict=False)
     assert error_in_bfloat16(module, inputs()) < 4 * error_in_bfloat16(plain, inputs())
-
-
-@every_variant
-def test_autocast_narrows_the_output_and_not_the_gradients(variant: str) -> None:
-    module, x = build(variant).float(), inputs().float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output, _ = module(x)
-        with torch.no_grad():
-            steps, _ = in_chunks(module, x, [6, 1, 3, 1])
-    expected, _ = module(x)
-    assert output.dtype == steps.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(steps.float(), expected, rtol=0.05, atol=0.05)
-    narrow, wide = gradients(module, output.float()), gradients(module, expected)
-    for name, grad in narrow.items():
-        assert grad.dtype == torch.float32
-        assert (grad - wide[name]).norm() < 0.1 * wide[name].norm(), name
-
-
-@every_variant
-def test_saved_weights_load_into_a_new_module(variant: str) -> None:
-    module, x = build(variant), inputs()
-    file = io.BytesIO()
-    torch.save(module.state_dict(), file)
-    file.seek(0)
-    torch.manual_seed(5)
-    other = LucidAttention(HIDDEN, **(GROUPED | VARIANTS[variant])).double()
-    assert not torch.equal(other(x)[0], module(x)[0])
-    other.load_state_dict(torch.load(file, weights_only=True))
-    torch.testing.assert_close(other(x)[0], module(x)[0], rtol=0, atol=0)
-
-
-def test_weights_load_into_a_module_built_on_the_meta_device() -> None:
-    module, x = build("paper").float(), inputs().float()
-    with torch.device("meta"):
-        other = LucidAttention(HIDDEN, **GROUPED)
-    other = other.to_empty(device="cpu")
-    other.load_state_dict(module.state_dict())
-    torch.testing.assert_close(other(x)[0], module(x)[0], rtol=0, atol=0)
-
-
-@every_variant
-def test_copies_and_pickles_behave_the_same_and_share_nothing(variant: str) -> None:
-    module, x = build(variant), inputs()
-    expected, past = module(x)
-    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        torch.testing.assert_close(other(x)[0], expected, rtol=0, atol=0)
-        for parameter in other.parameters():
-            parameter.data.zero_()
-        torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=0)
-    detached = Past(past.k.detach(), past.y.detach())
-    kept = pickle.loads(pickle.dumps(detached))
-    assert isinstance(kept, Past)
-    torch.testing.assert_close(kept.y, detached.y)
 
 
 def test_its_text_names_its_settings() -> None:

@@ -1,4 +1,4 @@
-"""`LucidAttention` inside torch: compile, export, inference mode."""
+"""Attention modules inside torch: compile, export, vmap. Most of it for `LucidAttention`: its operators are our own."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +9,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import LucidAttention
+
+from . import contract
+from .contract import every_name
 
 HIDDEN = 16
 
@@ -45,9 +48,20 @@ def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
         torch.testing.assert_close(gradients(module, output), gradients(module, expected))
 
 
-def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(dynamo: Any) -> None:
+@every_name
+def test_every_attention_compiles_into_one_graph_with_its_gradients(name: str, dynamo: Any) -> None:
+    module, x = contract.build(name), contract.inputs()
+    key_mask = torch.arange(contract.T) >= torch.tensor([[0], [2], [7]])
+    output = torch.compile(module, backend="aot_eager", fullgraph=True)(x, key_mask=key_mask)[0]
+    expected = module(x, key_mask=key_mask)[0]
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(contract.gradients(module, output), contract.gradients(module, expected))
+
+
+@pytest.mark.parametrize("name", ["lucid", "gated_delta"])
+def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(name: str, dynamo: Any) -> None:
     counter = CompileCounterWithBackend("aot_eager")
-    module, x = build(), inputs(1, 14)
+    module, x = contract.build(name), contract.inputs(1, 14)
     compiled = torch.compile(module, backend=counter, fullgraph=True)
     with torch.no_grad():
         full, _ = module(x)
@@ -69,24 +83,9 @@ def test_an_exported_program_runs_at_other_lengths() -> None:
     torch.testing.assert_close(program.module()(x)[0], module(x)[0])
 
 
-def test_a_cache_filled_in_inference_mode_can_be_decoded_there() -> None:
-    module, x = build(), inputs(2, 8)
-    expected = module(x)[0].detach()
-    with torch.inference_mode():
-        output, past = module(x[:, :7])
-        last, _ = module(x[:, 7:], past=past)
-    torch.testing.assert_close(torch.cat([output, last], 1).clone(), expected)
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_vmap_over_batches_equals_a_loop() -> None:
     module, x = build(learn_beta=True), inputs(6, 5).view(3, 2, 5, HIDDEN)
     output, expected = torch.vmap(lambda each: module(each)[0])(x), torch.stack([module(each)[0] for each in x])
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(gradients(module, output), gradients(module, expected))
-
-
-def test_recomputed_activations_give_the_same_gradients() -> None:
-    module, x = build(learn_beta=True), inputs(2, 7)
-    output = torch.utils.checkpoint.checkpoint(lambda each: module(each)[0], x, use_reentrant=False)
-    torch.testing.assert_close(gradients(module, output), gradients(module, module(x)[0]))

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from lucid_attention import lucid_attention, precondition
-from lucid_attention.ops.lucid.tiles import ExponentialTiles
+from lucid_attention.ops.exponential import ExponentialTiles
 
 from . import oracles
 from .cases import Case, assert_exact, call, evaluate

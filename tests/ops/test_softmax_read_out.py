@@ -23,13 +23,13 @@ SHAPES = {  # B, H, G, T, S, D, E
 @pytest.fixture(params=["kernels", "plain"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "plain":
-        monkeypatch.setattr(strips, "_kernels", lambda x: False)
+        monkeypatch.setattr(strips, "flash_kernel_for", lambda x: False)
     return request.param
 
 
 def test_torch_still_has_the_kernel_that_the_fast_path_calls():
     release = tuple(int(number) for number in torch.__version__.split(".")[:2])
-    assert strips._kernels(torch.empty(0)) == (release >= (2, 13))
+    assert strips.flash_kernel_for(torch.empty(0)) == (release >= (2, 13))
 
 
 @pytest.fixture(params=["wide", "narrow"])

@@ -1,5 +1,27 @@
-"""One file per attention variant."""
+"""One file per attention variant, one line each in `ATTENTIONS`."""
 
+from ..causal import CausalAttention
+from .delta import DeltaAttention
+from .diff import DiffAttention
+from .gated_delta import GatedDeltaAttention
+from .gla import GlaAttention
+from .gsa import GsaAttention
 from .lucid import LucidAttention
+from .lucid_path import LucidPathAttention
+from .path import PathAttention
+from .softmax import SoftmaxAttention
 
-__all__ = ["LucidAttention"]
+# The registry: contract tests, benchmarks and models pick up what stands here.
+ATTENTIONS: dict[str, type[CausalAttention]] = {
+    "softmax": SoftmaxAttention,
+    "lucid": LucidAttention,
+    "path": PathAttention,
+    "lucid_path": LucidPathAttention,
+    "diff": DiffAttention,
+    "delta": DeltaAttention,
+    "gated_delta": GatedDeltaAttention,
+    "gla": GlaAttention,
+    "gsa": GsaAttention,
+}
+
+__all__ = ["ATTENTIONS", "LucidAttention"]

@@ -4,7 +4,6 @@ Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`)
 β = 0 and its key and value read as zero, which takes it out of the system whatever stands there.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,8 +11,8 @@ from torch import Tensor
 
 from .. import packing
 from ..precision import no_autocast, working_dtype
-from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_, spans
-from .tiles import KeyFeatures, row_winners
+from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
+from .features import KeyFeatures, row_winners
 
 
 @dataclass(frozen=True)
@@ -48,18 +47,6 @@ class Problem:
         if isinstance(sharpness, Tensor):
             sharpness = sharpness.repeat_interleave(k.shape[0] // sharpness.shape[0], 0)
         return Problem(k, None, None, beta, sharpness, key_mask, self.row_max)
-
-
-def _groups(problem: Problem, schedule: Schedule) -> Iterator[tuple[slice, slice]]:
-    """Slices (batch, heads) of at most `schedule.heads` heads each."""
-    B, H = problem.k.shape[:2]
-    if schedule.heads >= H:
-        for b in spans(0, B, schedule.heads // H):
-            yield b, slice(0, H)
-    else:
-        for b in spans(0, B, 1):
-            for h in spans(0, H, schedule.heads):
-                yield b, h
 
 
 def _flat(x: Tensor | None, group: tuple[slice, slice]) -> Tensor | None:
@@ -138,7 +125,7 @@ def forward(
     """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] where they are asked for."""
     schedule = schedule or _schedule(problem)
     with no_autocast(v):
-        for group in _groups(problem, schedule):
+        for group in schedule.groups(*problem.k.shape[:2]):
             heads = Heads(problem, group)
             won = None
             if winners is not None:
@@ -178,7 +165,7 @@ def backward(
     schedule = schedule or _schedule(problem)
     S = problem.past
     with no_autocast(dy):
-        for group in _groups(problem, schedule):
+        for group in schedule.groups(*problem.k.shape[:2]):
             heads = Heads(problem, group)
             won = _flat(winners, group)
             tiles = heads.features.tiles(schedule.elements, won)

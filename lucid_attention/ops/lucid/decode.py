@@ -7,26 +7,15 @@ reads the values for the queries also gives Σ_j P_j y_j (`docs/mathematics.md`)
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..decoding import DecodeStep, cache_product, finish_step
 from ..keys import inverse_norms, rms_normalize
 from ..precision import no_autocast, working_dtype
 from ..strips import clean_queries
-from ..triangular import spans
-
-# Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
-WIDENED_KEYS = 1024
-
-
-class DecodeStep(NamedTuple):
-    """o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written behind `y_past`."""
-
-    o: Tensor
-    y: Tensor
 
 
 def key_scalars(k: Tensor) -> Tensor:
@@ -123,51 +112,11 @@ def _decode(
     if norm == "qk":
         queries = rms_normalize(queries)
     weight = c / D if norm == "row_max" else c * scalars[:, :, -1:]
-    scores = _product(torch.cat([queries * scale, keys[:, -1:].to(wide) * weight], 1), keys.mT)
+    scores = cache_product(torch.cat([queries * scale, keys[:, -1:].to(wide) * weight], 1), keys.mT)
     if norm == "qk":
         scores[:, :G].mul_(scalars * math.sqrt(D))
     key_scores = scores[:, G:]
     if norm != "row_max":
         key_scores.mul_(scalars)
         key_scores[:, :, -1:] = c  # exactly, also for a zero key
-    if key_mask is not None:
-        _mask_(scores, key_mask.repeat_interleave(H, 0)[:, None], G)
-    p = torch.softmax(scores, -1, out=scores)
-    own = p[:, :, -1:]
-    read = _product(p[:, :, :-1], y_past.flatten(0, 1))
-    # The largest exponent of the key's row is subtracted in P. With normalised keys it is its own.
-    top = p[:, G:].amax(-1, keepdim=True) if norm == "row_max" else own[:, G:]
-    y = torch.addcdiv(v.reshape(n, 1, -1).to(wide), read[:, G:], top, value=-1)
-    if beta is not None:
-        y = y * beta.reshape(n, 1, 1).to(wide)
-    if key_mask is not None:
-        y = y.masked_fill(~key_mask[:, -1:].repeat_interleave(H, 0)[:, None], 0)
-    o = torch.addcmul(read[:, :G], own[:, :G], y.to(y_past.dtype).to(wide))
-    return DecodeStep(o.view(B, H * G, 1, -1).to(q.dtype), y.view(B, H, 1, -1).to(y_past.dtype))
-
-
-def _mask_(scores: Tensor, taking_part: Tensor, G: int) -> None:
-    """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero."""
-    hidden = ~taking_part
-    scores[:, :, -1:].masked_fill_(hidden[..., -1:] & ~scores[:, :, -1:].isfinite(), 0)
-    own = torch.zeros_like(hidden)
-    own[..., -1] = True
-    scores[:, G:].masked_fill_(hidden & ~own, -math.inf)
-    scores[:, :G].masked_fill_(hidden & ~(own & hidden.all(-1, keepdim=True)), -math.inf)
-
-
-def _product(rows: Tensor, cache: Tensor) -> Tensor:
-    """rows @ cache in the precision of rows: [n, R, K] · [n, K, N], where one of K and N is the number of keys."""
-    if cache.dtype != rows.dtype:
-        return _widening_product(rows, cache)
-    return torch.bmm(rows, cache)
-
-
-def _widening_product(rows: Tensor, cache: Tensor) -> Tensor:
-    if cache.stride(-1) != 1:  # the keys, transposed
-        wide = (cache[:, :, s].to(rows.dtype) for s in spans(0, cache.shape[2], WIDENED_KEYS))
-        return torch.cat([torch.bmm(rows, part) for part in wide], -1)
-    out = rows.new_zeros(*rows.shape[:2], cache.shape[2])
-    for s in spans(0, cache.shape[1], WIDENED_KEYS):
-        out.baddbmm_(rows[:, :, s], cache[:, s].to(rows.dtype))
-    return out
+    return finish_step(scores, G, v, y_past, key_mask, dtype=q.dtype, beta=beta, row_max=norm == "row_max")

@@ -1,4 +1,4 @@
-"""Tiles of LUCID's matrix, P_ij = exp(u_i·u_j − shift_i), and the way from keys to features u and back.
+"""The features u of LUCID's matrix, P_ij = exp(u_i·u_j − shift_i), and the way from keys to them and back.
 
 norm="key":      u = √c · k/‖k‖,   shift = c, so that P_ij = exp(c (cos θ_ij − 1))
 norm="row_max":  u = √(c/D) · k,   shift_i = max_{j ≤ i} u_i·u_j
@@ -9,46 +9,9 @@ import math
 import torch
 from torch import Tensor
 
+from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
-from ..triangular import Schedule, spans, subtract_product_
-
-# Below this exponent e^c · e^−c is harmless in float32, and the factor e^−c rides inside the matrix products for free.
-FOLDED_SHARPNESS = 40.0
-
-
-class ExponentialTiles:
-    """Tiles of P for n heads, of which u: [n, S + T, D] are the features.
-
-    shift: None (folded into alpha), or [n, 1, 1], or [n, S + T, 1].
-    """
-
-    def __init__(self, u: Tensor, alpha: float, shift: Tensor | None, elements: int) -> None:
-        self.u, self.alpha, self.shift = u, alpha, shift
-        self._tile = u.new_empty(u.shape[0] * elements)
-
-    def make(self, rows: slice, cols: slice) -> Tensor:
-        left, right = self.u[:, rows], self.u[:, cols].mT
-        tile = self._tile[: left.shape[0] * left.shape[1] * right.shape[2]].view(*left.shape[:2], right.shape[2])
-        torch.bmm(left, right, out=tile)
-        if self.shift is not None:
-            tile.sub_(self.shift if self.shift.shape[1] == 1 else self.shift[:, rows])
-        return tile.exp_()
-
-    def collect_gradients(self, row_sums: bool) -> None:
-        """Get ready for `pull_back`, which adds into `du` and, if wished, into `row_sums` = Σ_j dS_ij, S = log P."""
-        self.du = torch.zeros_like(self.u)
-        self.row_sums = self.u.new_zeros(*self.u.shape[:2], 1) if row_sums else None
-        self._grad = torch.empty_like(self._tile)
-
-    def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
-        w = self._grad[: tile.numel()].view(tile.shape)
-        torch.bmm(left, right.mT, out=w).mul_(tile)
-        if diagonal:
-            w.tril_(-1)
-        subtract_product_(self.du[:, rows], w, self.u[:, cols], self.alpha)
-        subtract_product_(self.du[:, cols], w.mT, self.u[:, rows], self.alpha)
-        if self.row_sums is not None:
-            self.row_sums[:, rows].sub_(w.sum(-1, keepdim=True), alpha=self.alpha)
+from ..triangular import Schedule, spans
 
 
 class KeyFeatures:
@@ -70,7 +33,7 @@ class KeyFeatures:
             return ExponentialTiles(self.u, 1.0, self._row_maxima(winners), elements)
         if isinstance(self.sharpness, Tensor):
             return ExponentialTiles(self.u, 1.0, self.sharpness, elements)
-        if self.sharpness > FOLDED_SHARPNESS:
+        if self.sharpness > FOLDED_SHIFT:
             return ExponentialTiles(self.u, 1.0, self.u.new_full((1, 1, 1), self.sharpness), elements)
         return ExponentialTiles(self.u, math.exp(-self.sharpness), None, elements)
 

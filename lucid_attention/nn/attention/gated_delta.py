@@ -1,0 +1,45 @@
+"""Gated DeltaNet as a module."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..causal import split_heads
+from .delta import DeltaAttention
+
+
+class GatedDeltaAttention(DeltaAttention):
+    """Gated DeltaNet as published: the delta rule with a decay per token and head, and a gated norm of the output.
+
+    The publication takes 6 · hidden_size² weights (D and E chosen so that q, k have 0.75 and v, o, the gate 1.5). To be
+    compared with softmax attention it has the same proportions E = 2·D here and as many weights as softmax attention
+    of the same heads: D = head_dim/2, E = head_dim without grouped heads, somewhat less of both with them.
+
+    Args:
+        hidden_size, num_heads, conv_size, double_beta: as in `DeltaAttention`.
+        num_kv_heads, head_dim, key_dim, value_dim, bias, impl: as in `RecurrentAttention`.
+    """
+
+    query_weights, kv_weights, value_ratio = 5, 3, 2
+
+    def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
+        super().__init__(hidden_size, num_heads, **options)
+        self.a_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False)
+        self.g_proj = nn.Linear(hidden_size, self.num_heads * self.value_dim, bias=False)
+        # Rates up to 16 and, by the bias, steps between 0.001 and 0.1, as in Mamba 2.
+        self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1e-3, 16).log())
+        step = torch.empty(self.num_kv_heads).uniform_(math.log(0.001), math.log(0.1)).exp()
+        self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+
+    def log_decay(self, x: Tensor) -> Tensor:
+        a = self.a_proj(x).transpose(1, 2)
+        wide = torch.promote_types(a.dtype, torch.float32)
+        rate, bias = self.A_log.to(wide).exp()[:, None], self.dt_bias.to(wide)[:, None]
+        # −softplus(z) = log σ(−z): the gradient of softplus itself fails in compiled graphs (aot_eager) of torch 2.13.
+        return rate * F.logsigmoid(-(a.to(wide) + bias))
+
+    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+        return self.o_norm(o, gate=split_heads(self.g_proj(x), self.value_dim))

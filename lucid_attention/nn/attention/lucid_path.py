@@ -1,0 +1,76 @@
+"""LUCID-PaTH as a module."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...ops.checks import check_positive
+from ...ops.lucid.decode import key_scalars
+from ...ops.path.api import path_precondition
+from .path import PathAttention, PathPast
+
+
+class LucidPathAttention(PathAttention):
+    """PaTH attention over preconditioned values.
+
+    Args:
+        hidden_size, num_heads, num_kv_heads, head_dim, value_dim, qk_norm, w_rank, conv_size, bias, impl: as in
+            `PathAttention`.
+        sharpness: c in P_ij = exp(c (cos − 1)); default √head_dim.
+        learn_sharpness: one learned c per key/value head, starting at `sharpness`.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        sharpness: float | None = None,
+        learn_sharpness: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, **options)
+        check_positive("sharpness", sharpness)
+        self.fixed_sharpness = sharpness
+        self.log_sharpness = None
+        if learn_sharpness:
+            start = math.log(math.sqrt(self.head_dim) if sharpness is None else sharpness)
+            self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
+
+    def sharpness(self) -> float | Tensor | None:
+        return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
+
+    def scalars(self, k: Tensor, past: PathPast | None) -> Tensor:
+        new = key_scalars(k)
+        return new if past is None or past.scalars is None else torch.cat([past.scalars, new], 2)
+
+    def stored(
+        self,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        beta: Tensor,
+        past: tuple[Tensor, Tensor] | None,
+        scalars: Tensor | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        return path_precondition(
+            k,
+            v,
+            w,
+            beta,
+            past=None if past is None or scalars is None else (*past, scalars),
+            key_mask=key_mask,
+            cu_seqlens=cu_seqlens,
+            sharpness=self.sharpness(),
+            impl=self.impl,
+        )
+
+    def step_options(self) -> dict[str, Any]:
+        return {"sharpness": self.sharpness()}
+
+    def extra_repr(self) -> str:
+        return f"sharpness={'learned' if self.log_sharpness is not None else self.fixed_sharpness or '√D'}"

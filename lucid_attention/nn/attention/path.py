@@ -1,0 +1,183 @@
+"""PaTH attention as a module."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...ops.dispatch import choose
+from ...ops.path.api import path_attention, rebase_keys
+from ...ops.path.decode import FLUSH_EVERY, PathStep, flush_keys, no_factors, path_decode_step
+from ..causal import CausalAttention, check_size, split_heads
+from ..short_convolution import ShortConvolution
+
+
+class PathPast(NamedTuple):
+    """What is kept of the S positions so far.
+
+    k: [B, H, S, D]; y: [B, H, S, E]; scalars: [B, H, S], 1/‖k‖ as the keys came, for LUCID-PaTH; tail: of the
+    convolution of w. Each position moves the keys before it, which is done late, when they are used:
+    w, beta: [B, H, T, D], [B, H, T] of the last T positions, if those still have to move each other and all before;
+    product: [B, H, D, D], pending for the first `flushed` keys while single tokens are decoded.
+    """
+
+    k: Tensor
+    y: Tensor
+    scalars: Tensor | None = None
+    tail: Tensor | None = None
+    w: Tensor | None = None
+    beta: Tensor | None = None
+    product: Tensor | None = None
+    flushed: int = 0
+
+    @property
+    def length(self) -> int:
+        """S, padding included."""
+        return self.k.shape[2]
+
+    def settled_keys(self) -> Tensor:
+        """Keys re-based to the end of the past: [B, H, S, D]."""
+        if self.w is not None and self.beta is not None:
+            S, T = self.k.shape[2], self.w.shape[2]
+            return rebase_keys(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
+        if self.product is not None:
+            waiting = flush_keys(self.k[:, :, : self.flushed], self.product)
+            return torch.cat([waiting, self.k[:, :, self.flushed :]], 2)
+        return self.k
+
+
+class PathAttention(CausalAttention):
+    """PaTH: softmax attention whose positions are data-dependent Householder factors I − β w wᵀ, instead of rotations.
+
+    Args:
+        hidden_size, num_heads, num_kv_heads, head_dim, value_dim, qk_norm, bias: as in `CausalAttention`.
+        w_rank: rank of the projection of w, None for a full one.
+        conv_size: tokens that the short convolution of w sees; None for none.
+        rope_base: None. w and β say where a token is.
+        impl: "auto", "blockwise" or "reference".
+    """
+
+    past_type = PathPast
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        w_rank: int | None = 32,
+        conv_size: int | None = 3,
+        rope_base: None = None,
+        impl: str = "auto",
+        **options: Any,
+    ) -> None:
+        if rope_base is not None:
+            raise ValueError(
+                f"rope_base must be None: {type(self).__name__} has no rotary embedding, got {rope_base!r}"
+            )
+        super().__init__(hidden_size, num_heads, rope_base=None, **options)
+        choose(impl)
+        self.impl = impl
+        size = self.num_kv_heads * self.head_dim
+        if w_rank is None:
+            self.w_proj: nn.Module = nn.Linear(hidden_size, size, bias=False)
+        else:
+            check_size("w_rank", w_rank)
+            self.w_proj = nn.Sequential(nn.Linear(hidden_size, w_rank, bias=False), nn.Linear(w_rank, size, bias=False))
+        self.w_conv = None
+        if conv_size is not None:
+            check_size("conv_size", conv_size)
+            self.w_conv = ShortConvolution(size, conv_size)
+        self.b_proj = nn.Linear(hidden_size, self.num_kv_heads)
+
+    def factors(
+        self, x: Tensor, tail: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """w: [B, H, T, D] of length 1, β: [B, H, T] in (0, 2), in at least float32, and the tail of the convolution."""
+        w = self.w_proj(x)
+        if self.w_conv is not None:
+            w, tail = self.w_conv(w, tail, key_mask, cu_seqlens)
+        wide = torch.promote_types(w.dtype, torch.float32)
+        w = nn.functional.normalize(split_heads(w, self.head_dim).to(wide), dim=-1)
+        beta = 2 * self.b_proj(x).to(wide).sigmoid().transpose(1, 2)
+        if key_mask is not None:
+            beta = beta.masked_fill(~key_mask[:, None], 0)
+        return w, beta, tail
+
+    def attend(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: PathPast | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, PathPast]:
+        S, T = 0 if past is None else past.length, x.shape[1]
+        new = None if key_mask is None else key_mask[:, S:]
+        w, beta, tail = self.factors(x, None if past is None else past.tail, new, cu_seqlens)
+        scalars = self.scalars(k, past)
+        if past is not None and T == 1 and not torch.is_grad_enabled() and self.impl != "reference":
+            return self._decode(q, k, v, w, beta, past, scalars, tail, key_mask)
+        settled = None if past is None else (past.settled_keys(), past.y)
+        old_scalars = None if scalars is None else scalars[:, :, :S]
+        y = self.stored(k, v, w, beta, settled, old_scalars, key_mask, cu_seqlens)
+        o = path_attention(q, k, y, w, beta, past=settled, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl)
+        if settled is not None:
+            k, y = torch.cat([settled[0], k], 2), torch.cat([settled[1], y], 2)
+        return o, PathPast(k, y, scalars, tail, w, beta)
+
+    def scalars(self, k: Tensor, past: PathPast | None) -> Tensor | None:
+        """What is kept beside the keys, if anything: [B, H, S + T]."""
+        return None
+
+    def stored(
+        self,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        beta: Tensor,
+        past: tuple[Tensor, Tensor] | None,
+        scalars: Tensor | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> Tensor:
+        """What is stored for the new positions: [B, H, T, E]. past: settled keys and their y; scalars: theirs."""
+        return v
+
+    def step_options(self) -> dict[str, Any]:
+        """Further arguments of `path_decode_step`."""
+        return {}
+
+    def _decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        w: Tensor,
+        beta: Tensor,
+        past: PathPast,
+        scalars: Tensor | None,
+        tail: Tensor | None,
+        key_mask: Tensor | None,
+    ) -> tuple[Tensor, PathPast]:
+        keys, product, flushed = past.k, past.product, past.flushed
+        if product is None or past.length - flushed >= FLUSH_EVERY:
+            keys, flushed = past.settled_keys(), past.length
+            product = no_factors(keys)
+        step: PathStep = path_decode_step(
+            q,
+            torch.cat([keys, k], 2),
+            v,
+            w,
+            beta,
+            past.y,
+            product,
+            flushed,
+            scalars=scalars,
+            key_mask=key_mask,
+            **self.step_options(),
+        )
+        keys = torch.cat([keys[:, :, :flushed], step.live], 2)
+        y = torch.cat([past.y, step.y], 2)
+        return step.o, PathPast(keys, y, scalars, tail, product=step.product, flushed=flushed)

@@ -1,0 +1,111 @@
+"""The short convolution that linear attention puts before its recurrence."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..ops.checks import check_float, check_shape, check_tensor
+
+
+class ShortConvolution(nn.Module):
+    """Causal depthwise convolution over tokens: y_t = silu(Σ_j w_j x_{t − j}), j < size.
+
+    A masked token is as if it were not there: those around it are neighbours. Packed documents do not see each other.
+
+    Args:
+        channels: C.
+        size: how many tokens the convolution sees, its own included.
+        activation: whether silu follows.
+    """
+
+    def __init__(self, channels: int, size: int = 4, activation: bool = True) -> None:
+        super().__init__()
+        for name, value in (("channels", channels), ("size", size)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        self.channels, self.size, self.activation = channels, size, activation
+        # As torch.nn.Conv1d begins; the last column is the weight of the token itself.
+        self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-1, 1) / math.sqrt(size))
+
+    def forward(
+        self,
+        x: Tensor,
+        tail: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve, and return the output with what the next call needs as `tail`.
+
+        Args:
+            x: [B, T, C].
+            tail: [B, size − 1, C], the tokens before, as returned for them.
+            key_mask: [B, T] bool, False at padding.
+            cu_seqlens: int [n + 1], borders of packed documents.
+
+        Returns:
+            [B, T, C], zero at padding, and the tail: the last size − 1 tokens (of the last document) without padding.
+        """
+        B, T, _ = x.shape
+        padding = None if key_mask is None else ~key_mask[..., None]
+        document = None if cu_seqlens is None else _documents(cu_seqlens, T, x.device).expand(B, T)
+        ends = None if document is None else document[:, -1:]
+        before, order = self._tail(x, tail), None
+        if padding is not None:
+            # Real tokens move to the front, where neighbours among them are neighbours in memory, and back afterwards.
+            order = padding[..., 0].to(torch.uint8).argsort(dim=1, stable=True)
+            x = _take(x.masked_fill(padding, 0), order)
+            document = None if document is None else document.gather(1, order)
+        padded = torch.cat([before, x], 1)
+        y = self._convolve(padded, T, document)
+        if order is not None and padding is not None:
+            y = _take(y, order.argsort(dim=1)).masked_fill(padding, 0)
+        return y, self._last(padded, key_mask, document, ends)
+
+    def _tail(self, x: Tensor, tail: Tensor | None) -> Tensor:
+        expected = (x.shape[0], self.size - 1, self.channels)
+        if tail is None:
+            return x.new_zeros(expected)
+        check_tensor("tail", tail)
+        check_float("tail", tail)
+        check_shape("tail", tail, expected, "[B, size − 1, C]")
+        return tail.to(x.dtype)
+
+    def _convolve(self, padded: Tensor, T: int, document: Tensor | None) -> Tensor:
+        """padded: [B, size − 1 + T, C] -> [B, T, C]."""
+        weight, own = self.weight.to(padded.dtype), self.size - 1
+        y = padded[:, own:] * weight[:, own]
+        for lag in range(1, self.size):
+            earlier = padded[:, own - lag : own - lag + T]
+            if document is not None:
+                elsewhere = F.pad(document, (lag, 0), value=-1)[:, :T] != document
+                earlier = earlier.masked_fill(elsewhere[..., None], 0)
+            y = y + earlier * weight[:, own - lag]
+        return F.silu(y) if self.activation else y
+
+    def _last(self, padded: Tensor, key_mask: Tensor | None, document: Tensor | None, ends: Tensor | None) -> Tensor:
+        """The last size − 1 tokens that are no padding and, of packed documents, belong to the last one."""
+        B, length, _ = padded.shape
+        own = self.size - 1
+        first = length - own if key_mask is None else key_mask.sum(1, keepdim=True)
+        index = (first + torch.arange(own, device=padded.device)).expand(B, own)
+        # Gathered, not sliced: a view would keep the whole sequence in memory for as long as the past lives.
+        tail = _take(padded, index)
+        if document is not None and ends is not None:
+            there = F.pad(document, (own, 0), value=-1).gather(1, index)
+            tail = tail.masked_fill((there != ends)[..., None], 0)
+        return tail
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, size={self.size}, activation={self.activation}"
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """x: [B, T, C], index: [B, N] -> [B, N, C]."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+
+
+def _documents(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
+    """The number of the document that each position belongs to: [T]."""
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), torch.arange(T, device=device), right=True)

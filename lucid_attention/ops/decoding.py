@@ -1,0 +1,87 @@
+"""One new token against a cache: what the decoding steps of softmax-read members share.
+
+Rows of scores are those of the G query heads of a key/value head and, where the new value is preconditioned, one more
+for its key, so that keys and values are each read once for both.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .triangular import spans
+
+# Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
+WIDENED_KEYS = 1024
+
+
+class DecodeStep(NamedTuple):
+    """o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written behind `y_past`."""
+
+    o: Tensor
+    y: Tensor
+
+
+def finish_step(
+    scores: Tensor,
+    G: int,
+    v: Tensor,
+    y_past: Tensor,
+    key_mask: Tensor | None,
+    *,
+    dtype: torch.dtype,
+    beta: Tensor | None = None,
+    row_max: bool = False,
+) -> DecodeStep:
+    """From scores to output and stored value.
+
+    scores: [n, G or G + 1, S + 1], overwritten: scaled scores of the queries, then the exponents of the key's row of
+    P, if the new value v: [B, H, 1, E] is preconditioned; without that row it is stored as it is. The last column is
+    the new key. y_past: [B, H, S, E]; key_mask: [B, S + 1]; beta: [B, H, 1]. dtype: of the output.
+    row_max: P of the key's row is relative to its largest exponent, not to its own.
+    """
+    B, H = v.shape[:2]
+    n, wide = B * H, scores.dtype
+    if key_mask is not None:
+        _hide_masked_(scores, key_mask.repeat_interleave(H, 0)[:, None], G)
+    p = torch.softmax(scores, -1, out=scores)
+    own = p[:, :, -1:]
+    read = cache_product(p[:, :, :-1], y_past.flatten(0, 1))
+    y = v.reshape(n, 1, -1).to(wide)
+    if scores.shape[1] > G:
+        top = p[:, G:].amax(-1, keepdim=True) if row_max else own[:, G:]
+        y = torch.addcdiv(y, read[:, G:], top, value=-1)
+    if beta is not None:
+        y = y * beta.reshape(n, 1, 1).to(wide)
+    if key_mask is not None:
+        y = y.masked_fill(~key_mask[:, -1:].repeat_interleave(H, 0)[:, None], 0)
+    o = torch.addcmul(read[:, :G], own[:, :G], y.to(y_past.dtype).to(wide))
+    return DecodeStep(o.view(B, H * G, 1, -1).to(dtype), y.view(B, H, 1, -1).to(y_past.dtype))
+
+
+def _hide_masked_(scores: Tensor, taking_part: Tensor, G: int) -> None:
+    """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero."""
+    hidden = ~taking_part
+    scores[:, :, -1:].masked_fill_(hidden[..., -1:] & ~scores[:, :, -1:].isfinite(), 0)
+    own = torch.zeros_like(hidden)
+    own[..., -1] = True
+    scores[:, G:].masked_fill_(hidden & ~own, -math.inf)
+    scores[:, :G].masked_fill_(hidden & ~(own & hidden.all(-1, keepdim=True)), -math.inf)
+
+
+def cache_product(rows: Tensor, cache: Tensor) -> Tensor:
+    """rows @ cache in the precision of rows: [n, R, K] · [n, K, N], where one of K and N is the number of keys."""
+    if cache.dtype != rows.dtype:
+        return _widening_product(rows, cache)
+    return torch.bmm(rows, cache)
+
+
+def _widening_product(rows: Tensor, cache: Tensor) -> Tensor:
+    if cache.stride(-1) != 1:  # the keys, transposed
+        wide = (cache[:, :, s].to(rows.dtype) for s in spans(0, cache.shape[2], WIDENED_KEYS))
+        return torch.cat([torch.bmm(rows, part) for part in wide], -1)
+    out = rows.new_zeros(*rows.shape[:2], cache.shape[2])
+    for s in spans(0, cache.shape[1], WIDENED_KEYS):
+        out.baddbmm_(rows[:, :, s], cache[:, s].to(rows.dtype))
+    return out

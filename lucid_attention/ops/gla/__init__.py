@@ -1,0 +1,1 @@
+"""Gated linear attention: the operator, its recurrence and its chunk-wise form."""

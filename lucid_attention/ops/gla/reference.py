@@ -1,0 +1,22 @@
+"""The defining recurrence, token by token: what every other implementation is measured against.
+
+S_t = diag(a_t) S_{t−1} + k_t v_tᵀ,     o_t = S_tᵀ q_t
+"""
+
+import torch
+from torch import Tensor
+
+from ..chunks import along
+from .step import step
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o: [B, H, T, G, E] and the last state.
+
+    q: [B, H, T, G, D]; k, log_decay: [B, H, T, D]; v: [B, H, T, E]; state: [B, H, D, E].
+    """
+    o = []
+    for token in along((q, k, v, log_decay), lambda x: x.unbind(2)):
+        read, state = step(state, *token)
+        o.append(read)
+    return torch.stack(o, 2), state

@@ -1,0 +1,1 @@
+"""Gated slot attention: the operator, its recurrence and its chunk-wise form."""

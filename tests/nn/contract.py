@@ -1,0 +1,95 @@
+"""What the contract tests share: every attention by its name, with the settings that deserve the whole contract.
+
+A name in `ATTENTIONS` is picked up by itself; `SETTINGS` adds variations of it.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lucid_attention import ATTENTIONS
+from lucid_attention.nn.causal import CausalAttention
+
+B, T, HIDDEN = 3, 11, 24
+GROUPED: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2}
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax, qk_norm": ("softmax", {"qk_norm": True}),
+    "softmax, no rotary": ("softmax", {"rope_base": None}),
+    "lucid, qk_norm": ("lucid", {"qk_norm": True}),
+    "lucid, qk": ("lucid", {"norm": "qk"}),
+    "lucid, row_max": ("lucid", {"norm": "row_max"}),
+    "lucid, beta": ("lucid", {"learn_beta": True}),
+    "lucid, sharpness": ("lucid", {"sharpness": 4.0}),
+    "lucid, qk, all learned": (
+        "lucid",
+        {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5},
+    ),
+    "lucid, row_max, all learned": ("lucid", {"norm": "row_max", "learn_beta": True, "learn_sharpness": True}),
+    "lucid, reference": ("lucid", {"impl": "reference", "learn_beta": True, "learn_sharpness": True}),
+    "diff, qk_norm": ("diff", {"qk_norm": True, "layer_index": 3}),
+    "delta, doubled": ("delta", {"double_beta": True}),
+    "delta, no convolution": ("delta", {"conv_size": None}),
+    "delta, reference": ("delta", {"impl": "reference"}),
+    "gla, convolution": ("gla", {"conv_size": 3}),
+    "gsa, convolution": ("gsa", {"conv_size": 4, "num_slots": 3}),
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ATTENTIONS} | SETTINGS
+every_name = pytest.mark.parametrize("name", ATTENTIONS)
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def build(case: str, **options: Any) -> CausalAttention:
+    """The attention of a case, in float64, with weights that differ between heads."""
+    torch.manual_seed(1)
+    name, settings = CASES[case]
+    module = ATTENTIONS[name](HIDDEN, **(GROUPED | settings | options)).double()
+    for parameter in module.parameters():
+        # Norms and learned scalars begin alike for all heads: a mix-up of heads would not show.
+        if parameter.ndim < 2:
+            parameter.data += 0.3 * torch.rand_like(parameter)
+    return module
+
+
+def inputs(batch: int = B, length: int = T) -> Tensor:
+    """Tokens with a common mean: their keys are correlated."""
+    return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 1
+
+
+def gradients(module: CausalAttention, output: Tensor) -> dict[str, Tensor]:
+    """Of a fixed weighting of the output, for every parameter."""
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output.dtype)
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    grads = torch.autograd.grad((output * weight).sum(), parameters, retain_graph=True)
+    return dict(zip(names, grads, strict=True))
+
+
+def in_chunks(
+    module: CausalAttention, x: Tensor, sizes: list[int], key_mask: Tensor | None = None
+) -> tuple[Tensor, Any]:
+    """Feed x piece by piece, each with the past of those before."""
+    outputs: list[Tensor] = []
+    past, seen = None, 0
+    for chunk in x.split(sizes, 1):
+        seen += chunk.shape[1]
+        output, past = module(chunk, past=past, key_mask=None if key_mask is None else key_mask[:, :seen])
+        outputs.append(output)
+        assert past.length == seen
+    return torch.cat(outputs, 1), past
+
+
+def alone(module: CausalAttention, x: Tensor, key_mask: Tensor) -> Tensor:
+    """Every row run by itself, on the tokens that take part: [real tokens, HIDDEN]."""
+    rows = [module(row[None, real])[0][0] for row, real in zip(x, key_mask, strict=True)]
+    return torch.cat(rows)
+
+
+def rows(past: Any, order: Tensor) -> Any:
+    """The past with its batch rows chosen anew."""
+    return tree_map(lambda each: each[order] if isinstance(each, Tensor) else each, past)
+
+
+def detached(past: Any) -> Any:
+    return tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, past)

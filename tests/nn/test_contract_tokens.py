@@ -1,0 +1,136 @@
+"""For every attention, which tokens a token sees: those before it, of its own document, that are no padding."""
+
+import pytest
+import torch
+
+from .contract import B, T, alone, build, every_case, every_name, gradients, in_chunks, inputs
+
+LENGTHS = torch.tensor([[T], [T - 4], [1]])
+PADDINGS = {
+    "left": torch.arange(T) >= T - LENGTHS,
+    "right": torch.arange(T) < LENGTHS,
+    # Only here do counted positions differ from all others: a shift of a whole row changes nothing.
+    "inside": (torch.arange(T) < 3) | (torch.arange(T) >= 3 + torch.tensor([[0], [2], [5]])),
+}
+every_padding = pytest.mark.parametrize("side", PADDINGS)
+BORDERS = torch.tensor([0, 4, 5, 5, 11], dtype=torch.int32)
+# Positions count on over documents, and float32 angles of a rotary embedding round differently there.
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@every_case
+def test_future_tokens_do_not_change_the_past(case: str) -> None:
+    module, x = build(case), inputs()
+    for t in (1, 7, T - 1):
+        changed = torch.cat([x[:, :t], -3 * x[:, t:]], 1)
+        output, other = module(x)[0], module(changed)[0]
+        torch.testing.assert_close(other[:, :t], output[:, :t], rtol=1e-12, atol=1e-12)
+        assert (other[:, t:] - output[:, t:]).abs().max() > 0.1
+
+
+@every_case
+def test_a_token_sees_those_long_before_it(case: str) -> None:
+    module, x = build(case), inputs()
+    changed = torch.cat([-3 * x[:, :1], x[:, 1:]], 1)
+    assert (module(changed)[0] - module(x)[0])[:, -1].abs().max() > 1e-4
+
+
+@every_case
+@every_padding
+def test_a_padded_row_equals_its_tokens_alone(case: str, side: str) -> None:
+    module, key_mask = build(case), PADDINGS[side]
+    x = torch.where(key_mask[..., None], inputs(), 50.0)
+    output, _ = module(x, key_mask=key_mask)
+    expected = alone(module, x, key_mask)
+    torch.testing.assert_close(output[key_mask], expected)
+    torch.testing.assert_close(gradients(module, output[key_mask]), gradients(module, expected))
+
+
+@every_case
+@every_padding
+def test_a_padded_prompt_may_be_continued_through_the_cache(case: str, side: str) -> None:
+    module, x = build(case), inputs(length=T + 4)
+    key_mask = torch.cat([PADDINGS[side], torch.tensor([[True] * 4, [True, False, True, True], [True] * 4])], 1)
+    expected = alone(module, x, key_mask)
+    for sizes in ([T, 1, 1, 1, 1], [T, 2, 2], [3, T - 3, 4]):
+        output, _ = in_chunks(module, x, sizes, key_mask)
+        torch.testing.assert_close(output[key_mask], expected)
+        torch.testing.assert_close(gradients(module, output[key_mask]), gradients(module, expected))
+        with torch.no_grad():
+            torch.testing.assert_close(in_chunks(module, x, sizes, key_mask)[0][key_mask], expected)
+
+
+@every_case
+@every_padding
+def test_nan_behind_the_mask_reaches_neither_outputs_nor_gradients(case: str, side: str) -> None:
+    module, key_mask = build(case), PADDINGS[side]
+    x = inputs().masked_fill(~key_mask[..., None], torch.nan).requires_grad_()
+    expected = alone(module, x, key_mask)
+    for sizes in ([T], [5, 1, T - 6]):
+        output, _ = in_chunks(module, x, sizes, key_mask)
+        assert output.isfinite().all()
+        torch.testing.assert_close(output[key_mask], expected)
+        (dx,) = torch.autograd.grad(output.square().sum(), x, retain_graph=True)
+        assert dx.isfinite().all()
+        assert not dx[~key_mask].any()
+        assert all(grad.isfinite().all() for grad in gradients(module, output).values())
+
+
+@every_name
+def test_a_row_of_padding_alone_does_no_harm(name: str) -> None:
+    module, x = build(name), inputs()
+    key_mask = torch.ones(B, T, dtype=torch.bool)
+    key_mask[1] = False
+    output, past = module(x, key_mask=key_mask)
+    torch.testing.assert_close(output[::2], module(x[::2])[0])
+    assert output.isfinite().all()
+    assert all(grad.isfinite().all() for grad in gradients(module, output).values())
+    # Its first tokens may come later.
+    later, _ = module(x, past=past, key_mask=torch.cat([key_mask, torch.ones_like(key_mask)], 1))
+    torch.testing.assert_close(later[1:2], module(x[1:2])[0])
+
+
+@every_case
+def test_packed_documents_equal_separate_runs(case: str) -> None:
+    module, x = build(case), inputs(batch=1)
+    output, _ = module(x, cu_seqlens=BORDERS)
+    separate = torch.cat([module(document)[0] for document in x.split([4, 1, 6], 1)], 1)
+    torch.testing.assert_close(output, separate, **CLOSE)
+    torch.testing.assert_close(gradients(module, output), gradients(module, separate), **CLOSE)
+    assert (output - module(x)[0]).abs().max() > 0.01
+
+
+@every_case
+def test_packed_documents_may_have_padding(case: str) -> None:
+    module, x = build(case), inputs(batch=1)
+    key_mask = torch.ones(1, T, dtype=torch.bool)
+    key_mask[0, [0, 3, 7, 8]] = False
+    output, _ = module(x.masked_fill(~key_mask[..., None], torch.nan), cu_seqlens=BORDERS, key_mask=key_mask)
+    spans = (slice(0, 4), slice(4, 5), slice(5, 11))
+    separate = torch.cat([alone(module, x[:, span], key_mask[:, span]) for span in spans])
+    torch.testing.assert_close(output[key_mask], separate, **CLOSE)
+    torch.testing.assert_close(gradients(module, output[key_mask]), gradients(module, separate), **CLOSE)
+
+
+@every_name
+def test_many_documents_equal_separate_runs(name: str) -> None:
+    module, sizes = build(name), [1, 70, 2, 3, 1, 140, 33]
+    x = inputs(1, sum(sizes))
+    borders = torch.tensor([0, *sizes]).cumsum(0)
+    with torch.no_grad():
+        separate = torch.cat([module(document)[0] for document in x.split(sizes, 1)], 1)
+        torch.testing.assert_close(module(x, cu_seqlens=borders)[0], separate, rtol=1e-4, atol=1e-4)
+
+
+@every_name
+def test_a_mask_of_true_changes_nothing(name: str) -> None:
+    module, x = build(name), inputs()
+    output, expected = module(x, key_mask=torch.ones(B, T, dtype=torch.bool))[0], module(x)[0]
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(gradients(module, output), gradients(module, expected))
+
+
+@every_name
+def test_rows_of_a_batch_do_not_see_each_other(name: str) -> None:
+    module, x = build(name), inputs()
+    torch.testing.assert_close(module(x)[0], torch.cat([module(row[None])[0] for row in x]))
