@@ -215,13 +215,13 @@ def _precondition(
         if key_mask is not None:
             # Before the norm: the gradient of a masked NaN is NaN, not zero.
             keys = keys.masked_fill(~key_mask[:, None, -k.shape[2] :, None], 0)
-        u = keys * inverse_norms(keys) * root
+        u = keys * (inverse_norms(keys) * root)
         u_past = y_past = None
         if past is not None:
             k_past, y_past, scalars = past
             if key_mask is not None:
                 k_past = k_past.masked_fill(~key_mask[:, None, : k_past.shape[2], None], 0)
-            u_past = k_past.to(wide) * scalars.to(wide)[..., None] * root
+            u_past = k_past.to(wide) * (scalars.to(wide)[..., None] * root)
         if impl == "reference":
             if cu_seqlens is not None:
                 packing.offsets(cu_seqlens, k.shape[2])

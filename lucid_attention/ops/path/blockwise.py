@@ -51,9 +51,18 @@ def _flat(x: Tensor, group: tuple[slice, slice], dtype: torch.dtype) -> Tensor:
     return x[group].flatten(0, 1).to(dtype)
 
 
+def _own(x: Tensor, group: tuple[slice, slice], dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """`_flat` to be overwritten: in `out`, where the result goes, if that has the dtype for it."""
+    values = x[group].flatten(0, 1)
+    fits = out is not None and out.dtype == dtype and out.is_contiguous()
+    own = out[group].view(values.shape) if fits and out is not None else values.new_empty(values.shape, dtype=dtype)
+    return own.copy_(values)
+
+
 def _put(out: Tensor, group: tuple[slice, slice], value: Tensor) -> None:
     target = out[group]
-    target.copy_(value.view(target.shape))
+    if target.data_ptr() != value.data_ptr():
+        target.copy_(value.view(target.shape))
 
 
 class AttentionInputs(NamedTuple):
@@ -175,7 +184,7 @@ def precondition(inputs: SolveInputs, sequences: Sequences) -> Tensor:
             piece, part_y = inputs.part(part, past), part.scratch(y)
             schedule = _schedule(piece.u, sequences.S)
             for group in schedule.groups(*piece.u.shape[:2]):
-                values = _flat(piece.v, group, wide).clone()
+                values = _own(piece.v, group, wide, part_y)
                 solve.solve(piece.heads(group), values, schedule)
                 _put(part_y, group, values)
             part.put_(y, part_y)
@@ -201,7 +210,7 @@ def precondition_backward(
             piece_dshift = part_y.new_empty(part_y.shape[:2], dtype=wide)
             schedule = _schedule(piece.u, sequences.S)
             for group in schedule.groups(*piece.u.shape[:2]):
-                heads, g = piece.heads(group), _flat(part_dy, group, wide).clone()
+                heads, g = piece.heads(group), _own(part_dy, group, wide, pieces[1])
                 dy_past = None if heads.y_past is None else torch.zeros_like(heads.y_past)
                 args = heads, g, _flat(part_y, group, wide), schedule, dy_past
                 made = solve.solve_backward(*args, shift_grad=learned)

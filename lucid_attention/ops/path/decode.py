@@ -15,9 +15,12 @@ from torch import Tensor
 from .. import checks
 from ..decoding import cache_product, finish_step
 from ..precision import no_autocast, working_dtype
+from ..triangular import spans
 
 # New tokens between two flushes.
 FLUSH_EVERY = 64
+# Keys moved at a time, so that the moved copy stays in the processor's cache.
+FLUSHED_KEYS = 1024
 
 
 class PathStep(NamedTuple):
@@ -39,13 +42,21 @@ def no_factors(k: Tensor) -> Tensor:
     return torch.eye(D, dtype=working_dtype(k), device=k.device).repeat(B, H, 1, 1)
 
 
-def flush_keys(k: Tensor, product: Tensor) -> Tensor:
-    """Keys [B, H, N, D] of the last flush as they stand now, after the factors in product: [B, H, D, D]."""
+def flush_keys(k: Tensor, product: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Keys [B, H, N, D] of the last flush as they stand now, after the factors in product: [B, H, D, D]. No gradients.
+
+    out: where to write them, of the shape and dtype of k; k itself for a cache that is moved in place.
+    """
     checks.check_heads_first("k", k, "[B, H, N, D]")
     checks.check_heads_first("product", product, "[B, H, D, D]")
     checks.check_shape("product", product, (*k.shape[:2], k.shape[3], k.shape[3]), "[B, H, D, D]")
-    with no_autocast(k):
-        return (k.to(product.dtype) @ product.mT).to(k.dtype)
+    out = torch.empty_like(k) if out is None else out
+    checks.check_shape("out", out, tuple(k.shape), "[B, H, N, D]")
+    checks.check_same_dtype("out", out, k)
+    with torch.no_grad(), no_autocast(k):
+        for piece in spans(0, k.shape[2], FLUSHED_KEYS):
+            out[:, :, piece] = k[:, :, piece].to(product.dtype) @ product.mT
+    return out
 
 
 def path_decode_step(
@@ -159,8 +170,9 @@ def _decode(
         c = c.to(wide).repeat(B)[:, None, None] if isinstance(c, Tensor) else c
         scalars = scalars.reshape(n, 1, total).to(wide)
         rows = torch.cat([rows, new * (c * scalars[:, :, -1:])], 1)
-    waiting = cache_product(torch.bmm(rows, product), keys[:, :flushed].mT)
-    scores = torch.cat([waiting, torch.bmm(rows, live.mT)], -1)
+    # As if all keys were waiting; those that are not get their scores anew, which is cheaper than to put parts together.
+    scores = cache_product(torch.bmm(rows, product), keys.mT)
+    scores[:, :, flushed:] = torch.bmm(rows, live.mT)
     if scalars is not None:
         scores[:, G:].mul_(scalars)
         scores[:, G:, -1:] = c  # exactly, also for a zero key

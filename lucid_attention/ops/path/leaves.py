@@ -1,6 +1,6 @@
 """The leaves of PaTH's tree: up to 64 positions in closed form, batched over all leaves of some heads.
 
-With H_s = I − β_s w_s w_sᵀ, and row vectors for tokens (`docs/mathematics.md`, section on PaTH):
+With H_s = I − β_s w_s w_sᵀ, and row vectors for tokens (`docs/path.md`):
 
     [E, F] = (I + diag(β) stril W Wᵀ)⁻¹ diag(β) [W, stril W Kᵀ],     X = tril Q Wᵀ
     scores  = tril Q Kᵀ − X F                      A_ij = q_iᵀ H_i … H_{j+1} k_j
@@ -28,9 +28,13 @@ class Leaves(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What the backward needs of the forward. system: [m, C, C]; solved: [m, C, D + C] = [E, F]; x: [m, G·C, C]."""
+    """What the backward needs of the forward.
 
-    system: Tensor
+    overlap: [m, C, C] = W Wᵀ; rhs, solved: [m, C, D + C] = [W, stril W Kᵀ] and [E, F]; x: [m, G·C, C].
+    """
+
+    overlap: Tensor
+    rhs: Tensor
     solved: Tensor
     x: Tensor
 
@@ -39,16 +43,15 @@ def leaves(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> tuple[Leaves, Saved
     """q: [m, G·C, D], G sets of the C rows; k, w: [m, C, D]; beta: [m, C, 1]."""
     D = k.shape[2]
     overlap = torch.bmm(w, w.mT)
-    solved = _right_hand_side(k, w)
-    system = overlap.mul_(beta)
-    solved.mul_(beta)
-    solve_unit_lower_(system, solved)
+    rhs = _right_hand_side(k, w)
+    solved = rhs * beta
+    solve_unit_lower_(overlap * beta, solved)
     E, F = solved[..., :D], solved[..., D:]
     x = _tril_(torch.bmm(q, w.mT))
-    scores = _tril_(torch.bmm(q, k.mT)).sub_(torch.bmm(x, F))
-    product = torch.bmm(w.mT, E).neg_()
-    product.diagonal(dim1=1, dim2=2).add_(1)
-    return Leaves(scores, q - torch.bmm(x, E), k - torch.bmm(F.mT, w), product), Saved(system, solved, x)
+    scores = _tril_(torch.bmm(q, k.mT)).baddbmm_(x, F, alpha=-1)
+    moved_q, moved_k = torch.baddbmm(q, x, E, alpha=-1), torch.baddbmm(k, F.mT, w, alpha=-1)
+    product = torch.baddbmm(torch.eye(D, dtype=k.dtype, device=k.device), w.mT, E, alpha=-1)
+    return Leaves(scores, moved_q, moved_k, product), Saved(overlap, rhs, solved, x)
 
 
 def _right_hand_side(k: Tensor, w: Tensor) -> Tensor:
@@ -75,29 +78,28 @@ class LeafGradients(NamedTuple):
 
 
 def leaves_backward(grad: Leaves, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, saved: Saved) -> LeafGradients:
-    """From the gradients of `Leaves` (that of the scores lower triangular) to those of the inputs."""
+    """From the gradients of `Leaves` (that of the scores lower triangular) to those of the inputs. Uses `saved` up."""
     D = k.shape[2]
     dscores, dq, dk, dproduct = grad
     E, F = saved.solved[..., :D], saved.solved[..., D:]
-    dx = _tril_(torch.bmm(dq, E.mT).baddbmm_(dscores, F.mT).neg_())
+    dx = _tril_(torch.bmm(dq, E.mT).baddbmm_(dscores, F.mT, beta=-1, alpha=-1))
     dsolved = torch.empty_like(saved.solved)
-    dsolved[..., :D] = torch.bmm(saved.x.mT, dq).baddbmm_(w, dproduct)
-    dsolved[..., D:] = torch.bmm(saved.x.mT, dscores).baddbmm_(w, dk.mT)
-    dsolved.neg_()
-    dw = torch.bmm(E, dproduct.mT).baddbmm_(F, dk).neg_()
+    dsolved[..., :D] = torch.bmm(saved.x.mT, dq).baddbmm_(w, dproduct, beta=-1, alpha=-1)
+    dsolved[..., D:] = torch.bmm(saved.x.mT, dscores).baddbmm_(w, dk.mT, beta=-1, alpha=-1)
+    dw = torch.bmm(E, dproduct.mT).baddbmm_(F, dk, beta=-1, alpha=-1)
     dw.baddbmm_(dx.mT, q)
     dk = torch.baddbmm(dk, dscores.mT, q)
     dq = torch.baddbmm(dq, dx, w).baddbmm_(dscores, k)
 
-    solve_unit_lower_transposed_(saved.system, dsolved)
-    # Gradients of diag(β) [W, stril W Kᵀ] and of diag(β) stril W Wᵀ, in this order.
-    dbeta = (dsolved * _right_hand_side(k, w)).sum(-1, keepdim=True)
-    dsystem = torch.bmm(dsolved, saved.solved.mT).neg_().tril_(-1)
-    dbeta += (dsystem * torch.bmm(w, w.mT)).sum(-1, keepdim=True)
+    solve_unit_lower_transposed_(saved.overlap * beta, dsolved)
+    # Gradients of diag(β) [W, stril W Kᵀ] and of −diag(β) stril W Wᵀ, in this order.
+    dsystem = torch.bmm(dsolved, saved.solved.mT).tril_(-1)
+    dbeta = saved.rhs.mul_(dsolved).sum(-1, keepdim=True)
+    dbeta -= saved.overlap.mul_(dsystem).sum(-1, keepdim=True)
     dsolved.mul_(beta)
     dsystem.mul_(beta)
-    dcross = dsolved[..., D:].tril(-1)
     dw += dsolved[..., :D]
-    dw.baddbmm_(dcross, k).baddbmm_(dsystem + dsystem.mT, w)
+    dcross = dsolved[..., D:].tril(-1)
+    dw.baddbmm_(dcross, k).baddbmm_(dsystem, w, alpha=-1).baddbmm_(dsystem.mT, w, alpha=-1)
     dk.baddbmm_(dcross.mT, w)
     return LeafGradients(dq, dk, dw, dbeta)

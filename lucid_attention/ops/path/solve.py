@@ -15,7 +15,10 @@ from ..triangular import Schedule, solve_, solve_adjoint_
 from .scores import Layout, PathScores
 from .tree import Join
 
+# Leaves of a diagonal block: as large as the blocks of plain LUCID.
 BLOCK_LEAVES = 4
+# Blocks whose scores are made, and taken back, in one go.
+BLOCKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -67,14 +70,24 @@ class PathTiles(ExponentialTiles):
         self.scores = PathScores(layout, u, u, w, beta, to_the_root=heads.u_past is not None, keep=True)
         self.u_past, self.S = heads.u_past, 0 if heads.u_past is None else heads.u_past.shape[1]
         self._joins = {(join.size, join.first): join for join in self.scores.joins}
+        self._ready, self._ready_scores = slice(0, 0), self.u
 
     def make(self, rows: slice, cols: slice) -> Tensor:
         if rows != cols:
             return super().make(rows, cols)
-        block = (rows.start - self.S) // self.scores.layout.block
-        scores = self.scores.block_scores(block, block + 1)[:, 0]
-        size = rows.stop - rows.start
-        return self.exponentiate_(scores[:, :size, :size], rows)
+        block, size = (rows.start - self.S) // self.scores.layout.block, rows.stop - rows.start
+        if not self._ready.start <= block < self._ready.stop:
+            self._ready = self._together(block)
+            self._ready_scores = self.scores.block_scores(self._ready.start, self._ready.stop)
+        n = self.u.shape[0]
+        tile = self._tile[: n * size * size].view(n, size, size)
+        tile.copy_(self._ready_scores[:, block - self._ready.start, :size, :size])
+        return self.exponentiate_(tile, rows)
+
+    def _together(self, block: int) -> slice:
+        """The blocks that are made in one go with this one."""
+        first = block - block % BLOCKS_AT_ONCE
+        return slice(first, min(first + BLOCKS_AT_ONCE, self.scores.layout.blocks))
 
     def operands(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
         if self.u_past is not None and cols.stop <= self.S:
@@ -118,6 +131,7 @@ class PathTiles(ExponentialTiles):
     def collect_gradients(self, row_sums: bool) -> None:
         self.row_sums = self.u.new_zeros(self.u.shape[0], self.S + self.u.shape[1], 1) if row_sums else None
         self._grad = torch.empty_like(self._tile)
+        self._block_grads: Tensor | None = None
         self.scores.collect_gradients()
         for join in self.scores.joins:
             join.dq, join.dk = torch.zeros_like(join.q), torch.zeros_like(join.k)
@@ -129,10 +143,17 @@ class PathTiles(ExponentialTiles):
             super().pull_back(rows, cols, tile, left, right, diagonal)
             return
         layout, size = self.scores.layout, rows.stop - rows.start
-        grad = self.u.new_zeros(tile.shape[0], 1, layout.block, layout.block)
-        torch.mul(self.score_grads(rows, tile, left, right, True), -self.alpha, out=grad[:, 0, :size, :size])
         block = (rows.start - self.S) // layout.block
-        self.scores.block_pull_back(block, block + 1, grad)
+        together = self._together(block)
+        if self._block_grads is None:
+            at_once = together.stop - together.start
+            self._block_grads = self.u.new_zeros(tile.shape[0], at_once, layout.block, layout.block)
+        here = self._block_grads[:, block - together.start, :size, :size]
+        torch.mul(self.score_grads(rows, tile, left, right, True), -self.alpha, out=here)
+        if block == together.start:
+            # Blocks come from the last to the first: this was the last of them.
+            self.scores.block_pull_back(together.start, together.stop, self._block_grads)
+            self._block_grads = None
 
     def gradients(self) -> Gradients:
         """Of the heads, once every tile has been pulled back."""

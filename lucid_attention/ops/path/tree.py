@@ -60,10 +60,11 @@ class Join:
         return every_other.as_strided(shape, (x.stride(0), step, *x.stride()[2:]))
 
 
-def _cut_(x: Tensor, positions: int) -> Tensor:
+def _cut(x: Tensor, positions: int, out: Tensor) -> Tensor:
+    """Write x into out, without what is too small to matter in nodes of so many positions."""
     if positions < CUT_FROM:
-        return x
-    return torch.hardshrink(x, torch.finfo(x.dtype).eps ** 2)
+        return out.copy_(x)
+    return torch.ops.aten.hardshrink.out(x, torch.finfo(x.dtype).eps ** 2, out=out)
 
 
 def climb(q: Tensor, k: Tensor, product: Tensor, *, keep_below: int, to_the_root: bool) -> Iterator[Join]:
@@ -83,7 +84,7 @@ def climb(q: Tensor, k: Tensor, product: Tensor, *, keep_below: int, to_the_root
             left, right = product[:, : 2 * pairs : 2], product[:, 1 : 2 * pairs : 2]
             yield from _join(q, k, left, right, (0, pairs, size, 2 * size * pairs), keep, moves)
             if moves:
-                above = _cut_(right @ left, 2 * size * k.shape[2])
+                _cut(right @ left, 2 * size * k.shape[2], out=above)
         if rest > size:
             lonely = product[:, 2 * pairs : 2 * pairs + 1]
             yield from _join(q, k, lonely, None, (2 * size * pairs, 1, size, leaves), keep, moves)
@@ -106,9 +107,9 @@ def _join(
     yield join
     if moves:
         positions = 2 * size * k.shape[2]
-        rows.copy_(_cut_(join.q @ left, positions))
+        _cut(join.q @ left, positions, out=rows)
         if right is not None:
-            keys.copy_(_cut_(join.k @ right.mT, positions))
+            _cut(join.k @ right.mT, positions, out=keys)
 
 
 def descend(joins: list[Join], q: Tensor, k: Tensor, droot_rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
