@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...ops.checks import check_positive
 from ...ops.lucid.decode import key_scalars
-from ...ops.path.api import path_precondition
+from ...ops.path.api import lucid_path_pass
 from .path import PathAttention, PathPast
 
 
@@ -46,8 +46,9 @@ class LucidPathAttention(PathAttention):
         new = key_scalars(k)
         return new if past is None or past.scalars is None else torch.cat([past.scalars, new], 2)
 
-    def stored(
+    def read(
         self,
+        q: Tensor,
         k: Tensor,
         v: Tensor,
         w: Tensor,
@@ -56,8 +57,9 @@ class LucidPathAttention(PathAttention):
         scalars: Tensor | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> Tensor:
-        return path_precondition(
+    ) -> tuple[Tensor, Tensor]:
+        return lucid_path_pass(
+            q,
             k,
             v,
             w,

@@ -121,8 +121,7 @@ class PathAttention(CausalAttention):
             return self._decode(q, k, v, w, beta, past, scalars, tail, key_mask)
         settled = None if past is None else (past.settled_keys(), past.y)
         old_scalars = None if scalars is None else scalars[:, :, :S]
-        y = self.stored(k, v, w, beta, settled, old_scalars, key_mask, cu_seqlens)
-        o = path_attention(q, k, y, w, beta, past=settled, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl)
+        o, y = self.read(q, k, v, w, beta, settled, old_scalars, key_mask, cu_seqlens)
         if settled is not None:
             k, y = torch.cat([settled[0], k], 2), torch.cat([settled[1], y], 2)
         return o, PathPast(k, y, scalars, tail, w, beta)
@@ -131,8 +130,9 @@ class PathAttention(CausalAttention):
         """What is kept beside the keys, if anything: [B, H, S + T]."""
         return None
 
-    def stored(
+    def read(
         self,
+        q: Tensor,
         k: Tensor,
         v: Tensor,
         w: Tensor,
@@ -141,9 +141,9 @@ class PathAttention(CausalAttention):
         scalars: Tensor | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
-    ) -> Tensor:
-        """What is stored for the new positions: [B, H, T, E]. past: settled keys and their y; scalars: theirs."""
-        return v
+    ) -> tuple[Tensor, Tensor]:
+        """The output [B, H·G, T, E] and what is stored [B, H, T, E]. past: settled keys, their y; scalars: theirs."""
+        return path_attention(q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl), v
 
     def step_options(self) -> dict[str, Any]:
         """Further arguments of `path_decode_step`."""

@@ -18,7 +18,7 @@ from ..forward_mode import refuse_forward_mode
 from ..keys import inverse_norms
 from ..precision import no_autocast, read_out_dtype, working_dtype
 from . import reference
-from .torch_op import path_attention_op, path_precondition_op
+from .torch_op import path_op
 
 Past = tuple[Tensor, Tensor]
 LucidPast = tuple[Tensor, Tensor, Tensor]
@@ -60,7 +60,10 @@ def path_attention(
     past = _check(k, v, w, beta, past, key_mask, cu_seqlens)
     checks.check_q(q, k)
     checks.check_scale(scale)
-    return _attention(q, k, v, w, beta, past, key_mask, cu_seqlens, scale, choose(impl))
+    if choose(impl) == "reference":
+        return _reference_attention(q, k, v, w, beta, past, key_mask, cu_seqlens, scale)
+    triple = None if past is None else (*past, None)
+    return _blockwise(q, k, v, w, beta, triple, key_mask, cu_seqlens, None, scale, solves=False)[0]
 
 
 def lucid_path_attention(
@@ -84,13 +87,45 @@ def lucid_path_attention(
     Returns:
         o: [B, H·G, T, E].
     """
-    solved = _check_lucid(k, v, w, beta, past, key_mask, cu_seqlens, sharpness)
+    o, _ = lucid_path_pass(
+        q,
+        k,
+        v,
+        w,
+        beta,
+        past=past,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        sharpness=sharpness,
+        scale=scale,
+        impl=impl,
+    )
+    return o
+
+
+def lucid_path_pass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    *,
+    past: LucidPast | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    sharpness: float | Tensor | None = None,
+    scale: float | None = None,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """o of `lucid_path_attention` and y of `path_precondition`, on one tree: what a module with a cache needs."""
+    past = _check_lucid(k, v, w, beta, past, key_mask, cu_seqlens, sharpness)
     checks.check_q(q, k)
     checks.check_scale(scale)
-    impl = choose(impl)
-    y = _precondition(k, v, w, beta, solved, key_mask, cu_seqlens, sharpness, impl)
-    read = None if solved is None else solved[:2]
-    return _attention(q, k, y, w, beta, read, key_mask, cu_seqlens, scale, impl)
+    if choose(impl) == "reference":
+        y = _reference_precondition(k, v, w, beta, past, key_mask, cu_seqlens, sharpness)
+        read = None if past is None else past[:2]
+        return _reference_attention(q, k, y, w, beta, read, key_mask, cu_seqlens, scale), y
+    return _blockwise(q, k, v, w, beta, past, key_mask, cu_seqlens, sharpness, scale, solves=True)
 
 
 def path_precondition(
@@ -119,7 +154,9 @@ def path_precondition(
         y: [B, H, T, E], zero at masked positions.
     """
     past = _check_lucid(k, v, w, beta, past, key_mask, cu_seqlens, sharpness)
-    return _precondition(k, v, w, beta, past, key_mask, cu_seqlens, sharpness, choose(impl))
+    if choose(impl) == "reference":
+        return _reference_precondition(k, v, w, beta, past, key_mask, cu_seqlens, sharpness)
+    return _blockwise(None, k, v, w, beta, past, key_mask, cu_seqlens, sharpness, None, solves=True)[1]
 
 
 def _check(
@@ -166,7 +203,32 @@ def _check_lucid(
     return None if pair is None else (*pair, scalars)
 
 
-def _attention(
+def _blockwise(
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    past: tuple[Tensor, Tensor, Tensor | None] | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    sharpness: float | Tensor | None,
+    scale: float | None,
+    *,
+    solves: bool,
+) -> tuple[Tensor, Tensor]:
+    """o and y, each empty if not asked for."""
+    k_past, y_past, scalars_past = (None, None, None) if past is None else past
+    c = math.sqrt(k.shape[-1]) if sharpness is None else sharpness
+    learned = c.to(working_dtype(k)).expand(k.shape[0], -1) if isinstance(c, Tensor) else None
+    tensors = q, k, v, w, beta, k_past, y_past, scalars_past, learned
+    refuse_forward_mode(*tensors)
+    numbers = k.shape[-1] ** -0.5 if scale is None else float(scale), 0.0 if isinstance(c, Tensor) else float(c)
+    o, _, y = path_op(*tensors, key_mask, cu_seqlens, *numbers, solves)
+    return o if q is None else o.to(read_out_dtype(q)), y
+
+
+def _reference_attention(
     q: Tensor,
     k: Tensor,
     y: Tensor,
@@ -176,26 +238,20 @@ def _attention(
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float | None,
-    impl: str,
 ) -> Tensor:
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     k_past, y_past = past if past is not None else (None, None)
-    out_dtype = read_out_dtype(q)
-    tensors = q, k, y, w, beta, k_past, y_past
-    if impl == "reference":
-        if cu_seqlens is not None:
-            packing.offsets(cu_seqlens, k.shape[2])
-        wide = working_dtype(q)
-        with no_autocast(q):
-            q, k, y, w, beta = (x.to(wide) for x in (q, k, y, w, beta))
-            k_past, y_past = (None if x is None else x.to(wide) for x in (k_past, y_past))
-            o = reference.attention(q, k, y, w, beta, k_past, y_past, key_mask, cu_seqlens, scale)
-            return o.to(out_dtype)
-    refuse_forward_mode(*tensors)
-    return path_attention_op(*tensors, key_mask, cu_seqlens, scale)[0].to(out_dtype)
+    out_dtype, wide = read_out_dtype(q), working_dtype(q)
+    if cu_seqlens is not None:
+        packing.offsets(cu_seqlens, k.shape[2])
+    with no_autocast(q):
+        q, k, y, w, beta = (x.to(wide) for x in (q, k, y, w, beta))
+        k_past, y_past = (None if x is None else x.to(wide) for x in (k_past, y_past))
+        o = reference.attention(q, k, y, w, beta, k_past, y_past, key_mask, cu_seqlens, scale)
+        return o.to(out_dtype)
 
 
-def _precondition(
+def _reference_precondition(
     k: Tensor,
     v: Tensor,
     w: Tensor,
@@ -204,12 +260,13 @@ def _precondition(
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     sharpness: float | Tensor | None,
-    impl: str,
 ) -> Tensor:
     wide = working_dtype(k)
     c: float | Tensor = math.sqrt(k.shape[-1]) if sharpness is None else sharpness
     c = c.to(wide) if isinstance(c, Tensor) else float(c)
     root = c.sqrt()[:, None, None] if isinstance(c, Tensor) else math.sqrt(c)
+    if cu_seqlens is not None:
+        packing.offsets(cu_seqlens, k.shape[2])
     with no_autocast(k):
         keys = k.to(wide)
         if key_mask is not None:
@@ -219,21 +276,12 @@ def _precondition(
         u_past = y_past = None
         if past is not None:
             k_past, y_past, scalars = past
+            y_past = y_past.to(wide)
             if key_mask is not None:
                 k_past = k_past.masked_fill(~key_mask[:, None, : k_past.shape[2], None], 0)
             u_past = k_past.to(wide) * (scalars.to(wide)[..., None] * root)
-        if impl == "reference":
-            if cu_seqlens is not None:
-                packing.offsets(cu_seqlens, k.shape[2])
-            y_past = None if y_past is None else y_past.to(wide)
-            y = reference.precondition(
-                u, v.to(wide), w.to(wide), beta.to(wide), u_past, y_past, key_mask, cu_seqlens, c
-            )
-            return y.to(v.dtype)
-    refuse_forward_mode(u, v, w, beta, u_past, y_past, c)
-    learned = c.expand(k.shape[0], -1) if isinstance(c, Tensor) else None
-    default = 0.0 if isinstance(c, Tensor) else c
-    return path_precondition_op(u, v, w, beta, u_past, y_past, learned, key_mask, cu_seqlens, default)
+        y = reference.precondition(u, v.to(wide), w.to(wide), beta.to(wide), u_past, y_past, key_mask, cu_seqlens, c)
+        return y.to(v.dtype)
 
 
 def rebase_keys(

@@ -170,7 +170,7 @@ def _decode(
         c = c.to(wide).repeat(B)[:, None, None] if isinstance(c, Tensor) else c
         scalars = scalars.reshape(n, 1, total).to(wide)
         rows = torch.cat([rows, new * (c * scalars[:, :, -1:])], 1)
-    # As if all keys were waiting; those that are not get their scores anew, which is cheaper than to put parts together.
+    # As if all keys were waiting. Those that are not get theirs anew: cheaper than to put parts together.
     scores = cache_product(torch.bmm(rows, product), keys.mT)
     scores[:, :, flushed:] = torch.bmm(rows, live.mT)
     if scalars is not None:

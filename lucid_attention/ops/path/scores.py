@@ -6,13 +6,13 @@ leaves of C positions; L leaves make a block, whose scores are one dense matrix;
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .leaves import LeafGradients, Leaves, leaves, leaves_backward
+from .leaves import KeySideGradients, key_side, key_side_backward, row_side, row_side_backward
 from .tree import Join, climb, descend
 
 LEAF = 64
@@ -67,73 +67,104 @@ class Layout:
 
 
 class PathScores:
-    """The scores of n heads.
+    """The scores of n heads: sets of rows against one set of keys.
 
-    q: [n, leaves, G·C, D] rows; k, w: [n, leaves, C, D]; beta: [n, leaves, C, 1], as `Layout` cuts them.
+    rows: sets of [n, leaves, G·C, D]; k, w: [n, leaves, C, D]; beta: [n, leaves, C, 1], as `Layout` cuts them.
     to_the_root: also re-base all rows to the start of the sequence, where a past is read: `rows` after all joins.
     keep: joins stay valid, as gradients need; otherwise they are views, for one walk through `joins`.
     """
 
     def __init__(
-        self, layout: Layout, q: Tensor, k: Tensor, w: Tensor, beta: Tensor, *, to_the_root: bool, keep: bool
+        self,
+        layout: Layout,
+        rows: list[Tensor],
+        k: Tensor,
+        w: Tensor,
+        beta: Tensor,
+        *,
+        to_the_root: bool,
+        keep: bool,
     ) -> None:
-        self.layout, n = layout, q.shape[0]
-        self._q, self._k, self._w, self._beta = (x.flatten(0, 1) for x in (q, k, w, beta))
-        made, self._saved = leaves(self._q, self._k, self._w, self._beta)
-        self._scores, self.rows, keys, products = (x.unflatten(0, (n, -1)) for x in made)
+        self.layout, self._n = layout, k.shape[0]
+        self._q = [x.flatten(0, 1) for x in rows]
+        self._k, self._w, self._beta = (x.flatten(0, 1) for x in (k, w, beta))
+        self._keys = key_side(self._k, self._w, self._beta)
+        self._sides = [row_side(q, self._k, self._w, self._keys) for q in self._q]
+        self.rows = [self._heads(side.rows) for side in self._sides]
+        self._to_the_root = to_the_root
         kept = layout.leaves if keep else layout.L
-        joins = climb(self.rows, keys, products, keep_below=kept, to_the_root=to_the_root)
+        moved_k, products = self._heads(self._keys.k), self._heads(self._keys.product)
+        joins = climb(self.rows, moved_k, products, keep_below=kept, to_the_root=to_the_root)
         # Inside a block every level is complete: one join for each.
-        self._inner = list(islice(joins, layout.L.bit_length() - 1))
+        self.inner = list(islice(joins, layout.L.bit_length() - 1))
         self.joins: Iterable[Join] = list(joins) if keep else joins
 
-    def block_scores(self, first: int, last: int) -> Tensor:
+    def all_joins(self) -> Iterable[Join]:
+        return chain(self.inner, self.joins)
+
+    def leaf_scores(self, which: int) -> Tensor:
+        """Scores inside leaves: [n, leaves, G·C, C], lower triangular."""
+        return self._heads(self._sides[which].scores)
+
+    def block_scores(self, which: int, first: int, last: int) -> Tensor:
         """Scores inside blocks [first, last): [n, blocks, L·G·C, L·C]. What is above the diagonal is arbitrary."""
         L = self.layout.L
-        scores = self._blocks(self._scores)[:, first:last]
+        scores = self._blocks(self.leaf_scores(which))[:, first:last]
         n, b, _, rows, C = scores.shape
         out = scores.new_zeros(n, b, L, rows, L, C)
         for leaf in range(L):
             out[:, :, leaf, :, leaf] = scores[:, :, leaf]
-        for join in self._inner:
-            q, k = (self._per_block(x)[:, first:last] for x in (join.q, join.k))
+        for join in self.inner:
+            q, k = (self._per_block(x)[:, first:last] for x in (join.rows[which], join.k))
             rectangles = (q @ k.mT).unflatten(3, (join.size, rows)).unflatten(5, (join.size, C))
             for pair, (right, left) in enumerate(_pairs_of_a_block(L, join.size)):
                 out[:, :, right, :, left] = rectangles[:, :, pair]
         return out.view(n, b, L * rows, L * C)
 
     def collect_gradients(self) -> None:
-        """Get ready for `block_pull_back` of every block, and for gradients in every join."""
-        self._dscores = torch.empty_like(self._scores)
-        for join in self._inner:
-            join.dq, join.dk = torch.empty_like(join.q), torch.empty_like(join.k)
+        """Get ready for gradients: every leaf and join of every set of rows has to be written, keys to be added to."""
+        self._dscores = [torch.empty_like(side.scores) for side in self._sides]
+        self.drows = [torch.zeros_like(rows) for rows in self.rows]
+        for join in self.all_joins():
+            join.drows, join.dk = [torch.empty_like(x) for x in join.rows], torch.zeros_like(join.k)
 
-    def block_pull_back(self, first: int, last: int, grad: Tensor) -> None:
-        """Take in the gradient of `block_scores(first, last)`, zero above the diagonal."""
+    def leaf_pull_back(self, which: int, grad: Tensor) -> None:
+        """Take in the gradient of `leaf_scores`, zero above the diagonal."""
+        self._dscores[which] = grad.flatten(0, 1)
+
+    def block_pull_back(self, which: int, first: int, last: int, grad: Tensor) -> None:
+        """Take in the gradient of `block_scores`, zero above the diagonal."""
         L, C = self.layout.L, self.layout.C
         n, b, rows, _ = grad.shape
         grad = grad.view(n, b, L, rows // L, L, C)
-        dscores = self._blocks(self._dscores)[:, first:last]
+        dscores = self._blocks(self._heads(self._dscores[which]))[:, first:last]
         for leaf in range(L):
             dscores[:, :, leaf] = grad[:, :, leaf, :, leaf]
-        for join in self._inner:
-            assert join.dq is not None
+        for join in self.inner:
             assert join.dk is not None
-            pieces = [
-                grad[:, :, right, :, left].flatten(4).flatten(2, 3) for right, left in _pairs_of_a_block(L, join.size)
-            ]
-            ds = torch.stack(pieces, 2)
-            self._per_block(join.dq)[:, first:last] = ds @ self._per_block(join.k)[:, first:last]
-            self._per_block(join.dk)[:, first:last] = ds.mT @ self._per_block(join.q)[:, first:last]
+            pairs = _pairs_of_a_block(L, join.size)
+            ds = torch.stack([grad[:, :, right, :, left].flatten(4).flatten(2, 3) for right, left in pairs], 2)
+            self._per_block(join.drows[which])[:, first:last] = ds @ self._per_block(join.k)[:, first:last]
+            self._per_block(join.dk)[:, first:last] += ds.mT @ self._per_block(join.rows[which])[:, first:last]
 
-    def pull_back(self, droot_rows: Tensor | None) -> LeafGradients:
-        """Gradients of the inputs, each [n, leaves, …], once every block and join has got its own."""
-        n = self._scores.shape[0]
-        like = (self.rows, self._k.unflatten(0, (n, -1)))
-        dq, dk, dproduct = descend([*self._inner, *self.joins], *like, droot_rows)
-        grads = Leaves(*(x.flatten(0, 1) for x in (self._dscores, dq, dk, dproduct)))
-        made = leaves_backward(grads, self._q, self._k, self._w, self._beta, self._saved)
-        return LeafGradients(*(x.unflatten(0, (n, -1)) for x in made))
+    def pull_back(self) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+        """Gradients of the sets of rows, k, w and beta, as they came, from those of leaves, joins and root."""
+        dk = self._heads(torch.zeros_like(self._k))
+        dproduct = descend(list(self.all_joins()), self.drows, dk, from_the_root=self._to_the_root)
+        into = KeySideGradients(self._k)
+        dq = [
+            row_side_backward(dscores, drows.flatten(0, 1), q, self._k, self._w, self._keys, side.x, into)
+            for dscores, drows, q, side in zip(self._dscores, self.drows, self._q, self._sides, strict=True)
+        ]
+        made = key_side_backward(
+            dk.flatten(0, 1), dproduct.flatten(0, 1), self._k, self._w, self._beta, self._keys, into
+        )
+        dk, dw, dbeta = (self._heads(x) for x in made)
+        return [self._heads(x) for x in dq], dk, dw, dbeta
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[n · leaves, *] -> [n, leaves, *]."""
+        return x.unflatten(0, (self._n, -1))
 
     def _blocks(self, x: Tensor) -> Tensor:
         return x.unflatten(1, (self.layout.blocks, self.layout.L))

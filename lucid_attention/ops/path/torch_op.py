@@ -1,6 +1,7 @@
-"""PaTH's block-wise passes as `torch.library` operators: nodes with a backward for autograd, compile, export and vmap.
+"""PaTH's block-wise passes as one `torch.library` operator: a node with a backward for autograd, compile, export, vmap.
 
-Gradients of inputs that are None come back empty, since an operator's outputs are fixed.
+It reads, solves, or does both on one tree. What was not asked for, and gradients of inputs that are None, come back
+empty, since an operator's outputs are fixed.
 """
 
 from typing import Any
@@ -10,200 +11,132 @@ from torch import Tensor
 
 from ..folding import fold_vmap
 from ..precision import working_dtype
-from .blockwise import (
-    AttentionInputs,
-    Sequences,
-    SolveInputs,
-    attend,
-    attend_backward,
-    precondition,
-    precondition_backward,
-)
+from .blockwise import Inputs, Problem, backward, forward
 
 
-def _or_empty(grads: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:
-    return tuple(like.new_empty(0) if grad is None else grad for grad in grads)
+def _or_empty(tensors: tuple[Tensor | None, ...], like: Tensor) -> tuple[Tensor, ...]:
+    return tuple(like.new_empty(0) if x is None else x for x in tensors)
 
 
-def _like(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-    """What a backward returns, without values."""
-    first = next(x for x in inputs if x is not None)
-    return tuple(first.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs)
+def _some(x: Tensor) -> Tensor | None:
+    """Undo `_or_empty`."""
+    return None if x.numel() == 0 else x
 
 
-@torch.library.custom_op("lucid_attention::path_attention", mutates_args=())
-def path_attention_op(
-    q: Tensor,
+@torch.library.custom_op("lucid_attention::path", mutates_args=())
+def path_op(
+    q: Tensor | None,
     k: Tensor,
-    y: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    k_past: Tensor | None,
-    y_past: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """o [B, H·G, T, E] and the log-sum-exp of every row [B, H·G, T]."""
-    inputs = AttentionInputs(q, k, y, w, beta, k_past, y_past)
-    return attend(inputs, _sequences(k, k_past, key_mask, cu_seqlens), scale)
-
-
-def _sequences(k: Tensor, k_past: Tensor | None, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Sequences:
-    return Sequences(key_mask, cu_seqlens, k.shape[2], 0 if k_past is None else k_past.shape[2])
-
-
-@path_attention_op.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    y: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    k_past: Tensor | None,
-    y_past: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], y.shape[3]), q.new_empty(q.shape[:3], dtype=working_dtype(q))
-
-
-@torch.library.custom_op("lucid_attention::path_attention_backward", mutates_args=())
-def path_attention_backward_op(
-    do: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    y: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    k_past: Tensor | None,
-    y_past: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dy, dw, dbeta, dk_past, dy_past."""
-    inputs = AttentionInputs(q, k, y, w, beta, k_past, y_past)
-    grads = attend_backward(inputs, _sequences(k, k_past, key_mask, cu_seqlens), scale, do, o, lse)
-    return _or_empty(grads, q)  # type: ignore[return-value]
-
-
-@path_attention_backward_op.register_fake
-def _(
-    do: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    y: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    k_past: Tensor | None,
-    y_past: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _like(q, k, y, w, beta, k_past, y_past)  # type: ignore[return-value]
-
-
-@torch.library.custom_op("lucid_attention::path_precondition", mutates_args=())
-def path_precondition_op(
-    u: Tensor,
     v: Tensor,
     w: Tensor,
     beta: Tensor,
-    u_past: Tensor | None,
+    k_past: Tensor | None,
     y_past: Tensor | None,
-    shift: Tensor | None,
+    scalars_past: Tensor | None,
+    sharpness: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    default_shift: float,
-) -> Tensor:
-    """y [B, H, T, E]. shift: [B, H], or None for `default_shift`."""
-    inputs = SolveInputs(u, v, w, beta, u_past, y_past, default_shift if shift is None else shift)
-    return precondition(inputs, _sequences(u, u_past, key_mask, cu_seqlens))
+    scale: float,
+    default_sharpness: float,
+    solves: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """o [B, H·G, T, E] and lse [B, H·G, T] if there is a q; y [B, H, T, E] if `solves`. sharpness: [B, H]."""
+    inputs = Inputs(q, k, v, w, beta, k_past, y_past, scalars_past, sharpness)
+    made = forward(inputs, Problem(key_mask, cu_seqlens, scale, default_sharpness, solves))
+    return _or_empty(made, v)  # type: ignore[return-value]
 
 
-@path_precondition_op.register_fake
+@path_op.register_fake
 def _(
-    u: Tensor,
+    q: Tensor | None,
+    k: Tensor,
     v: Tensor,
     w: Tensor,
     beta: Tensor,
-    u_past: Tensor | None,
+    k_past: Tensor | None,
     y_past: Tensor | None,
-    shift: Tensor | None,
+    scalars_past: Tensor | None,
+    sharpness: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    default_shift: float,
-) -> Tensor:
-    return v.new_empty(v.shape)
+    scale: float,
+    default_sharpness: float,
+    solves: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = v.new_empty(v.shape if solves else 0)
+    if q is None:
+        return v.new_empty(0), v.new_empty(0), y
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=working_dtype(q)), y
 
 
-@torch.library.custom_op("lucid_attention::path_precondition_backward", mutates_args=())
-def path_precondition_backward_op(
-    dy: Tensor,
+@torch.library.custom_op("lucid_attention::path_backward", mutates_args=())
+def path_backward_op(
+    do: Tensor | None,
+    dy: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
     y: Tensor,
-    u: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
     w: Tensor,
     beta: Tensor,
-    u_past: Tensor | None,
+    k_past: Tensor | None,
     y_past: Tensor | None,
-    shift: Tensor | None,
+    scalars_past: Tensor | None,
+    sharpness: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    default_shift: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """du, dv, dw, dbeta, du_past, dy_past, dshift."""
-    inputs = SolveInputs(u, y, w, beta, u_past, y_past, default_shift if shift is None else shift)
-    grads = precondition_backward(inputs, _sequences(u, u_past, key_mask, cu_seqlens), dy, y)
-    return _or_empty(grads, u)  # type: ignore[return-value]
+    scale: float,
+    default_sharpness: float,
+    solves: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, w, beta, k_past, y_past, scalars_past, sharpness."""
+    inputs = Inputs(q, k, v, w, beta, k_past, y_past, scalars_past, sharpness)
+    problem = Problem(key_mask, cu_seqlens, scale, default_sharpness, solves)
+    grads = backward(inputs, problem, (_some(o), _some(lse), _some(y)), do, dy)
+    return _or_empty(grads, v)  # type: ignore[return-value]
 
 
-@path_precondition_backward_op.register_fake
+@path_backward_op.register_fake
 def _(
-    dy: Tensor,
+    do: Tensor | None,
+    dy: Tensor | None,
+    o: Tensor,
+    lse: Tensor,
     y: Tensor,
-    u: Tensor,
+    q: Tensor | None,
+    k: Tensor,
+    v: Tensor,
     w: Tensor,
     beta: Tensor,
-    u_past: Tensor | None,
+    k_past: Tensor | None,
     y_past: Tensor | None,
-    shift: Tensor | None,
+    scalars_past: Tensor | None,
+    sharpness: Tensor | None,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
-    default_shift: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _like(u, y, w, beta, u_past, y_past, shift)  # type: ignore[return-value]
+    scale: float,
+    default_sharpness: float,
+    solves: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs = (q, k, v, w, beta, k_past, y_past, scalars_past, sharpness)
+    return tuple(v.new_empty(0) if x is None else x.new_empty(x.shape) for x in inputs)  # type: ignore[return-value]
 
 
-def _wanted(ctx: Any, grads: tuple[Tensor, ...], rest: int) -> tuple[Any, ...]:
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, scale, default_sharpness, solves = inputs
+    ctx.numbers = scale, default_sharpness, solves
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _pull_back(ctx: Any, do: Tensor | None, dlse: Tensor | None, dy: Tensor | None) -> tuple[Any, ...]:
+    # The gradient of an output that is empty is empty, too.
+    do, dy = (None if x is None or x.numel() == 0 else x for x in (do, dy))
+    grads = path_backward_op(do, dy, *ctx.saved_tensors, *ctx.numbers)
     kept = (grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad, strict=False))
-    return (*kept, *[None] * rest)
-
-
-def _remember_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    o, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(o, lse, *tensors)
-
-
-def _pull_back_attention(ctx: Any, do: Tensor, dlse: Tensor | None) -> tuple[Any, ...]:
-    return _wanted(ctx, path_attention_backward_op(do, *ctx.saved_tensors, ctx.scale), 3)
-
-
-def _remember_precondition(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    u, _, *tensors, ctx.default_shift = inputs
-    ctx.save_for_backward(output, u, *tensors)
-
-
-def _pull_back_precondition(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    return _wanted(ctx, path_precondition_backward_op(dy, *ctx.saved_tensors, ctx.default_shift), 3)
+    return (*kept, *[None] * 5)
 
 
 def _refuse_double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -213,9 +146,7 @@ def _refuse_double_backward(ctx: Any, *grads: Tensor) -> None:
     )
 
 
-path_attention_op.register_autograd(_pull_back_attention, setup_context=_remember_attention)
-path_precondition_op.register_autograd(_pull_back_precondition, setup_context=_remember_precondition)
-for _backward in (path_attention_backward_op, path_precondition_backward_op):
-    _backward.register_autograd(_refuse_double_backward, setup_context=lambda ctx, inputs, output: None)
-for _op in (path_attention_op, path_attention_backward_op, path_precondition_op, path_precondition_backward_op):
-    fold_vmap(_op, unbatched=("cu_seqlens",))
+path_op.register_autograd(_pull_back, setup_context=_remember)
+path_backward_op.register_autograd(_refuse_double_backward, setup_context=lambda ctx, inputs, output: None)
+fold_vmap(path_op, unbatched=("cu_seqlens",))
+fold_vmap(path_backward_op, unbatched=("cu_seqlens",))

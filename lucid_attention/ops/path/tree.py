@@ -10,7 +10,7 @@ right one: its keys and its product are never needed.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,19 +24,20 @@ CUT_FROM = 512
 class Join:
     """Pairs of neighbours of one level: nodes of `size` leaves, the first pair starting at leaf `first`.
 
-    q: [n, pairs, rows, D] of the right nodes and k: [n, pairs, keys, D] of the left ones, both before they move up.
+    rows: sets of [n, pairs, R, D] of the right nodes and k: [n, pairs, K, D] of the left ones, before they move up.
     left: [n, pairs, D, D], products of the left nodes; right: of the right ones, None for an incomplete node.
+    drows, dk: gradients of the rectangles, for `descend`.
     """
 
     first: int
     pairs: int
     size: int
     last: int
-    q: Tensor
+    rows: list[Tensor]
     k: Tensor
     left: Tensor
     right: Tensor | None
-    dq: Tensor | None = None
+    drows: list[Tensor] = field(default_factory=list)
     dk: Tensor | None = None
 
     def right_of(self, x: Tensor) -> Tensor:
@@ -67,14 +68,14 @@ def _cut(x: Tensor, positions: int, out: Tensor) -> Tensor:
     return torch.ops.aten.hardshrink.out(x, torch.finfo(x.dtype).eps ** 2, out=out)
 
 
-def climb(q: Tensor, k: Tensor, product: Tensor, *, keep_below: int, to_the_root: bool) -> Iterator[Join]:
-    """Visit all joins from the leaves up, each before its nodes move up. q and k are moved in place.
+def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to_the_root: bool) -> Iterator[Join]:
+    """Visit all joins from the leaves up, each before its nodes move up. rows and k are moved in place.
 
-    q: [n, leaves, rows, D], k: [n, leaves, keys, D], product: [n, leaves, D, D], as leaves are; contiguous.
+    rows: sets of [n, leaves, R, D]; k: [n, leaves, C, D]; product: [n, leaves, D, D], as leaves are; contiguous.
     keep_below: joins of nodes of fewer leaves hold copies that stay valid; the others views, until the next join.
-    to_the_root: move the last level as well, which leaves in q all rows re-based to the start of everything.
+    to_the_root: move the last level as well, which leaves all rows re-based to the start of everything.
     """
-    leaves, size = q.shape[1], 1
+    leaves, size = k.shape[1], 1
     while size < leaves:
         pairs = leaves // (2 * size)
         rest = leaves - 2 * size * pairs
@@ -82,17 +83,17 @@ def climb(q: Tensor, k: Tensor, product: Tensor, *, keep_below: int, to_the_root
         moves, keep = to_the_root or 2 * size < leaves, size < keep_below
         if pairs:
             left, right = product[:, : 2 * pairs : 2], product[:, 1 : 2 * pairs : 2]
-            yield from _join(q, k, left, right, (0, pairs, size, 2 * size * pairs), keep, moves)
+            yield from _join(rows, k, left, right, (0, pairs, size, 2 * size * pairs), keep, moves)
             if moves:
                 _cut(right @ left, 2 * size * k.shape[2], out=above)
         if rest > size:
             lonely = product[:, 2 * pairs : 2 * pairs + 1]
-            yield from _join(q, k, lonely, None, (2 * size * pairs, 1, size, leaves), keep, moves)
+            yield from _join(rows, k, lonely, None, (2 * size * pairs, 1, size, leaves), keep, moves)
         product, size = above, 2 * size
 
 
 def _join(
-    q: Tensor,
+    rows: list[Tensor],
     k: Tensor,
     left: Tensor,
     right: Tensor | None,
@@ -101,52 +102,48 @@ def _join(
     moves: bool,
 ) -> Iterator[Join]:
     first, pairs, size, last = place
-    join = Join(first, pairs, size, last, q, k, left, right)
-    rows, keys = join.right_of(q), join.left_of(k)
-    join.q, join.k = (rows.clone(), keys.clone()) if keep else (rows, keys)
+    join = Join(first, pairs, size, last, rows, k, left, right)
+    mine, keys = [join.right_of(x) for x in rows], join.left_of(k)
+    join.rows, join.k = ([x.clone() for x in mine], keys.clone()) if keep else (mine, keys)
     yield join
     if moves:
         positions = 2 * size * k.shape[2]
-        _cut(join.q @ left, positions, out=rows)
+        for here, before in zip(mine, join.rows, strict=True):
+            _cut(before @ left, positions, out=here)
         if right is not None:
             _cut(join.k @ right.mT, positions, out=keys)
 
 
-def descend(joins: list[Join], q: Tensor, k: Tensor, droot_rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The adjoint of `climb`: gradients of the leaves' q, k (in the shapes given) and products.
+def descend(joins: list[Join], drows: list[Tensor], dk: Tensor, *, from_the_root: bool) -> Tensor:
+    """The adjoint of `climb`: take gradients of rows and keys from the root to the leaves in place.
 
-    joins: as visited, each with the gradients dq and dk of its rectangle. droot_rows: gradient of q at the root.
+    joins: as visited, each with its drows and dk. drows: sets of [n, leaves, R, D], of the rows at the root if
+    from_the_root, otherwise zero; dk: [n, leaves, C, D], zero. Returns the gradient of the products of the leaves.
     """
-    n, leaves, _, D = q.shape
-    dq = torch.zeros_like(q) if droot_rows is None else droot_rows.clone()
-    dk = torch.zeros_like(k)
-    to_the_root = droot_rows is not None
+    n, leaves, _, D = dk.shape
     sizes = sorted({join.size for join in joins}, reverse=True)
-    above = q.new_zeros(n, leaves // (2 * sizes[0]) if sizes else leaves, D, D)
+    above = dk.new_zeros(n, leaves // (2 * sizes[0]) if sizes else leaves, D, D)
     for size in sizes:
-        here = q.new_zeros(n, leaves // size, D, D)
+        here = dk.new_zeros(n, leaves // size, D, D)
         for join in joins:
             if join.size == size:
-                _leave(join, dq, dk, above, here, moved=to_the_root or 2 * size < leaves)
+                _leave(join, drows, dk, above, here, moved=from_the_root or 2 * size < leaves)
         above = here
-    return dq, dk, above
+    return above
 
 
-def _leave(join: Join, dq: Tensor, dk: Tensor, above: Tensor, here: Tensor, *, moved: bool) -> None:
+def _leave(join: Join, drows: list[Tensor], dk: Tensor, above: Tensor, here: Tensor, *, moved: bool) -> None:
     """Take the gradients of one join down a level. above, here: gradients of the products of both levels."""
-    assert join.dq is not None
     assert join.dk is not None
-    rows, keys = join.right_of(dq), join.left_of(dk)
-    if not moved:
-        rows += join.dq
-        keys += join.dk
-        return
-    node = join.first // join.size
+    keys, node = join.left_of(dk), join.first // join.size
     dleft = here[:, node : node + 2 * join.pairs : 2]
-    dleft += join.q.mT @ rows
-    rows.copy_(rows @ join.left.mT)
-    rows += join.dq
-    if join.right is not None:
+    for all_drows, before, grad in zip(drows, join.rows, join.drows, strict=True):
+        rows = join.right_of(all_drows)
+        if moved:
+            dleft += before.mT @ rows
+            rows.copy_(rows @ join.left.mT)
+        rows += grad
+    if moved and join.right is not None:
         dright = here[:, node + 1 : node + 2 * join.pairs : 2]
         dright += keys.mT @ join.k
         keys.copy_(keys @ join.right)
