@@ -8,24 +8,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import accuracy, bf16, decode, growth, memory, solve
+from . import accuracy, bf16, decode, growth, linear, memory, path, path_decode, path_memory, solve
 from .gate import WrongAnswer
 from .harness import attention_speed, machine, threads, today
-from .report import PICTURE, brief, count, document, plot_growth
-from .results import ROOT, Benchmark, Case, Settings, Store, fingerprint
+from .report import PAGES, Page, brief, count, document, plot_growth, plot_linear
+from .results import ROOT, Benchmark, Case, Record, Settings, Store, fingerprint
 
-BENCHMARKS: dict[str, Benchmark] = {
-    module.BENCHMARK.name: module.BENCHMARK for module in (solve, bf16, decode, memory, growth, accuracy)
-}
+MODULES = (solve, bf16, decode, memory, growth, accuracy, path, path_decode, path_memory, linear)
+BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
+# Who draws the records of a benchmark.
+PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
 # A load above this is other people's work.
 BUSY = 0.5
 
 
 def _help() -> str:
-    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 35 minutes):"]
+    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 50 minutes):"]
     for benchmark in BENCHMARKS.values():
         text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
-        parts.append(textwrap.fill(f"{benchmark.name:8}{text}", 100, initial_indent="  ", subsequent_indent=" " * 10))
+        parts.append(textwrap.fill(f"{benchmark.name:13}{text}", 100, initial_indent="  ", subsequent_indent=" " * 15))
     parts.append(
         textwrap.fill(
             "Results are comparisons within one run, so a slow machine does no harm, but a busy one does, above all "
@@ -37,6 +38,15 @@ def _help() -> str:
         )
     )
     return "\n\n".join(parts)
+
+
+def _on(page: str) -> list[Benchmark]:
+    return [benchmark for benchmark in BENCHMARKS.values() if benchmark.page == page]
+
+
+def _contents() -> str:
+    parts = [f"{page.file} ({', '.join(each.name for each in _on(name))})" for name, page in PAGES.items()]
+    return " and ".join(parts)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -53,18 +63,22 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="N",
         help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. bf16, memory, "
-        "growth and accuracy run with the first one alone",
+        "growth, accuracy, path_memory and linear run with the first one alone",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("bench_results"),
-        help="folder for results.json, results.md and the plot (default: %(default)s); results of the same code and "
+        help="folder for results.json, results.md and the plots (default: %(default)s); results of the same code and "
         "machine that it holds already are kept beside the new ones",
     )
     parser.add_argument("--resume", action="store_true", help="do not repeat cases that --out already holds")
-    parser.add_argument("--publish", action="store_true", help="write docs/benchmarks.md and docs/images/ as well")
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help=f"write the pages all of whose benchmarks are in --out, and their pictures, into docs/: {_contents()}",
+    )
     return parser
 
 
@@ -114,22 +128,43 @@ def _run(cases: Sequence[tuple[str, Case]], store: Store, speed: float) -> None:
         )
 
 
-def _write(store: Store, out: Path, publish: bool) -> None:
-    records = [record for record in store.records.values() if record.benchmark == "growth"]
-    if records:
-        plot_growth(records, out / PICTURE)
-    page = document(BENCHMARKS.values(), store, PICTURE if records else None)
-    (out / "results.md").write_text(page)
-    _say("\n" + page)
-    _say(f"written: {out / 'results.md'}, {out / 'results.json'}" + (f", {out / PICTURE}" if records else ""))
-    if publish:
-        docs = ROOT / "docs"
-        if records:
-            plot_growth(records, docs / "images" / PICTURE)
-        (docs / "benchmarks.md").write_text(
-            document(BENCHMARKS.values(), store, f"images/{PICTURE}" if records else None)
-        )
-        _say("published: docs/benchmarks.md" + (f", docs/images/{PICTURE}" if records else ""))
+def _complete_pages(parser: argparse.ArgumentParser, names: Sequence[str], store: Store) -> list[str]:
+    """Pages that can be published once `names` have run; an error if none of those that `names` stand on is one."""
+    there = {record.benchmark for record in store.records.values()} | set(names)
+    missing = {name: [each.name for each in _on(name) if each.name not in there] for name in PAGES}
+    asked = {BENCHMARKS[name].page for name in names}
+    if all(missing[name] for name in asked):
+        lacks = "; ".join(f"{PAGES[name].file} lacks {', '.join(missing[name])}" for name in PAGES if name in asked)
+        parser.error(f"--publish wants all benchmarks of a page in --out: {lacks}. Run them first")
+    return [name for name in PAGES if not missing[name]]
+
+
+def _draw(store: Store, page: Page, folder: Path) -> Path | None:
+    """The picture of a page, if there is anything to be drawn."""
+    records: list[Record] = [record for record in store.records.values() if record.benchmark == page.benchmark]
+    if not records:
+        return None
+    PLOTS[page.benchmark](records, folder / page.picture)
+    return folder / page.picture
+
+
+def _write(store: Store, out: Path) -> None:
+    drawn = {page.picture: page.caption for page in PAGES.values() if _draw(store, page, out)}
+    text = document("Benchmarks", list(BENCHMARKS.values()), store, drawn)
+    (out / "results.md").write_text(text)
+    _say("\n" + text)
+    _say("written: " + ", ".join(str(out / name) for name in ("results.md", "results.json", *drawn)))
+
+
+def _publish(store: Store, names: Sequence[str], docs: Path) -> None:
+    for name in names:
+        page = PAGES[name]
+        picture = _draw(store, page, docs / "images")
+        pictures = {picture.relative_to(docs).as_posix(): page.caption} if picture else {}
+        others = [PAGES[other] for other in PAGES if other != name]
+        see = [other for other in others if (docs / other.file).exists() or other in [PAGES[each] for each in names]]
+        (docs / page.file).write_text(document(page.title, _on(name), store, pictures, see))
+        _say(f"published: {', '.join(['docs/' + page.file, *(f'docs/{each}' for each in pictures)])}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,15 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.resume:
             parser.error(f"--resume: {obstacle}. Start anew without --resume, or choose another --out")
         _say(f"{obstacle}; kept as {store.put_aside()}")
-    if args.publish:
-        there = {record.benchmark for record in store.records.values()} | set(args.names or BENCHMARKS)
-        if missing := [name for name in BENCHMARKS if name not in there]:
-            parser.error(f"--publish wants all benchmarks in --out, {', '.join(missing)} missing: run them first")
-    store.add_command(_command(args, settings), today())
+    names = args.names or list(BENCHMARKS)
+    pages = _complete_pages(parser, names, store) if args.publish else []
+    store.add_command(_command(args, settings), today(), names)
     load = os.getloadavg()[0]
     if load > BUSY:
         _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
-    chosen = [(name, case) for name in args.names or BENCHMARKS for case in BENCHMARKS[name].cases(settings)]
+    chosen = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
     if args.resume:
         chosen = [(name, case) for name, case in chosen if case.key not in store.records]
     try:
@@ -161,7 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(f"\ninterrupted; finished cases are in {store.path}, `--resume` goes on from there")
         return 130
-    _write(store, args.out, args.publish)
+    _write(store, args.out)
+    _publish(store, pages, ROOT / "docs")
     broken = [record for record in store.records.values() if record.strict and record.verdict == "over"]
     for record in broken:
         _say(f"failed: {record.benchmark}, {record.facts}: {brief(record)}")

@@ -35,7 +35,7 @@ def _measure(N: int, threads: int, settings: Settings) -> Record:
 
 
 def _cases(settings: Settings) -> list[Case]:
-    lengths = (256, 1024) if settings.quick else (1024, 2048, 4096, 8192, 16384)
+    lengths = (1024,) if settings.quick else (1024, 2048, 4096, 8192, 16384)
     threads = settings.threads[0]
     cases = []
     for N in lengths:

@@ -27,6 +27,9 @@ ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
 # A round so long averages over the machine's moods by itself.
 LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
 MOST_ROUNDS = 500
+# Settings of the environment that move times: instructions of oneDNN, and from which size on glibc gives memory back to
+# the system at once (by default at most 32 MiB), so that the next tensor of this size meets fresh pages.
+SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 Run = Callable[[], object]
 
@@ -142,9 +145,7 @@ def machine() -> dict[str, str]:
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
         "lucid_attention": lucid_attention.__version__,
     }
-    if isa := os.environ.get("ONEDNN_MAX_CPU_ISA"):
-        description["ONEDNN_MAX_CPU_ISA"] = isa
-    return description
+    return description | {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 
 def today() -> str:

@@ -16,9 +16,9 @@ import torch
 
 from lucid_attention import precondition
 
-from . import gate, peers
+from . import gate, path_peers, peers
 from .results import ROOT
-from .solve import evaluate
+from .solve import Shape, evaluate
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PRECONDITION = "precondition"
@@ -29,7 +29,7 @@ START_UP = 2.0
 
 @dataclass(frozen=True)
 class Job:
-    """A name of `peers.ATTENTIONS`, or `PRECONDITION` for the solve alone."""
+    """A name of `peers.ATTENTIONS` or `path_peers.ATTENTIONS`, or `PRECONDITION` for the solve alone."""
 
     name: str
     D: int
@@ -60,6 +60,9 @@ def cost(job: Job) -> Cost:
 
 
 def _call(job: Job, N: int) -> Callable[[], object]:
+    if job.name in path_peers.ATTENTIONS:
+        given = path_peers.inputs(Shape(job.D, job.heads, job.kv_heads), N)
+        return lambda: path_peers.evaluate(job.name, given, job.backward)
     tensors = gate.inputs(job.D, job.heads, job.kv_heads, N)
     if job.name == PRECONDITION:
         k, v = tensors[1:3]

@@ -139,10 +139,13 @@ class Cache:
     new_v: Tensor
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, values: Tensor) -> "Cache":
-        """The last token of q, k, v is the new one; `values`: [1, H, T − 1, D], what is kept of the earlier ones."""
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, values: Tensor, spare: int = 64) -> "Cache":
+        """The last token of q, k, v is the new one; `values`: [1, H, T − 1, D], what is kept of the earlier ones.
+
+        spare: least room for tokens behind the new one.
+        """
         H, T, D = k.shape[1:]
-        room = T + max(64, T // 8)
+        room = T + max(spare, T // 8)
         keys, kept, k_rn = (k.new_zeros(1, H, room, D) for _ in range(3))
         scalars = k.new_zeros(1, H, room)
         keys[:, :, : T - 1] = k[:, :, :-1]

@@ -1,13 +1,37 @@
-"""Tables in Markdown and the picture, from records alone."""
+"""Pages in Markdown and their pictures, from records alone."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from .harness import Spread
 from .results import Benchmark, Record, Store
 
-PICTURE = "cost_growth.png"
+PICTURE, LINEAR_PICTURE = "cost_growth.png", "linear_growth.png"
 Cell = Callable[[Record], str]
+
+
+class Page(NamedTuple):
+    """A page of docs/ that results are published on."""
+
+    file: str
+    title: str
+    benchmark: str
+    """Whose records are drawn."""
+    picture: str
+    caption: str
+
+
+PAGES = {
+    "benchmarks": Page("benchmarks.md", "Benchmarks", "growth", PICTURE, "Time and peak memory against length"),
+    "family": Page(
+        "benchmarks_family.md",
+        "Benchmarks of the family",
+        "linear",
+        LINEAR_PICTURE,
+        "Time against length for the members with a state of fixed size",
+    ),
+}
 
 
 def number(x: float) -> str:
@@ -118,17 +142,21 @@ def sections(benchmarks: Iterable[Benchmark], store: Store) -> list[str]:
     return lines
 
 
-def document(benchmarks: Iterable[Benchmark], store: Store, picture: str | None) -> str:
-    """The whole page; `picture`: where the plot lies, seen from the page."""
-    judged = [record for record in store.records.values() if record.verdict]
+def document(
+    title: str, benchmarks: Sequence[Benchmark], store: Store, pictures: Mapping[str, str], see: Sequence[Page] = ()
+) -> str:
+    """A whole page. pictures: captions by where the pictures lie, seen from the page; see: other pages beside it."""
+    names = {benchmark.name for benchmark in benchmarks}
+    judged = [record for record in store.records.values() if record.verdict and record.benchmark in names]
     over = sum(record.verdict == "over" for record in judged)
     lines = [
-        "# Benchmarks",
+        f"# {title}",
         "",
         "Every number is a comparison within one run: contestants take turns in an order shuffled anew each round, "
         "and a cell is a median over rounds with the quartiles in parentheses. Ratios are taken round by round. Before "
         "anything is timed, every contestant has to agree with the defining equation in float64, on correlated keys.",
         "",
+        *(line for page in see for line in (f"See also [{page.title}]({page.file}).", "")),
         "A quick run: sizes are too small for the limits to mean anything."
         if store.about["quick"]
         else f"{over} of {len(judged)} cases that have a limit are over it.",
@@ -136,38 +164,74 @@ def document(benchmarks: Iterable[Benchmark], store: Store, picture: str | None)
         "| made with | |",
         "| --- | --- |",
         *(f"| {name} | {value} |" for name, value in store.about["machine"].items()),
-        *(f"| command, {one['date']} | `{one['command']}` |" for one in store.commands),
+        *(f"| command, {one['date']} | `{one['command']}` |" for one in store.commands if names & set(one["names"])),
     ]
-    if picture is not None:
-        lines += ["", f"![Time and peak memory against length]({picture})"]
+    for where, caption in pictures.items():
+        lines += ["", f"![{caption}]({where})"]
     return "\n".join([*lines, *sections(benchmarks, store)]) + "\n"
 
 
+# Of one contestant: lengths and what was measured there.
+Line = list[tuple[int, float]]
+
+
+class Panel(NamedTuple):
+    title: str
+    unit: str
+    lines: dict[str, Line]
+
+
 def plot_growth(records: Sequence[Record], path: Path) -> None:
-    """Two log-log panels: time and peak memory against the length."""
+    """Time and peak memory against the length."""
+    colours = {"SDPA": "#666666", "lucid_attention": "#1f5fa8", "dense solve": "#c4622d"}
+    sizes: dict[str, Line] = {}
+    for name in colours:
+        found = [(int(record.facts["N"]), record.entries[name]) for record in records if name in record.entries]
+        sizes[name] = [(N, entry.megabytes) for N, entry in found if entry.megabytes is not None]
+    time = Panel("Time, forward + backward", "seconds", _times(records, colours))
+    _draw((time, Panel("Peak memory over inputs", "MB", sizes)), colours, records[0], path)
+
+
+def plot_linear(records: Sequence[Record], path: Path) -> None:
+    """Time against the length, forward and forward+backward."""
+    colours = {"SDPA": "#666666", "delta": "#1f5fa8", "gated_delta": "#c4622d", "gla": "#2e8b57", "gsa": "#8456a8"}
+    panels = []
+    for what, title in (("forward", "Time, forward"), ("forward+backward", "Time, forward + backward")):
+        chosen = [record for record in records if record.facts["pass"] == what]
+        panels.append(Panel(title, "seconds", _times(chosen, colours)))
+    _draw(panels, colours, records[0], path)
+
+
+def _times(records: Sequence[Record], names: Iterable[str]) -> dict[str, Line]:
+    lines: dict[str, Line] = {name: [] for name in names}
+    for record in sorted(records, key=lambda record: int(record.facts["N"])):
+        for name, line in lines.items():
+            seconds = record.entries[name].seconds if name in record.entries else None
+            if seconds is not None:
+                line.append((int(record.facts["N"]), seconds.median))
+    return lines
+
+
+def _draw(panels: Sequence[Panel], colours: Mapping[str, str], example: Record, path: Path) -> None:
+    """Panels side by side, both axes logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    colours = {"SDPA": "#666666", "lucid_attention": "#1f5fa8", "dense solve": "#c4622d"}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for name, colour in colours.items():
-        found = [(int(record.facts["N"]), record.entries[name]) for record in records if name in record.entries]
-        times = [(N, entry.seconds.median) for N, entry in found if entry.seconds is not None]
-        sizes = [(N, entry.megabytes) for N, entry in found if entry.megabytes is not None]
-        for axes, points in ((left, times), (right, sizes)):
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
-    for axes, title, unit in ((left, "Time, forward + backward", "seconds"), (right, "Peak memory over inputs", "MB")):
-        lengths = sorted({int(record.facts["N"]) for record in records})
-        axes.set(title=title, xlabel="sequence length", ylabel=unit, yscale="log")
+    figure, (row,) = plt.subplots(1, len(panels), figsize=(9, 3.8), layout="constrained", squeeze=False)
+    for axes, panel in zip(row, panels, strict=True):
+        for name, line in panel.lines.items():
+            if line:
+                axes.plot(*zip(*line, strict=True), marker="o", markersize=4, color=colours[name], label=name)
+        lengths = sorted({N for line in panel.lines.values() for N, _ in line})
+        axes.set(title=panel.title, xlabel="sequence length", ylabel=panel.unit, yscale="log")
         axes.set_xscale("log", base=2)
         axes.set_xticks(lengths, [f"{N // 1024}K" if N >= 1024 else str(N) for N in lengths])
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(frameon=False)
-    facts = records[0].facts
-    threads = count(records[0].threads, "thread")
+    row[0].legend(frameon=False)
+    facts, threads = example.facts, count(example.threads, "thread")
     figure.suptitle(f"float32, D = {facts['D']}, {facts['heads']}/{facts['kv_heads']} heads, {threads}", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +114,8 @@ class Benchmark:
     """How long it takes on two cores, for --help."""
     cases: Callable[[Settings], list[Case]]
     columns: tuple[Column, ...]
+    page: str = "benchmarks"
+    """On which page its results are published, a name of `report.PAGES`."""
 
 
 def fingerprint() -> str:
@@ -133,7 +135,7 @@ class Store:
         self.path = folder / "results.json"
         self.about = about
         self.records: dict[str, Record] = {}
-        self.commands: list[dict[str, str]] = []
+        self.commands: list[dict[str, Any]] = []
 
     def load(self) -> str:
         """Take over what earlier runs finished; what speaks against it, or nothing."""
@@ -151,8 +153,9 @@ class Store:
         """Keep results that do not belong to ours under another name."""
         return self.path.replace(self.path.with_name("results.old.json"))
 
-    def add_command(self, command: str, date: str) -> None:
-        entry = {"command": command, "date": date}
+    def add_command(self, command: str, date: str, names: Sequence[str]) -> None:
+        """names: of the benchmarks that it runs."""
+        entry = {"command": command, "date": date, "names": list(names)}
         if entry not in self.commands:
             self.commands.append(entry)
 

@@ -55,9 +55,13 @@ def attend_rectangle_backward(
 
 
 def _one_size(*tensors: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The kernel knows one head size only: zeros change neither scores nor what is read."""
+    """The kernel knows one head size only, and takes the last dimension for contiguous without looking.
+
+    Zeros change neither scores nor what is read.
+    """
     widest = max(x.shape[3] for x in (*tensors, *([] if like is None else [like])))
-    return tuple(F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in tensors)
+    padded = (F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in tensors)
+    return tuple(x if x.stride(3) == 1 else x.contiguous() for x in padded)
 
 
 def _strips(q: Tensor, k: Tensor) -> list[slice]:

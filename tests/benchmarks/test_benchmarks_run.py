@@ -5,6 +5,7 @@ beside the package `benchmarks`.
 """
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,110 @@ def test_a_wrong_decoder_is_caught() -> None:
     done = run("-c", WRONG_DECODER)
     assert "WrongAnswer" in done.stderr
     assert "'decode_step' does not compute what it should: its output" in done.stderr
+
+
+PUBLISHED = """
+import sys
+from pathlib import Path
+from benchmarks.__main__ import _publish
+from benchmarks.harness import machine
+from benchmarks.results import Store, fingerprint
+
+store = Store(Path(sys.argv[1]), {"machine": machine(), "code": fingerprint(), "quick": True})
+assert store.load() == ""
+store.add_command("python -m benchmarks solve", "2000-01-01", ["solve"])
+docs = Path(sys.argv[1]) / "docs"
+docs.mkdir()
+(docs / "benchmarks.md").touch()
+_publish(store, ["family"], docs)
+"""
+
+
+def test_a_quick_run_of_the_family_leaves_tables_a_picture_and_a_page(tmp_path: Path) -> None:
+    done = run("-m", "benchmarks", "path", "path_decode", "linear", "--quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "results.md").read_text()
+    for name in ("path", "path_decode", "linear"):
+        assert f"### {name}, 1 thread" in page
+    assert len(re.findall(r"^\| 8/2 \| forward", page, re.MULTILINE)) == 2
+    assert "| one token |" in page
+    assert (tmp_path / "linear_growth.png").stat().st_size > 10_000
+
+    done = run("-c", PUBLISHED, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / "docs").rglob("*.*")) == [
+        "benchmarks.md",
+        "benchmarks_family.md",
+        "linear_growth.png",
+    ]
+    page = (tmp_path / "docs" / "benchmarks_family.md").read_text()
+    assert "](images/linear_growth.png)" in page
+    assert "](benchmarks.md)" in page
+    assert "`python -m benchmarks path path_decode linear --threads 1 --quick`" in page
+    assert "solve" not in page.split("## path")[0]  # a command of the other page
+
+
+def test_a_page_with_a_benchmark_missing_is_not_published(tmp_path: Path) -> None:
+    done = run("-m", "benchmarks", "path", "linear", "--publish", "--out", str(tmp_path))
+    assert done.returncode == 2
+    assert "benchmarks_family.md lacks path_decode, path_memory." in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+WRONG_FAMILY = """
+from functools import partial
+
+import torch
+from benchmarks import linear_peers, path_decode, path_peers, peers
+from benchmarks.gate import WrongAnswer
+from benchmarks.path_peers import LUCID_PATH, PATH
+
+torch.set_num_threads(1)
+shape = path_peers.SHAPES[1]
+
+
+def caught(table, name, wrong, check):
+    right, table[name] = table[name], wrong
+    try:
+        check()
+    except WrongAnswer as error:
+        print(error)
+    table[name] = right
+
+
+right, attention = path_peers.ATTENTIONS[PATH], partial(path_peers.check_truth.__wrapped__, "path", shape)
+caught(path_peers.ATTENTIONS, PATH, lambda q, k, v, w, beta: peers.sdpa(q, k, v), partial(attention, False))
+without_gradient = lambda q, k, v, w, beta: right(q, k, v, w.detach() + 0 * w, beta)
+caught(path_peers.ATTENTIONS, PATH, without_gradient, partial(attention, True))
+caught(path_peers.ATTENTIONS, LUCID_PATH, right, partial(attention, False))
+
+
+def without_the_flush(one, tokens):
+    keys = one.k[:, :, : one.length].clone()
+    result = path_decode.path_cycle(one, tokens, lucid=False)
+    one.k[:, :, : keys.shape[2]] = keys
+    return result
+
+
+decoders = partial(path_decode.check_truth.__wrapped__, shape)
+caught(path_decode.CYCLES, path_decode.STEP, without_the_flush, decoders)
+caught(path_decode.CYCLES, path_decode.LUCID_STEP, path_decode.CYCLES[path_decode.STEP], decoders)
+
+members = linear_peers.MEMBERS
+ungated = members["gated_delta"]._replace(run=lambda q, k, v, beta, log_decay: members["delta"].run(q, k, v, beta))
+caught(members, "gated_delta", ungated, partial(linear_peers.check_truth.__wrapped__, shape, 300, False))
+"""
+
+
+def test_wrong_members_of_the_family_are_caught() -> None:
+    done = run("-c", WRONG_FAMILY)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"'(.+)' does not compute what it should: (.+) is .+ away from", done.stdout)
+    assert found == [
+        ("path_attention", "its output"),
+        ("path_attention", "the gradient of w"),
+        ("lucid_path_attention", "its output"),
+        ("path_decode_step", "its output"),
+        ("path_decode_step with scalars", "its output"),
+        ("gated_delta", "its output"),
+    ]

@@ -278,7 +278,8 @@ def _reference_precondition(
             k_past, y_past, scalars = past
             y_past = y_past.to(wide)
             if key_mask is not None:
-                k_past = k_past.masked_fill(~key_mask[:, None, : k_past.shape[2], None], 0)
+                hidden = ~key_mask[:, None, : k_past.shape[2]]
+                k_past, scalars = k_past.masked_fill(hidden[..., None], 0), scalars.masked_fill(hidden, 0)
             u_past = k_past.to(wide) * (scalars.to(wide)[..., None] * root)
         y = reference.precondition(u, v.to(wide), w.to(wide), beta.to(wide), u_past, y_past, key_mask, cu_seqlens, c)
         return y.to(v.dtype)
@@ -301,8 +302,14 @@ def rebase_keys(
     checks.check_factors(k, w, beta)
     S = 0
     if past is not None:
-        checks.check_past((past, past), k, k)
+        checks.check_tensor("past", past)
+        if past.ndim != 4:
+            raise ValueError(f"past must be [B, H, S, D] (4 dimensions), got shape {list(past.shape)}")
         S = past.shape[2]
+        checks.check_shape("past", past, (*k.shape[:2], S, k.shape[3]), "[B, H, S, D]")
+        checks.check_float("past", past)
+        checks.check_device("past", past, k)
+        checks.check_same_dtype("past", past, k)
     checks.check_key_mask(key_mask, k, S)
     wide = working_dtype(k)
     with no_autocast(k):

@@ -92,10 +92,21 @@ class _Piece:
             # One for each sequence: as if every position had its own.
             return self.part.take(x[:, :, None].expand(-1, -1, self._T))[:, :, 0]
         owner = self.owner(name)
-        return None if owner is None else owner.take(x)
+        if owner is None:
+            return None
+        # What fills up a shorter sequence repeats its last position. Without a factor of its own it stays as harmless:
+        # factors of any size would make scores of any size.
+        return owner.take_grad(x) if name == "beta" else owner.take(x)
 
     def owner(self, name: str) -> packing.Part | None:
         return self.past if name.endswith("_past") else self.part
+
+    def scratch(self, name: str, whole: Tensor | None) -> Tensor | None:
+        """To be written for these sequences, where the input of that name exists for them."""
+        owner, x = self.owner(name), getattr(self.inputs, name)
+        if whole is None or owner is None or x is None:
+            return None
+        return torch.empty_like(x) if name == "sharpness" else owner.scratch(whole)
 
     def groups(self) -> Iterator[Group]:
         return self.schedule.groups(*self.inputs.k.shape[:2])
@@ -181,15 +192,9 @@ def _backward_of(
     part, names = piece.part, Inputs._fields
     saved = [None if x is None else part.take(x) for x in made]
     do, dy = (None if x is None else part.take_grad(x) for x in (do, dy))
-    # None where nothing is to be written: no such input, no past, or no gradient that reaches q.
-    scratch: list[Tensor | None] = []
-    for name, grad, x in zip(names, grads, piece.inputs, strict=True):
-        owner = piece.owner(name)
-        silent = grad is None or x is None or owner is None or (name == "q" and do is None)
-        if silent or grad is None or owner is None or x is None:
-            scratch.append(None)
-        else:
-            scratch.append(torch.empty_like(x) if name == "sharpness" else owner.scratch(grad))
+    scratch = [piece.scratch(name, grad) for name, grad in zip(names, grads, strict=True)]
+    if do is None:
+        scratch[0] = None  # nothing reaches q
     for group in piece.groups():
         o, lse, y = (None if x is None else piece.flat(piece.by_kv_head(x), group) for x in saved)
         outputs = passes.Outputs(o, lse, None if y is None else y[:, 0])

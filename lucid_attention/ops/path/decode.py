@@ -38,6 +38,7 @@ class PathStep(NamedTuple):
 
 def no_factors(k: Tensor) -> Tensor:
     """The product of no factors, right after a flush: [B, H, D, D] for keys [B, H, *, D], in at least float32."""
+    checks.check_heads_first("k", k, "[B, H, N, D]")
     B, H, _, D = k.shape
     return torch.eye(D, dtype=working_dtype(k), device=k.device).repeat(B, H, 1, 1)
 
@@ -50,7 +51,10 @@ def flush_keys(k: Tensor, product: Tensor, *, out: Tensor | None = None) -> Tens
     checks.check_heads_first("k", k, "[B, H, N, D]")
     checks.check_heads_first("product", product, "[B, H, D, D]")
     checks.check_shape("product", product, (*k.shape[:2], k.shape[3], k.shape[3]), "[B, H, D, D]")
+    checks.check_device("product", product, k)
     out = torch.empty_like(k) if out is None else out
+    checks.check_tensor("out", out)
+    checks.check_device("out", out, k)
     checks.check_shape("out", out, tuple(k.shape), "[B, H, N, D]")
     checks.check_same_dtype("out", out, k)
     with torch.no_grad(), no_autocast(k):
@@ -124,7 +128,8 @@ def _check(
     checks.check_shape("y_past", y_past, (B, H, total - 1, v.shape[3]), "[B, H, S, E]")
     checks.check_heads_first("product", product, "[B, H, D, D]")
     checks.check_shape("product", product, (B, H, D, D), "[B, H, D, D]")
-    if not isinstance(flushed, int) or not 0 <= flushed < total:
+    checks.check_device("product", product, k)
+    if not isinstance(flushed, int) or isinstance(flushed, bool) or not 0 <= flushed < total:
         raise ValueError(f"flushed must be an integer in [0, S] = [0, {total - 1}], got {flushed!r}")
     if scalars is not None:
         checks.check_tensor("scalars", scalars)

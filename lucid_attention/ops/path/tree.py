@@ -9,6 +9,7 @@ That is O(T D²) for each of the log T levels, with contractions only. A last no
 right one: its keys and its product are never needed.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 # From nodes of this many positions on, products of contractions reach into denormal numbers, which slow down
-# matrix products by an order of magnitude. Below eps² of a unit vector nothing is lost.
+# matrix products of a CPU by an order of magnitude. Below eps² of the largest number nothing is lost.
 CUT_FROM = 512
 
 
@@ -61,11 +62,20 @@ class Join:
         return every_other.as_strided(shape, (x.stride(0), step, *x.stride()[2:]))
 
 
-def _cut(x: Tensor, positions: int, out: Tensor) -> Tensor:
-    """Write x into out, without what is too small to matter in nodes of so many positions."""
-    if positions < CUT_FROM:
-        return out.copy_(x)
-    return torch.ops.aten.hardshrink.out(x, torch.finfo(x.dtype).eps ** 2, out=out)
+def _floor(x: Tensor, positions: int) -> float:
+    """Below this nothing in x matters; 0 where nothing is to be cut."""
+    if positions < CUT_FROM or x.device.type != "cpu":
+        return 0.0
+    largest = float(x.abs().amax())
+    return largest * torch.finfo(x.dtype).eps ** 2 if math.isfinite(largest) else 0.0
+
+
+def _write(x: Tensor, floor: float, positions: int, out: Tensor) -> None:
+    """Write x into out; in nodes of many positions without what is below the floor."""
+    if floor == 0.0 or positions < CUT_FROM:
+        out.copy_(x)
+    else:
+        torch.ops.aten.hardshrink.out(x, floor, out=out)
 
 
 def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to_the_root: bool) -> Iterator[Join]:
@@ -75,7 +85,8 @@ def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to
     keep_below: joins of nodes of fewer leaves hold copies that stay valid; the others views, until the next join.
     to_the_root: move the last level as well, which leaves all rows re-based to the start of everything.
     """
-    leaves, size = k.shape[1], 1
+    leaves, size, positions = k.shape[1], 1, k.shape[1] * k.shape[2]
+    floors = [_floor(x, positions) for x in (*rows, k, product)]
     while size < leaves:
         pairs = leaves // (2 * size)
         rest = leaves - 2 * size * pairs
@@ -83,12 +94,12 @@ def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to
         moves, keep = to_the_root or 2 * size < leaves, size < keep_below
         if pairs:
             left, right = product[:, : 2 * pairs : 2], product[:, 1 : 2 * pairs : 2]
-            yield from _join(rows, k, left, right, (0, pairs, size, 2 * size * pairs), keep, moves)
+            yield from _join(rows, k, left, right, (0, pairs, size, 2 * size * pairs), floors, keep, moves)
             if moves:
-                _cut(right @ left, 2 * size * k.shape[2], out=above)
+                _write(right @ left, floors[-1], 2 * size * k.shape[2], out=above)
         if rest > size:
             lonely = product[:, 2 * pairs : 2 * pairs + 1]
-            yield from _join(rows, k, lonely, None, (2 * size * pairs, 1, size, leaves), keep, moves)
+            yield from _join(rows, k, lonely, None, (2 * size * pairs, 1, size, leaves), floors, keep, moves)
         product, size = above, 2 * size
 
 
@@ -98,6 +109,7 @@ def _join(
     left: Tensor,
     right: Tensor | None,
     place: tuple[int, int, int, int],
+    floors: list[float],
     keep: bool,
     moves: bool,
 ) -> Iterator[Join]:
@@ -108,10 +120,10 @@ def _join(
     yield join
     if moves:
         positions = 2 * size * k.shape[2]
-        for here, before in zip(mine, join.rows, strict=True):
-            _cut(before @ left, positions, out=here)
+        for here, before, floor in zip(mine, join.rows, floors, strict=False):
+            _write(before @ left, floor, positions, out=here)
         if right is not None:
-            _cut(join.k @ right.mT, positions, out=keys)
+            _write(join.k @ right.mT, floors[len(rows)], positions, out=keys)
 
 
 def descend(joins: list[Join], drows: list[Tensor], dk: Tensor, *, from_the_root: bool) -> Tensor:

@@ -1,0 +1,250 @@
+"""Bad arguments of PaTH's functions: every error names the argument, what was expected and what came."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lucid_attention.ops.lucid.decode import key_scalars
+from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
+from lucid_attention.ops.path.decode import flush_keys, no_factors, path_decode_step
+
+from .path_cases import PathCase
+
+B, H, G, T, D, E = 2, 2, 2, 6, 4, 3
+GOOD = PathCase(T=T, B=B, H=H, G=G, S=T, D=D, E=E).tensors("lucid_path", torch.float32)
+Q, K, V, W, BETA = (GOOD[name] for name in ("q", "k", "v", "w", "beta"))
+K_PAST, Y_PAST, SCALARS = (GOOD[name] for name in ("k_past", "y_past", "scalars_past"))
+CACHE = torch.cat([K_PAST, K[:, :, :1]], 2)
+PRODUCT = torch.eye(D).repeat(B, H, 1, 1)
+MASK, SHARPNESS = torch.ones(B, T, dtype=torch.bool), torch.full((H,), 2.0)
+BORDERS = torch.tensor([0, 2, T], dtype=torch.int32)
+NEW = {"k": K, "v": V, "w": W, "beta": BETA}
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "path": (path_attention, {"q": Q} | NEW),
+    "lucid_path": (lucid_path_attention, {"q": Q} | NEW),
+    "precondition": (path_precondition, NEW),
+    "rebase": (rebase_keys, {"k": K, "w": W, "beta": BETA}),
+    "decode": (
+        path_decode_step,
+        {
+            "q": Q[:, :, :1],
+            "k": CACHE,
+            "v": V[:, :, :1],
+            "w": W[:, :, :1],
+            "beta": BETA[:, :, :1],
+            "y_past": Y_PAST,
+            "product": PRODUCT,
+            "flushed": 4,
+            "scalars": key_scalars(CACHE),
+        },
+    ),
+    "flush": (flush_keys, {"k": K, "product": PRODUCT}),
+    "no_factors": (no_factors, {"k": K}),
+}
+READ, LUCID = ("path", "lucid_path"), ("lucid_path", "precondition")
+PATH, REBASE, DECODE, FLUSH = ("path",), ("rebase",), ("decode",), ("flush",)
+SEQUENCES = (*READ, "precondition")
+WITH_W, WITH_Q, WITH_V = (*SEQUENCES, "rebase"), (*READ, "decode"), (*SEQUENCES, "decode")
+WITH_K = (*WITH_W, "decode", "flush", "no_factors")
+FACTORS = (*WITH_W, "decode")
+FLOAT = "float64, float32, bfloat16 or float16"
+
+
+class Case(NamedTuple):
+    """`functions`, called with `changes` to their first `rows` rows, raise `error` with all `words` in its message."""
+
+    id: str
+    functions: tuple[str, ...]
+    changes: dict[str, Any]
+    error: type[Exception]
+    words: tuple[str, ...]
+    rows: int = B
+
+
+def meta(x: Tensor) -> Tensor:
+    return x.to("meta")
+
+
+def case(id: str, functions: tuple[str, ...], changes: dict[str, Any], error: type[Exception], *words: str) -> Case:
+    return Case(id, functions, changes, error, words)
+
+
+TENSORS = [
+    case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, "k must be", "torch.Tensor", "got list"),
+    case("k is None", WITH_K, {"k": None}, TypeError, "k must be", "torch.Tensor", "got NoneType"),
+    case("k without a batch", WITH_K, {"k": K[0]}, ValueError, "k must be", "4 dimensions", "[2, 6, 4]"),
+    case("k is integer", WITH_K, {"k": K.long()}, TypeError, "k must be", FLOAT, "torch.int64"),
+    case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, "k must be", "dense", "sparse_coo"),
+    case("k without features", WITH_K, {"k": K[..., :0]}, ValueError, "k must be", "empty", "[2, 2, 6, 0]"),
+    case("no token", WITH_W, {"k": K[:, :, :0]}, ValueError, "k must be", "empty", "[2, 2, 0, 4]"),
+    case("v is a number", WITH_V, {"v": 1.0}, TypeError, "v must be", "torch.Tensor", "got float"),
+    case("v without a batch", WITH_V, {"v": V[0]}, ValueError, "v must be", "4 dimensions", "[2, 6, 3]"),
+    case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, "v must match k", "[2, 2, 6]", "[2, 2, 5]"),
+    case("v is double", WITH_V, {"v": V[:, :, :1].double()}, (TypeError, ValueError), "v must"),
+    case("v of double", SEQUENCES, {"v": V.double()}, TypeError, "v must", "dtype of k", "float32", "float64"),
+    case("v elsewhere", SEQUENCES, {"v": meta(V)}, ValueError, "v must", "expected cpu", "got meta"),
+    case("q is None", WITH_Q, {"q": None}, TypeError, "q must be", "torch.Tensor", "got NoneType"),
+    case("q without a batch", WITH_Q, {"q": Q[0]}, ValueError, "q must be", "[B, H·G, T, D]", "[4, 6, 4]"),
+    case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, "q must", "multiple of 2", "got 3"),
+    case("q too short", READ, {"q": Q[:, :, 1:]}, ValueError, "q must be", "[2, 4, 6, 4]", "[2, 4, 5, 4]"),
+    case("q is half", READ, {"q": Q.half()}, TypeError, "q must", "dtype of k", "float32", "float16"),
+    case("q elsewhere", READ, {"q": meta(Q)}, ValueError, "q must", "expected cpu", "got meta"),
+    case("w is None", FACTORS, {"w": None}, TypeError, "w must be", "torch.Tensor", "got NoneType"),
+    case("w without a batch", FACTORS, {"w": W[0]}, ValueError, "w must be", "[B, H, T, D]", "[2, 6, 4]"),
+    case("w of queries", WITH_W, {"w": Q}, ValueError, "w must be", "[2, 2, 6, 4]", "[2, 4, 6, 4]"),
+    case("w is bool", FACTORS, {"w": W > 0}, TypeError, "w must be", FLOAT, "torch.bool"),
+    case("w elsewhere", WITH_W, {"w": meta(W)}, ValueError, "w must", "expected cpu", "got meta"),
+    case("w of the cache", DECODE, {"w": W}, ValueError, "w must be", "[2, 2, 1, 4]", "[2, 2, 6, 4]"),
+    case("beta is None", FACTORS, {"beta": None}, TypeError, "beta must be", "torch.Tensor", "None"),
+    case("beta is a number", FACTORS, {"beta": 0.5}, TypeError, "beta must be", "torch.Tensor", "float"),
+    case("beta is [B, T, H]", FACTORS, {"beta": BETA.mT}, ValueError, "beta must be", "[B, H, T]", "[2, 6, 2]"),
+    case("beta kept as [.., 1]", WITH_W, {"beta": BETA[..., None]}, ValueError, "beta must be", "[2, 2, 6, 1]"),
+    case("beta is integer", FACTORS, {"beta": BETA.int()}, TypeError, "beta must be", FLOAT, "torch.int32"),
+    case("beta elsewhere", WITH_W, {"beta": meta(BETA)}, ValueError, "beta must", "expected cpu", "got meta"),
+]
+TRIPLE = "past must be a triple (k_past, y_past, scalars_past)"
+PAIR = (K_PAST, Y_PAST)
+PASTS = [
+    case("past is a tensor", PATH, {"past": K}, TypeError, "past must be a pair", "Tensor"),
+    case("past is a number", PATH, {"past": 3}, TypeError, "past must be a pair", "int"),
+    case("past of three", PATH, {"past": (*PAIR, SCALARS)}, TypeError, "past must be a pair", "length 3"),
+    case("past is a tensor", LUCID, {"past": K}, TypeError, TRIPLE, "Tensor"),
+    case("past is a number", LUCID, {"past": 3}, TypeError, TRIPLE, "int"),
+    case("past of two", LUCID, {"past": PAIR}, TypeError, TRIPLE, "length 2"),
+    case("past swapped", PATH, {"past": PAIR[::-1]}, ValueError, "k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
+    case("past of Nones", LUCID, {"past": (None,) * 3}, TypeError, "k_past must be", "Tensor", "NoneType"),
+    case("past is double", LUCID, {"past": (K_PAST.double(), Y_PAST, SCALARS)}, TypeError, "k_past must", "float64"),
+    case(
+        "y too short", LUCID, {"past": (K_PAST, Y_PAST[:, :, 1:], SCALARS)}, ValueError, "y_past must", "[2, 2, 5, 3]"
+    ),
+    case("no scalars", LUCID, {"past": (*PAIR, None)}, TypeError, "scalars_past must be", "Tensor", "NoneType"),
+    case("scalars as [.., 1]", LUCID, {"past": (*PAIR, SCALARS[..., None])}, ValueError, "scalars_past", "[B, H, S]"),
+    case("scalars too short", LUCID, {"past": (*PAIR, SCALARS[..., 1:])}, ValueError, "scalars_past", "[2, 2, 5]"),
+    case("scalars are integer", LUCID, {"past": (*PAIR, SCALARS.int())}, TypeError, "scalars_past", "torch.int32"),
+    case("scalars elsewhere", LUCID, {"past": (*PAIR, meta(SCALARS))}, ValueError, "scalars_past", "got meta"),
+    case("past is a pair", REBASE, {"past": PAIR}, TypeError, "past must be", "torch.Tensor", "tuple"),
+    case("past without a batch", REBASE, {"past": K[0]}, ValueError, "past must be", "[B, H, S,", "[2, 6, 4]"),
+    case("past of values", REBASE, {"past": V}, ValueError, "past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
+    case("past is double", REBASE, {"past": K.double()}, TypeError, "past must have", "float32", "float64"),
+    case("past elsewhere", REBASE, {"past": meta(K)}, ValueError, "past must", "expected cpu", "got meta"),
+]
+MASKED = (*WITH_W, "decode")
+MASKS = [
+    case("mask of 0 and 1", MASKED, {"key_mask": MASK.long()}, TypeError, "key_mask", "torch.bool", "int64"),
+    case("mask is a list", MASKED, {"key_mask": [True] * 6}, TypeError, "key_mask must be", "Tensor", "list"),
+    case("mask too short", WITH_W, {"key_mask": MASK[:, 1:]}, ValueError, "key_mask", "[2, 6]", "[2, 5]"),
+    case("mask of new tokens", REBASE, {"key_mask": MASK, "past": K_PAST}, ValueError, "key_mask", "[2, 12]", "[2, 6]"),
+    case("mask of the past", DECODE, {"key_mask": MASK}, ValueError, "key_mask", "[2, 7]", "[2, 6]"),
+    case("mask elsewhere", WITH_W, {"key_mask": meta(MASK)}, ValueError, "key_mask", "expected cpu", "got meta"),
+    case("packed in two rows", SEQUENCES, {"cu_seqlens": BORDERS}, ValueError, "cu_seqlens", "batch size 1", "got 2"),
+    case("borders are float", SEQUENCES, {"cu_seqlens": BORDERS.float()}, TypeError, "cu_seqlens", "int32", "float32"),
+    case("borders are a list", SEQUENCES, {"cu_seqlens": [0, 6]}, TypeError, "cu_seqlens must be", "Tensor", "list"),
+    Case("borders too short", SEQUENCES, {"cu_seqlens": BORDERS[:2]}, ValueError, ("cu_seqlens", "T = 6", "got 2"), 1),
+    Case("borders fall", SEQUENCES, {"cu_seqlens": torch.tensor([0, 4, 2, 6])}, ValueError, ("cu_seqlens", "= 4"), 1),
+    Case("borders from 1", SEQUENCES, {"cu_seqlens": BORDERS + 1}, ValueError, ("cu_seqlens[0] = 0", "got 1"), 1),
+    Case(
+        "past and borders",
+        PATH,
+        {"cu_seqlens": BORDERS, "past": (K_PAST[:1], Y_PAST[:1])},
+        ValueError,
+        ("cu_seqlens and past exclude each other",),
+        1,
+    ),
+]
+SHARP = (*LUCID, "decode")
+OPTIONS = [
+    case("sharpness is 0", SHARP, {"sharpness": 0}, ValueError, "sharpness must be", "positive", "got 0"),
+    case("sharpness is NaN", SHARP, {"sharpness": math.nan}, ValueError, "sharpness must be", "finite", "got nan"),
+    case("sharpness is text", SHARP, {"sharpness": "4"}, TypeError, "sharpness must be", "number", "got str"),
+    case("sharpness of four", SHARP, {"sharpness": torch.ones(4)}, ValueError, "sharpness", "[H] = [2]", "[4]"),
+    case("sharpness is integer", SHARP, {"sharpness": SHARPNESS.int()}, TypeError, "sharpness", FLOAT, "torch.int32"),
+    case("sharpness elsewhere", SHARP, {"sharpness": meta(SHARPNESS)}, ValueError, "sharpness", "got meta"),
+    case("sharpness of PaTH", PATH, {"sharpness": 2.0}, TypeError, "path_attention()", "sharpness"),
+    case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, "scale must be", "number", "got str"),
+    case("scale is bool", WITH_Q, {"scale": True}, TypeError, "scale must be", "number", "got bool"),
+    case("scale is infinite", WITH_Q, {"scale": math.inf}, ValueError, "scale must be", "finite", "got inf"),
+    case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, "impl must be", "'reference'", "'flash'"),
+    case("impl not there", SEQUENCES, {"impl": "triton"}, ValueError, "impl='triton'", "Expected 'auto'"),
+]
+D_D = "[B, H, D, D]"
+DECODING = [
+    case("y_past is None", DECODE, {"y_past": None}, TypeError, "y_past must be", "torch.Tensor", "NoneType"),
+    case("y_past too long", DECODE, {"y_past": V.repeat(1, 1, 2, 1)}, ValueError, "y_past", "[2, 2, 6, 3]", "12, 3]"),
+    case("y_past is integer", DECODE, {"y_past": Y_PAST.int()}, TypeError, "y_past must be", FLOAT, "torch.int32"),
+    case("y_past is double", DECODE, {"y_past": Y_PAST.double()}, TypeError, "y_past must have", "float64"),
+    case("y_past elsewhere", DECODE, {"y_past": meta(Y_PAST)}, ValueError, "y_past", "expected cpu", "got meta"),
+    case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, "v must be", "[B, H, 1, E]", "[2, 2, 2, 3]"),
+    case("two new queries", DECODE, {"q": Q[:, :, :2]}, ValueError, "q must be", "[2, 4, 1, 4]", "[2, 4, 2, 4]"),
+    case("product is None", (*DECODE, *FLUSH), {"product": None}, TypeError, "product must be", "Tensor", "NoneType"),
+    case("product of a row", (*DECODE, *FLUSH), {"product": PRODUCT[:1]}, ValueError, "product must be", D_D, "[1, 2,"),
+    case("product without heads", (*DECODE, *FLUSH), {"product": torch.eye(4)}, ValueError, "product must be", D_D),
+    case("product is integer", (*DECODE, *FLUSH), {"product": PRODUCT.int()}, TypeError, "product must be", "int32"),
+    case("product elsewhere", (*DECODE, *FLUSH), {"product": meta(PRODUCT)}, ValueError, "product must", "got meta"),
+    case("flushed is negative", DECODE, {"flushed": -1}, ValueError, "flushed must be", "[0, 6]", "got -1"),
+    case("flushed too large", DECODE, {"flushed": 7}, ValueError, "flushed must be", "[0, 6]", "got 7"),
+    case("flushed is float", DECODE, {"flushed": 2.0}, (TypeError, ValueError), "flushed must be", "integer", "2.0"),
+    case("flushed is None", DECODE, {"flushed": None}, (TypeError, ValueError), "flushed must be", "None"),
+    case(
+        "flushed is a tensor", DECODE, {"flushed": torch.tensor(2)}, (TypeError, ValueError), "flushed must", "tensor"
+    ),
+    case("flushed is bool", DECODE, {"flushed": True}, (TypeError, ValueError), "flushed must be", "True"),
+    case("scalars of the past", DECODE, {"scalars": SCALARS}, ValueError, "scalars", "[2, 2, 7]", "[2, 2, 6]"),
+    case("scalars are a list", DECODE, {"scalars": [1.0]}, TypeError, "scalars must be", "Tensor", "list"),
+    case("scalars elsewhere", DECODE, {"scalars": meta(key_scalars(CACHE))}, ValueError, "scalars", "got meta"),
+]
+DECODING += [
+    case("out is a list", FLUSH, {"out": [1.0]}, TypeError, "out must be", "torch.Tensor", "list"),
+    case(
+        "out too short", FLUSH, {"out": K[:, :, 1:].clone()}, ValueError, "out must be", "[2, 2, 6, 4]", "[2, 2, 5, 4]"
+    ),
+    case("out is double", FLUSH, {"out": K.double()}, TypeError, "out must have", "float32", "float64"),
+    case("out elsewhere", FLUSH, {"out": meta(K)}, ValueError, "out must", "expected cpu", "got meta"),
+]
+CASES = [*TENSORS, *PASTS, *MASKS, *OPTIONS, *DECODING]
+
+
+def tensors_of(arguments: dict[str, Any]) -> list[Tensor]:
+    nested = (x if isinstance(x, tuple) else (x,) for x in arguments.values())
+    return [x for several in nested for x in several if isinstance(x, Tensor)]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [pytest.param(name, c, id=f"{name}: {c.id}") for c in CASES for name in c.functions]
+)
+def test_a_bad_argument_is_explained_and_leaves_no_trace(name: str, wrong: Case) -> None:
+    function, good = FUNCTIONS[name]
+    arguments = {key: x[: wrong.rows] if isinstance(x, Tensor) else x for key, x in good.items()} | wrong.changes
+    versions = [(x, x._version) for x in tensors_of(arguments)]
+    with pytest.raises(wrong.error) as caught:
+        function(**arguments)
+    # Whole words: k_past is not past.
+    missing = [word for word in wrong.words if not re.search(r"(?<!\w)" + re.escape(word), str(caught.value))]
+    assert not missing, f"the message lacks {missing}: {caught.value}"
+    assert all(x._version == version for x, version in versions)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+def test_what_is_unusual_but_right_is_accepted(impl: str) -> None:
+    everything = {"q": Q} | NEW
+    plain = lucid_path_attention(**everything, impl=impl)
+    nothing_yet = K[:, :, :0], V[:, :, :0], SCALARS[..., :0]
+    for options in ({"past": nothing_yet}, {"key_mask": MASK}, {"sharpness": 2}, {"sharpness": SHARPNESS.double()}):
+        torch.testing.assert_close(lucid_path_attention(**everything, impl=impl, **options), plain)
+    torch.testing.assert_close(
+        path_attention(**everything, impl=impl, past=nothing_yet[:2], scale=1),
+        path_attention(**everything, impl=impl, scale=1.0),
+    )
+    past = lucid_path_attention(**everything, impl=impl, past=(*PAIR, SCALARS))
+    torch.testing.assert_close(lucid_path_attention(**everything, impl=impl, past=[*PAIR, SCALARS]), past)
+    row = {name: x[:1] for name, x in everything.items()}
+    empty = torch.tensor([0, 0, T, T])
+    torch.testing.assert_close(lucid_path_attention(**row, impl=impl, cu_seqlens=empty), plain[:1])
+    torch.testing.assert_close(rebase_keys(K, W, BETA, past=K[:, :, :0]), rebase_keys(K, W, BETA))
+    wide = everything | {"w": W.double(), "beta": BETA.bfloat16()}
+    assert lucid_path_attention(**wide, impl=impl).dtype == torch.float32

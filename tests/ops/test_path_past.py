@@ -1,0 +1,149 @@
+"""A past of re-based keys: chunks of any size give the full pass, and so do single tokens with lazily moved keys."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lucid_attention.ops.lucid.decode import key_scalars
+from lucid_attention.ops.path.api import rebase_keys
+
+from .cases import assert_exact, error, shifted_keys
+from .path_cases import OPERATORS, PathCase, call, evaluate, factor, moved_keys, tokens
+
+
+def chunked(
+    operator: str, tensors: dict, cuts: list[int], key_mask: torch.Tensor | None = None, **options
+) -> torch.Tensor:
+    """The operator on pieces, each behind the cache that the pieces before it leave."""
+    k, T = tensors["k"], tensors["k"].shape[2]
+    keys, values, outputs = None, tensors["v"][:, :, :0], []
+    for start, stop in zip([0, *cuts], [*cuts, T], strict=True):
+        here = tokens(tensors, slice(start, stop))
+        mask = None if key_mask is None else key_mask[:, :stop]
+        if keys is not None:
+            here |= {"k_past": keys, "y_past": values, "scalars_past": key_scalars(k[:, :, :start])}
+        outputs.append(call(operator, here, key_mask=mask, **options))
+        if operator == "path":
+            new = here["v"]
+        else:
+            kept = {name: x for name, x in options.items() if name != "scale"}
+            new = call("precondition", here, key_mask=mask, **kept)
+        values = torch.cat([values, new], 2)
+        keys = rebase_keys(here["k"], here["w"], here["beta"], past=keys, key_mask=mask)
+    return torch.cat(outputs, 2)
+
+
+@st.composite
+def problems(draw: st.DrawFn, longest: int = 30) -> dict[str, torch.Tensor]:
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    B, H, G = draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    T, D, E = draw(st.integers(1, longest)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    beta = draw(st.sampled_from(["uniform", "edges", "small", "2", "1", "0"]))
+    keys, w = (draw(st.sampled_from(["shifted", "close", "repeated", "equal"])) for _ in range(2))
+    return PathCase(T=T, B=B, H=H, G=G, D=D, E=E, keys=keys, w=w, beta=beta).tensors("lucid_path", sharpness=True)
+
+
+@given(problems(), st.sampled_from(OPERATORS), st.data())
+def test_any_cut_into_past_and_new_tokens_gives_the_full_pass(tensors, operator, data):
+    B, _, T, _ = tensors["k"].shape
+    cuts = sorted(data.draw(st.sets(st.integers(1, T), max_size=4)) - {T})
+    if data.draw(st.booleans()):
+        cuts = list(range(1, T))  # token by token
+    key_mask = torch.rand(B, T) > 0.25 if data.draw(st.booleans()) else None
+    whole = call(operator, tensors, key_mask=key_mask)
+    assert error(chunked(operator, tensors, cuts, key_mask), whole) < 1e-11
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("cuts", [[64, 128, 256], [1, 300], [599], [250, 251, 590]], ids=str)
+def test_chunks_across_leaves_and_blocks_give_the_full_pass(cuts, operator, masked):
+    tensors = PathCase(T=600, G=2, D=4, beta="small", keys="close").tensors("lucid_path", sharpness=True)
+    key_mask = torch.rand(1, 600) > 0.2 if masked else None
+    whole = call(operator, tensors, key_mask=key_mask)
+    assert error(chunked(operator, tensors, cuts, key_mask), whole) < 1e-11
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_flow_through_the_past_into_the_tokens_that_made_it(operator):
+    """rebase_keys is differentiable, so that a long context can be trained on in pieces."""
+    case = PathCase(T=150, G=2, D=4, beta="edges")
+    tensors, weight = case.tensors(operator, sharpness=True), case.weight(operator)
+
+    def in_pieces(operator, leaves):
+        return chunked(operator, leaves, [20, 100])
+
+    assert_exact(evaluate(in_pieces, operator, tensors, weight), evaluate(call, operator, tensors, weight))
+
+
+@pytest.mark.parametrize("S", [0, 5, 200])
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 200])
+def test_rebased_keys_are_explicit_products(T, S):
+    tensors = PathCase(T=T, S=S, B=2, D=4, beta="edges" if T < 64 else "small").tensors("path")
+    k, w, beta, past = (tensors.get(name) for name in ("k", "w", "beta", "k_past"))
+    made = rebase_keys(k, w, beta, past=past)
+    assert made.shape == (2, 2, S + T, 4)
+    for b in range(2):
+        old = k[b, :, :0] if past is None else past[b]
+        assert error(made[b], moved_keys(k[b], w[b], beta[b], old)[-1]) < 1e-12
+    torch.testing.assert_close(made[:, :, -1], k[:, :, -1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("filling", [0.0, float("nan"), float("inf")])
+def test_rebased_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
+    tensors = PathCase(T=80, S=9, B=3, D=4).tensors("path")
+    k, w, beta, past = (tensors[name] for name in ("k", "w", "beta", "k_past"))
+    key_mask = torch.rand(3, 89) > 0.3
+    key_mask[2] = False
+    for x, hidden in ((k, ~key_mask[:, 9:]), (w, ~key_mask[:, 9:]), (beta, ~key_mask[:, 9:]), (past, ~key_mask[:, :9])):
+        x[hidden[:, None].expand(x.shape[:3])] = filling
+    inputs = [x.requires_grad_() for x in (k, w, beta, past)]
+    made = rebase_keys(k, w, beta, past=past, key_mask=key_mask)
+    for b in range(3):
+        old, new = key_mask[b, :9].nonzero()[:, 0], key_mask[b, 9:].nonzero()[:, 0]
+        assert (made[b, :, ~key_mask[b]] == 0).all()
+        if len(new):
+            expected = moved_keys(k[b, :, new], w[b, :, new], beta[b, :, new], past[b, :, old])[-1]
+            assert error(made[b, :, key_mask[b]], expected) < 1e-12
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(made.sum(), inputs))
+
+
+def test_rebasing_does_not_depend_on_how_the_past_came_about():
+    tensors = PathCase(T=150, D=4, beta="small").tensors("path")
+    k, w, beta = (tensors[name] for name in ("k", "w", "beta"))
+    whole, past = rebase_keys(k, w, beta), None
+    for start, stop in ((0, 3), (3, 70), (70, 71), (71, 150)):
+        past = rebase_keys(k[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], past=past)
+    assert error(past, whole) < 1e-12
+
+
+def test_reflections_keep_the_length_of_a_key_and_contractions_shorten_it():
+    k = shifted_keys(1, 1, 300, 6)
+    w = F.normalize(torch.randn_like(k), dim=-1)
+    for strength, same in ((2.0, True), (0.0, True), (1.0, False), (0.3, False)):
+        beta = torch.full((1, 1, 300), strength).double()
+        ratio = rebase_keys(k, w, beta).norm(dim=-1) / k.norm(dim=-1)
+        assert (ratio <= 1 + 1e-12).all()
+        assert bool((ratio[..., 0] > 1 - 1e-12).all()) == same
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rebased_keys_have_the_dtype_of_the_keys_and_are_rounded_once(dtype):
+    tensors = PathCase(T=130, S=5, D=8, beta="small").tensors("path", dtype)
+    args = [tensors[name] for name in ("k", "w", "beta")]
+    made = rebase_keys(*args, past=tensors["k_past"])
+    assert made.dtype == dtype
+    wide = rebase_keys(*(x.double() for x in args), past=tensors["k_past"].double())
+    unit = torch.finfo(dtype).eps
+    assert error(made, wide) <= max(unit, 2e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(rebase_keys(*args, past=tensors["k_past"]), made, rtol=0, atol=0)
+
+
+def test_the_product_of_one_factor_is_that_factor():
+    w, beta = F.normalize(torch.randn(1, 1, 1, 4).double(), dim=-1), torch.tensor([[[1.7]]]).double()
+    past = torch.randn(1, 1, 3, 4).double()
+    made = rebase_keys(torch.randn(1, 1, 1, 4).double(), w, beta, past=past)
+    torch.testing.assert_close(made[:, :, :3], past @ factor(w[:, :, 0], beta[:, :, 0]))
