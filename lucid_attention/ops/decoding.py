@@ -14,6 +14,8 @@ from .triangular import spans
 
 # Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
 WIDENED_KEYS = 1024
+# Up to so many scores, which stay in the processor's cache, single passes over them are faster than torch's softmax.
+CACHED_SCORES = 768 * 1024
 
 
 class DecodeStep(NamedTuple):
@@ -31,33 +33,47 @@ def finish_step(
     key_mask: Tensor | None,
     *,
     dtype: torch.dtype,
+    sharpness: float | Tensor | None = None,
     beta: Tensor | None = None,
-    row_max: bool = False,
 ) -> DecodeStep:
     """From scores to output and stored value.
 
     scores: [n, G or G + 1, S + 1], overwritten: scaled scores of the queries, then the exponents of the key's row of
     P, if the new value v: [B, H, 1, E] is preconditioned; without that row it is stored as it is. The last column is
-    the new key. y_past: [B, H, S, E]; key_mask: [B, S + 1]; beta: [B, H, 1]. dtype: of the output.
-    row_max: P of the key's row is relative to its largest exponent, not to its own.
+    the new key. y_past: [B, H, S, E]; key_mask: [B, S + 1]; beta: [B, H, 1]. dtype: of the output. sharpness: what is
+    subtracted from the key's exponents, a number or [n, 1, 1]; None for the largest of them.
     """
     B, H = v.shape[:2]
     n, wide = B * H, scores.dtype
     if key_mask is not None:
         _hide_masked_(scores, key_mask.repeat_interleave(H, 0)[:, None], G)
-    p = torch.softmax(scores, -1, out=scores)
-    own = p[:, :, -1:]
-    read = cache_product(p[:, :, :-1], y_past.flatten(0, 1))
+    total = _weights_(scores, G, sharpness)
+    read = cache_product(scores[:, :, :-1], y_past.flatten(0, 1))
     y = v.reshape(n, 1, -1).to(wide)
     if scores.shape[1] > G:
-        top = p[:, G:].amax(-1, keepdim=True) if row_max else own[:, G:]
-        y = torch.addcdiv(y, read[:, G:], top, value=-1)
+        y = y - read[:, G:]
     if beta is not None:
         y = y * beta.reshape(n, 1, 1).to(wide)
     if key_mask is not None:
         y = y.masked_fill(~key_mask[:, -1:].repeat_interleave(H, 0)[:, None], 0)
-    o = torch.addcmul(read[:, :G], own[:, :G], y.to(y_past.dtype).to(wide))
+    o = torch.addcmul(read[:, :G], scores[:, :G, -1:], y.to(y_past.dtype).to(wide)).div_(total)
     return DecodeStep(o.view(B, H * G, 1, -1).to(dtype), y.view(B, H, 1, -1).to(y_past.dtype))
+
+
+def _weights_(scores: Tensor, G: int, sharpness: float | Tensor | None) -> float | Tensor:
+    """Scores into weights of the softmax and, in the key's row, into P. Outputs are to be divided by what is returned.
+
+    The largest exponent of the key's row is its own, c, where keys are normalised.
+    """
+    rows, key_row = scores[:, :G], scores[:, G:]
+    if scores.numel() > CACHED_SCORES:
+        torch.softmax(scores, -1, out=scores)
+        if key_row.shape[1]:
+            key_row.div_(key_row.amax(-1, keepdim=True))
+        return 1.0
+    if key_row.shape[1]:
+        key_row.sub_(key_row.amax(-1, keepdim=True) if sharpness is None else sharpness).exp_()
+    return rows.sub_(rows.amax(-1, keepdim=True)).exp_().sum(-1, keepdim=True)
 
 
 def _hide_masked_(scores: Tensor, taking_part: Tensor, G: int) -> None:

@@ -1,9 +1,9 @@
 """One new token against a cache of keys and preconditioned values.
 
 Decoding is bound by memory traffic, so K and Y are each read once, for the attention and the preconditioner together:
-the new key rides along as one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j;
-after one softmax over all rows, its row divided by the row's largest weight is P_j, and the same product with Y that
-reads the values for the queries also gives Σ_j P_j y_j (`docs/mathematics.md`).
+the new key rides along as one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; the
+exponentials of these minus c are P_j, and the same product with Y that reads the values for the queries also gives
+Σ_j P_j y_j (`docs/mathematics.md`).
 """
 
 import math
@@ -119,4 +119,5 @@ def _decode(
     if norm != "row_max":
         key_scores.mul_(scalars)
         key_scores[:, :, -1:] = c  # exactly, also for a zero key
-    return finish_step(scores, G, v, y_past, key_mask, dtype=q.dtype, beta=beta, row_max=norm == "row_max")
+    shift = None if norm == "row_max" else c
+    return finish_step(scores, G, v, y_past, key_mask, dtype=q.dtype, sharpness=shift, beta=beta)
