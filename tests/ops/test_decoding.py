@@ -1,0 +1,42 @@
+"""The two ways from scores to weights in a decoding step: single passes, and torch's softmax where scores are many."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lucid_attention import decode_step, key_scalars, no_factors, path_decode_step
+from lucid_attention.ops import decoding
+
+B, H, G, S, D, E = 2, 2, 3, 17, 4, 5
+
+
+def tensors() -> tuple[torch.Tensor, ...]:
+    q, v, y = (torch.randn(B, n, t, d).double() for n, t, d in ((H * G, 1, D), (H, 1, E), (H, S, E)))
+    return q, torch.randn(B, H, S + 1, D).double() + 1, v, y
+
+
+def masks() -> torch.Tensor:
+    mask = torch.ones(B, S + 1, dtype=torch.bool)
+    mask[0, :4] = mask[1, -1] = False
+    return mask
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+def test_a_lucid_step_is_the_same_by_torchs_softmax(norm, masked, monkeypatch):
+    q, k, v, y = tensors()
+    options = {"norm": norm, "key_mask": masks() if masked else None, "beta": torch.rand(B, H, 1).double()}
+    expected = decode_step(q, k, v, y, key_scalars(k), **options)
+    monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
+    torch.testing.assert_close(decode_step(q, k, v, y, key_scalars(k), **options), expected)
+
+
+@pytest.mark.parametrize("lucid", [False, True], ids=["path", "lucid_path"])
+def test_a_path_step_is_the_same_by_torchs_softmax(lucid, monkeypatch):
+    q, k, v, y = tensors()
+    w, beta = F.normalize(torch.randn(B, H, 1, D).double(), dim=-1), torch.rand(B, H, 1).double()
+    scalars = key_scalars(k) if lucid else None
+    arguments = (q, k, v, w, beta, y, no_factors(k), S - 3)
+    expected = path_decode_step(*arguments, scalars=scalars)
+    monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
+    torch.testing.assert_close(path_decode_step(*arguments, scalars=scalars), expected)
