@@ -1,5 +1,6 @@
 """What the linear-time members share: a state instead of keys and values, short convolutions, published sizes."""
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ class RecurrentPast(NamedTuple):
     length: int
 
 
-class RecurrentAttention(CausalAttention):
+class RecurrentAttention(CausalAttention, ABC):
     """Attention by a recurrence. A variant overrides `recur` (the recurrence) and `finish` (norm and gate after it).
 
     Args:
@@ -120,6 +121,7 @@ class RecurrentAttention(CausalAttention):
         o, state = self.recur(x, q, k, v, state, new, cu_seqlens)
         return self.finish(x, o), RecurrentPast(state, tails, S + T)
 
+    @abstractmethod
     def recur(
         self,
         x: Tensor,
@@ -131,7 +133,6 @@ class RecurrentAttention(CausalAttention):
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Any]:
         """From q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new state."""
-        raise NotImplementedError
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
         """What is done to the output before o_proj: [B, H·G, T, E] to the same."""

@@ -18,7 +18,7 @@ SHORT = 256
 
 
 class Part(Protocol):
-    """Documents of one packed row that are computed together."""
+    """Documents, or rows without their masked positions, that are computed together."""
 
     def take(self, x: Tensor) -> Tensor:
         """[B, H, T, *] -> [B · documents, H, L, *] or, for a mask, [B, T] -> [B · documents, L]."""

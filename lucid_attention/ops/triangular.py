@@ -95,6 +95,11 @@ class Tiles(Protocol):
         """Take in dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. `tile` stays as it is."""
 
 
+def solve_unit_lower(matrix: Tensor, y: Tensor) -> Tensor:
+    """(I + stril matrix)⁻¹ y with gradients: [..., C, C], [..., C, E] -> [..., C, E]."""
+    return torch.linalg.solve_triangular(matrix.mT, y.mT, upper=True, left=False, unitriangular=True).mT
+
+
 def solve_unit_lower_(matrix: Tensor, y: Tensor) -> None:
     """y ← (I + stril matrix)⁻¹ y in place: [n, C, C], [n, C, E]. Entries on and above the diagonal are not read.
 

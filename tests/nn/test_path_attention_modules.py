@@ -79,6 +79,20 @@ def test_factors_stay_in_float32_beside_narrow_weights(name: str) -> None:
     assert ((beta > 0) & (beta < 2)).all()
 
 
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("grad", [False, True], ids=["without gradients", "with gradients"])
+def test_a_past_without_the_lengths_of_its_keys_is_refused(grad: bool, tokens: int) -> None:
+    module, x = build("lucid_path")
+    other, _ = build("path")
+    with torch.set_grad_enabled(grad):
+        _, past = other(x[:, :5])
+        with pytest.raises(ValueError, match=r"past\.scalars must be"):
+            module(x[:, :tokens], past=past)
+        _, past = module(x[:, :5])
+        with pytest.raises(ValueError, match=r"past\.scalars must be"):
+            module(x[:, :tokens], past=past._replace(scalars=past.scalars[:, :, :4]))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_rotary_embedding_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="rope_base must be None"):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_positive
+from ...ops.checks import check_positive, check_shape
 from ...ops.lucid.decode import key_scalars
 from ...ops.path.api import lucid_path_pass
 from .path import PathAttention, PathPast
@@ -41,6 +41,15 @@ class LucidPathAttention(PathAttention):
 
     def sharpness(self) -> float | Tensor | None:
         return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
+
+    def check_past(self, past: PathPast, k: Tensor, v: Tensor) -> None:
+        super().check_past(past, k, v)
+        if past.scalars is None:
+            raise ValueError(
+                "past.scalars must be [B, H, S], 1/‖k‖ of the keys as they came, got None: keys of a past have been moved "
+                "and no longer tell (is this a past of PathAttention?)"
+            )
+        check_shape("past.scalars", past.scalars, tuple(past.k.shape[:3]), "[B, H, S]")
 
     def scalars(self, k: Tensor, past: PathPast | None) -> Tensor:
         new = key_scalars(k)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..chunks import along, chunk_length, cut, in_segments, join
+from ..triangular import solve_unit_lower
 from .step import step
 
 # exp(−1000) is 0 in every precision: below nothing changes, but sums of −∞ have no differences.
@@ -69,9 +70,7 @@ def _decays(log_decay: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tens
 def _solve(k: Tensor, v: Tensor, beta: Tensor, arriving: Tensor, within: Tensor | None) -> tuple[Tensor, Tensor]:
     """What each chunk would write from an empty state, [n, N, C, E], and how a state S changes it: minus w S."""
     matrix = beta * (k @ k.mT if within is None else (k @ k.mT) * within)
-    right = beta * torch.cat([v, arriving], -1)
-    # From the right, on transposed views: row-major storage is then what LAPACK wants.
-    solved = torch.linalg.solve_triangular(matrix.mT, right.mT, upper=True, left=False, unitriangular=True).mT
+    solved = solve_unit_lower(matrix, beta * torch.cat([v, arriving], -1))
     u, w = solved.split([v.shape[-1], k.shape[-1]], -1)
     return u, w
 

@@ -332,11 +332,9 @@ def _rebase(old: Tensor, new: Tensor, w: Tensor, beta: Tensor) -> list[Tensor]:
     D = new.shape[3]
     later = torch.eye(D, dtype=new.dtype, device=new.device)
     done: list[Tensor] = []
-    for k, w_, b in reversed(list(zip(*(x.split(PIECE, 2) for x in (new, w, beta[..., None])), strict=True))):
-        C = k.shape[2]
-        system = torch.eye(C, dtype=k.dtype, device=k.device) + b * (w_ @ w_.mT).tril(-1)
-        rhs = b * torch.cat([w_, (w_ @ k.mT).tril(-1)], -1)
-        solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
+    for k, w_, b in reversed(list(zip(*(x.split(PIECE, 2) for x in (new, w, beta)), strict=True))):
+        below = torch.ones(k.shape[2], k.shape[2], dtype=torch.bool, device=k.device).tril(-1)
+        solved = reference.solve_factors(k, w_, b, below)
         done.append((k - solved[..., D:].mT @ w_) @ later.mT)
         later = later - (later @ w_.mT) @ solved[..., :D]
     done.append(old @ later.mT)

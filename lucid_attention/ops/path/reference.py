@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 from ..softmax import visible_keys
+from ..triangular import solve_unit_lower
+
+
+def solve_factors(k: Tensor, w: Tensor, beta: Tensor, strict: Tensor) -> Tensor:
+    """(I + diag(β) stril W Wᵀ)⁻¹ diag(β) [W, stril W Kᵀ]: [B, H, T, D + T], of which everything else is made.
+
+    k, w: [B, H, T, D]; beta: [B, H, T]; strict: [..., T, T], where the lower triangle is.
+    """
+    b = beta[..., None]
+    rhs = b * torch.cat([w, (w @ k.mT).masked_fill(~strict, 0)], -1)
+    return solve_unit_lower(b * (w @ w.mT).masked_fill(~strict, 0), rhs)
 
 
 def path_scores(
@@ -37,11 +48,7 @@ def path_scores(
         q, k, w = (x.masked_fill(hidden[..., None], 0) for x in (q, k, w))
         beta = beta.masked_fill(hidden, 0)
         k_past = None if k_past is None else k_past.masked_fill(~key_mask[:, None, :S, None], 0)
-    b = beta[..., None]
-    overlap = (w @ w.mT).masked_fill(~strict, 0)
-    system = torch.eye(T, dtype=k.dtype, device=k.device) + b * overlap
-    rhs = b * torch.cat([w, (w @ k.mT).masked_fill(~strict, 0)], -1)
-    solved = torch.linalg.solve_triangular(system, rhs, upper=False, unitriangular=True)
+    solved = solve_factors(k, w, beta, strict)
     G = q.shape[1] // H
     k, w, solved = (x.repeat_interleave(G, 1) for x in (k, w, solved))
     x = (q @ w.mT).masked_fill(~lower, 0)
