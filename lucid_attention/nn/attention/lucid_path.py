@@ -46,7 +46,7 @@ class LucidPathAttention(PathAttention):
         super().check_past(past, k, v)
         if past.scalars is None:
             raise ValueError(
-                "past.scalars must be [B, H, S], 1/‖k‖ of the keys as they came, got None: keys of a past have been moved "
+                "past.scalars must be [B, H, S], 1/‖k‖ of the keys as they came, got None: keys of a past were moved "
                 "and no longer tell (is this a past of PathAttention?)"
             )
         check_shape("past.scalars", past.scalars, tuple(past.k.shape[:3]), "[B, H, S]")
