@@ -70,6 +70,29 @@ def test_a_past_of_a_training_pass_moves_its_keys_only_when_they_are_used() -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_many_tokens_decoded_in_bfloat16_err_like_the_full_pass(name: str) -> None:
+    """Keys since the last flush are moved with every token; rounded as often, they would drift away."""
+    torch.manual_seed(0)
+    module = ATTENTIONS[name](64, 1).to(torch.bfloat16)
+    assert isinstance(module, PathAttention)
+    x = torch.randn(1, 320, 64).to(torch.bfloat16)
+    with torch.no_grad():
+        module.b_proj.bias.fill_(-5.0)
+        full, _ = module(x)
+        _, past = module(x[:, :100])
+        decoded = []
+        for t in range(100, 320):
+            o, past = module(x[:, t : t + 1], past=past)
+            decoded.append(o)
+        exact, _ = module.float()(x.float())
+
+    def error(o: Tensor) -> float:
+        return ((o.float() - exact[:, -60:]).norm() / exact[:, -60:].norm()).item()
+
+    assert error(torch.cat(decoded, 1)[:, -60:]) < 1.3 * error(full[:, -60:])
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_factors_stay_in_float32_beside_narrow_weights(name: str) -> None:
     module, x = build(name)
     module = module.to(torch.bfloat16)

@@ -194,6 +194,9 @@ DECODING = [
         "flushed is a tensor", DECODE, {"flushed": torch.tensor(2)}, (TypeError, ValueError), "flushed must", "tensor"
     ),
     case("flushed is bool", DECODE, {"flushed": True}, (TypeError, ValueError), "flushed must be", "True"),
+    case("live is a list", DECODE, {"live": [1.0]}, TypeError, "live must be", "Tensor", "list"),
+    case("live of another length", DECODE, {"live": CACHE}, ValueError, "live must be", "[2, 2, 7, 4]"),
+    case("live is integer", DECODE, {"live": CACHE.long()}, TypeError, "live must be", "int64"),
     case("scalars of the past", DECODE, {"scalars": SCALARS}, ValueError, "scalars", "[2, 2, 7]", "[2, 2, 6]"),
     case("scalars are a list", DECODE, {"scalars": [1.0]}, TypeError, "scalars must be", "Tensor", "list"),
     case("scalars elsewhere", DECODE, {"scalars": meta(key_scalars(CACHE))}, ValueError, "scalars", "got meta"),

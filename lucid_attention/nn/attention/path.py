@@ -18,7 +18,8 @@ class PathPast(NamedTuple):
     k: [B, H, S, D]; y: [B, H, S, E]; scalars: [B, H, S], 1/‖k‖ as the keys came, for LUCID-PaTH; tail: of the
     convolution of w. Each position moves the keys before it, which is done late, when they are used:
     w, beta: [B, H, T, D], [B, H, T] of the last T positions, if those still have to move each other and all before;
-    product: [B, H, D, D], pending for the first `flushed` keys while single tokens are decoded.
+    product: [B, H, D, D], pending for the first `flushed` keys while single tokens are decoded; live: those after them,
+    [B, H, S − flushed, D] in at least float32, valid instead of what k has there.
     """
 
     k: Tensor
@@ -28,6 +29,7 @@ class PathPast(NamedTuple):
     w: Tensor | None = None
     beta: Tensor | None = None
     product: Tensor | None = None
+    live: Tensor | None = None
     flushed: int = 0
 
     @property
@@ -40,9 +42,9 @@ class PathPast(NamedTuple):
         if self.w is not None and self.beta is not None:
             S, T = self.k.shape[2], self.w.shape[2]
             return rebase_keys(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
-        if self.product is not None:
+        if self.product is not None and self.live is not None:
             waiting = flush_keys(self.k[:, :, : self.flushed], self.product)
-            return torch.cat([waiting, self.k[:, :, self.flushed :]], 2)
+            return torch.cat([waiting, self.live.to(self.k.dtype)], 2)
         return self.k
 
 
@@ -161,23 +163,24 @@ class PathAttention(CausalAttention):
         tail: Tensor | None,
         key_mask: Tensor | None,
     ) -> tuple[Tensor, PathPast]:
-        keys, product, flushed = past.k, past.product, past.flushed
+        keys, product, live, flushed = past.k, past.product, past.live, past.flushed
         if product is None or past.length - flushed >= FLUSH_EVERY:
-            keys, flushed = past.settled_keys(), past.length
+            keys, live, flushed = past.settled_keys(), None, past.length
             product = no_factors(keys)
+        keys = torch.cat([keys, k], 2)
         step: PathStep = path_decode_step(
             q,
-            torch.cat([keys, k], 2),
+            keys,
             v,
             w,
             beta,
             past.y,
             product,
             flushed,
+            live=live,
             scalars=scalars,
             key_mask=key_mask,
             **self.step_options(),
         )
-        keys = torch.cat([keys[:, :, :flushed], step.live], 2)
         y = torch.cat([past.y, step.y], 2)
-        return step.o, PathPast(keys, y, scalars, tail, product=step.product, flushed=flushed)
+        return step.o, PathPast(keys, y, scalars, tail, product=step.product, live=step.live, flushed=flushed)

@@ -27,7 +27,8 @@ class PathStep(NamedTuple):
     """What one token gives.
 
     o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written behind `y_past`; live: [B, H, S + 1 − flushed, D], the
-    keys since the flush and the new one, to be written over theirs; product: [B, H, D, D], for the next step.
+    keys since the flush and the new one, to be written over theirs or kept beside them; product: [B, H, D, D], for the
+    next step. Both are in at least float32.
     """
 
     o: Tensor
@@ -73,6 +74,7 @@ def path_decode_step(
     product: Tensor,
     flushed: int,
     *,
+    live: Tensor | None = None,
     scalars: Tensor | None = None,
     key_mask: Tensor | None = None,
     sharpness: float | Tensor | None = None,
@@ -89,13 +91,21 @@ def path_decode_step(
         y_past: [B, H, S, E], cached values, preconditioned ones for LUCID-PaTH. Finite everywhere.
         product: [B, H, D, D], of the factors since the last flush, `no_factors` at first.
         flushed: how many keys the product is pending for.
+        live: [B, H, S − flushed, D], the keys since the flush as the step before returned them, in place of those in k.
+            Written into a 16-bit cache they would be rounded with every token, kept beside it only when flushed.
         scalars: [B, H, S + 1], `key_scalars` of the keys as they came.
         key_mask: [B, S + 1]. A masked new token moves nothing, is stored as zero and reads zero.
         sharpness, scale: as in `lucid_path_attention`.
     """
     _check(q, k, v, w, beta, y_past, product, flushed, scalars, key_mask, sharpness, scale)
+    if live is not None:
+        checks.check_tensor("live", live)
+        checks.check_float("live", live)
+        checks.check_shape("live", live, (*k.shape[:2], k.shape[2] - 1 - flushed, k.shape[3]), "[B, H, S − flushed, D]")
+        checks.check_device("live", live, k)
     with torch.no_grad(), no_autocast(k):
-        return _decode(q, k, v, w, beta, y_past, product, flushed, scalars, key_mask, sharpness, scale)
+        live = k[:, :, flushed:-1] if live is None else live
+        return _decode(q, k, v, w, beta, y_past, product, flushed, live, scalars, key_mask, sharpness, scale)
 
 
 def _check(
@@ -150,6 +160,7 @@ def _decode(
     y_past: Tensor,
     product: Tensor,
     flushed: int,
+    live: Tensor,
     scalars: Tensor | None,
     key_mask: Tensor | None,
     sharpness: float | Tensor | None,
@@ -166,8 +177,8 @@ def _decode(
     factor = beta * w
     product = product.flatten(0, 1).to(wide)
     product = torch.baddbmm(product, factor.mT, torch.bmm(w, product), alpha=-1)
-    live = keys[:, flushed:-1].to(wide)
-    live = torch.cat([torch.baddbmm(live, torch.bmm(live, w.mT), factor, alpha=-1), new], 1)
+    moved = live.flatten(0, 1).to(wide)
+    moved = torch.cat([torch.baddbmm(moved, torch.bmm(moved, w.mT), factor, alpha=-1), new], 1)
 
     rows = queries * scale
     c: float | Tensor = math.sqrt(D) if sharpness is None else sharpness
@@ -177,11 +188,11 @@ def _decode(
         rows = torch.cat([rows, new * (c * scalars[:, :, -1:])], 1)
     # As if all keys were waiting. Those that are not get theirs anew: cheaper than to put parts together.
     scores = cache_product(torch.bmm(rows, product), keys.mT)
-    scores[:, :, flushed:] = torch.bmm(rows, live.mT)
+    scores[:, :, flushed:] = torch.bmm(rows, moved.mT)
     if scalars is not None:
         scores[:, G:].mul_(scalars)
         scores[:, G:, -1:] = c  # exactly, also for a zero key
     o, y = finish_step(scores, G, v, y_past, key_mask, dtype=q.dtype, sharpness=c)
     if key_mask is not None:
         o = o.masked_fill(~key_mask[:, -1:, None, None], 0)
-    return PathStep(o, y, live.view(B, H, -1, D).to(k.dtype), product.view(B, H, D, D))
+    return PathStep(o, y, moved.view(B, H, -1, D), product.view(B, H, D, D))
