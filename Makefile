@@ -48,5 +48,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing the package and its tools into $(VENV): about a minute, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
-		-c constraints.txt -e ".[test,bench,plot]"
+		-c constraints.txt -e ".[test,bench,plot,transformers]"
 	@touch $@

@@ -1,0 +1,1 @@
+"""Hugging Face Transformers: the only room that imports it at top level."""
