@@ -1,0 +1,180 @@
+"""Cache layers that keep y = P⁻¹v where others keep v.
+
+By the time an attention function runs, `Cache.update` has happened, and `update` sees no mask, without which padded
+batches cannot be preconditioned. So it is done in two steps: `update` appends the keys and hands a `Pending` on with
+the tensor it returns; the attention function, which sees the mask, computes y and calls `Pending.commit`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer, StaticLayer
+
+from ..ops.lucid.decode import key_scalars
+from .growing import GrowingTensor
+
+# Stands in Transformers' tables of cache layers, and in its error message where a cache cannot hold them.
+LAYER_TYPE = "lucid_attention: its values are preconditioned, which this cache cannot keep"
+HANDLE = "lucid_pending"
+
+
+class Pending:
+    """What an attention function needs of the cache: keys and y of the past, and where y of the new tokens goes.
+
+    k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E]; scalars: [B, H, S + T],
+    `key_scalars` of k. Of a static cache k, y_past and scalars are whole buffers [B, H, M, *] with the new keys at
+    `position`: [] int64, and y_past is zero there.
+    """
+
+    def __init__(
+        self,
+        layer: "LucidDynamicLayer | LucidStaticLayer",
+        k: Tensor,
+        v: Tensor,
+        y_past: Tensor | None,
+        scalars: Tensor,
+        position: Tensor | None = None,
+    ) -> None:
+        self.layer, self.k, self.v, self.y_past, self.scalars = layer, k, v, y_past, scalars
+        self.position = position
+
+    def commit(self, y: Tensor) -> Tensor:
+        """Store y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E] or [B, H, M, E]."""
+        return self.layer.commit(self, y)
+
+
+def pending_of(values: Tensor) -> Pending | None:
+    """The `Pending` that came with what `update` returned, if it was a layer of ours."""
+    return getattr(values, HANDLE, None)
+
+
+class _TwoSteps:
+    """The order of `update` and `commit`."""
+
+    waiting = False
+
+    def begin(self) -> None:
+        if self.waiting:
+            raise RuntimeError(
+                "This cache holds tokens that LUCID attention never preconditioned: expected every update to be "
+                "followed by attn_implementation='lucid', got another update. Was the attention implementation changed "
+                "after the cache was made, or an earlier forward pass interrupted? Start with a new cache."
+            )
+        self.waiting = True
+
+    def hand_on(self, values: Tensor, pending: Pending) -> Tensor:
+        # A new view each time: an attribute of a tensor that the layer keeps would be a reference in a circle.
+        handed = values[:]
+        setattr(handed, HANDLE, pending)
+        return handed
+
+    def offload(self) -> None:
+        raise NotImplementedError(
+            "LUCID's cache cannot be offloaded: its values are written after `update`, when Transformers has already "
+            "moved the layer away. Use cache_implementation=None ('dynamic') or 'static'"
+        )
+
+
+class LucidDynamicLayer(_TwoSteps, DynamicLayer):
+    """Grows with the sequence. Keys, y and key lengths grow in place; see `GrowingTensor`."""
+
+    _layer_type = LAYER_TYPE
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scalars: Tensor | None = None
+        self._growing = {name: GrowingTensor() for name in ("keys", "values", "scalars")}
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys = self.values = self.scalars = None
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.begin()
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        y_past = self.values
+        self.keys = self._growing["keys"].append(self.keys, key_states)
+        with torch.no_grad():
+            self.scalars = self._growing["scalars"].append(self.scalars, key_scalars(key_states))
+        pending = Pending(self, self.keys, value_states, y_past, self.scalars)
+        return self.keys, self.hand_on(value_states, pending)
+
+    def commit(self, pending: Pending, y: Tensor) -> Tensor:
+        self.waiting = False
+        self.values = self._growing["values"].append(pending.y_past, y)
+        return self.values
+
+    def get_seq_length(self) -> int:
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if tokens_to_remove and self.scalars is not None:
+            self.scalars = self.scalars[:, :, : -abs(tokens_to_remove)]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.scalars is not None:
+            self.scalars = self.scalars.index_select(0, beam_idx.to(self.scalars.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self.scalars is not None:
+            self.scalars = self.scalars.repeat_interleave(repeats, dim=0)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self.scalars is not None:
+            self.scalars = self.scalars[indices, ...]
+
+
+class LucidStaticLayer(_TwoSteps, StaticLayer):
+    """Preallocated, for torch.compile: nothing here changes its shape or address."""
+
+    _layer_type = LAYER_TYPE
+    scalars: Tensor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        wide = torch.promote_types(self.dtype, torch.float32)
+        self.scalars = torch.zeros(self.keys.shape[:3], dtype=wide, device=self.device)
+        if not torch.compiler.is_compiling():
+            torch._dynamo.mark_static_address(self.scalars)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.begin()
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        position = self.cumulative_length.clone()
+        # Zeros where y is to come: the decoding step reads the whole buffer while its own y is not known yet.
+        super().update(key_states, torch.zeros_like(value_states))
+        self._write(self.scalars, position, key_scalars(key_states))
+        pending = Pending(self, self.keys, value_states, self.values, self.scalars, position)
+        return self.keys, self.hand_on(self.values, pending)
+
+    def commit(self, pending: Pending, y: Tensor) -> Tensor:
+        self.waiting = False
+        assert pending.position is not None
+        self._write(self.values, pending.position, y.to(self.values.dtype))
+        return self.values
+
+    def _write(self, buffer: Tensor, position: Tensor, new: Tensor) -> None:
+        where = torch.arange(new.shape[2], device=buffer.device) + position
+        buffer.index_copy_(2, where, new.detach())
+
+    def reset(self) -> None:
+        super().reset()
+        self.waiting = False
+        if self.is_initialized:
+            self.scalars.zero_()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)
+        if self.get_seq_length() > 0:
+            self.scalars = self.scalars.index_select(0, beam_idx.to(self.scalars.device))
