@@ -1,5 +1,8 @@
 """LUCID attention: softmax attention that reads decorrelated values, o = softmax(q kᵀ/√d) P⁻¹ v."""
 
+import typing as _typing
+from importlib import import_module as _import_module
+
 from .nn.attention import ATTENTIONS, LucidAttention
 from .ops.decoding import DecodeStep
 from .ops.delta.api import delta_attention
@@ -11,14 +14,25 @@ from .ops.lucid.decode import decode_step, key_scalars
 from .ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
 from .ops.path.decode import PathStep, flush_keys, no_factors, path_decode_step
 
+if _typing.TYPE_CHECKING:
+    from .models.configuration import LucidConfig
+    from .models.dropin import enable_lucid
+    from .models.modeling import LucidForCausalLM, LucidModel
+    from .models.strength import StrengthRamp, set_strength
+
 __all__ = [
     "ATTENTIONS",
     "DecodeStep",
     "LucidAttention",
+    "LucidConfig",
+    "LucidForCausalLM",
+    "LucidModel",
     "PathStep",
+    "StrengthRamp",
     "decode_step",
     "delta_attention",
     "diff_attention",
+    "enable_lucid",
     "flush_keys",
     "gla_attention",
     "gsa_attention",
@@ -32,5 +46,33 @@ __all__ = [
     "precondition",
     "preconditioner",
     "rebase_keys",
+    "set_strength",
 ]
 __version__ = "0.1.0"
+
+# What needs Transformers, imported when it is asked for: everything else works with torch alone.
+_WITH_TRANSFORMERS = {
+    "LucidConfig": ".models.configuration",
+    "LucidForCausalLM": ".models.modeling",
+    "LucidModel": ".models.modeling",
+    "StrengthRamp": ".models.strength",
+    "enable_lucid": ".models.dropin",
+    "set_strength": ".models.strength",
+}
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name not in _WITH_TRANSFORMERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(_import_module(_WITH_TRANSFORMERS[name], __name__), name)
+    except ModuleNotFoundError as missing:
+        if missing.name not in ("transformers", "accelerate", "safetensors"):
+            raise
+        raise ImportError(
+            f'lucid_attention.{name} needs {missing.name!r}: pip install "lucid-attention[transformers]"'
+        ) from missing
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -26,7 +26,10 @@ def lucid_attention_forward(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as Transformers asks for: query [B, H·G, T, D], key and value [B, H, S + T, *] -> ([B, T, H·G, E], None)."""
+    """Attend as Transformers asks for it.
+
+    query: [B, H·G, T, D]; key, value: [B, H, S + T, *], as the cache returned them -> ([B, T, H·G, E], None).
+    """
     read = ReadOut(module, scaling, dropout, kwargs)
     pending = pending_of(value)
     if not sees_whole_past(module, kwargs):
@@ -66,8 +69,8 @@ def _check_no_cache(q: Tensor, k: Tensor) -> None:
     if k.shape[2] != q.shape[2]:
         raise ValueError(
             "The cache of a LUCID model keeps preconditioned values: expected one that generate() made, or "
-            f"DynamicCache(config=model.config), got {k.shape[2]} keys for {q.shape[2]} queries from a cache that knows "
-            "nothing of LUCID (DynamicCache() without config, or made before LUCID was switched on?)"
+            f"DynamicCache(config=model.config), got {k.shape[2]} keys for {q.shape[2]} queries from a cache that "
+            "knows nothing of LUCID (DynamicCache() without config, or made before LUCID was switched on?)"
         )
 
 
@@ -128,9 +131,7 @@ def _with_static_cache(
     return read(q, k[:, :, seen], y[:, :, seen], visible)
 
 
-def _with_whole_buffers(
-    q: Tensor, pending: Pending, mask: Tensor, options: dict[str, Any], read: ReadOut
-) -> Tensor:
+def _with_whole_buffers(q: Tensor, pending: Pending, mask: Tensor, options: dict[str, Any], read: ReadOut) -> Tensor:
     """Without asking where in the buffers we are: for graphs, whose shapes must not depend on it."""
     k, v, buffer, position = pending.k, pending.v, pending.y_past, pending.position
     assert buffer is not None

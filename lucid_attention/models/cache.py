@@ -83,6 +83,8 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
         self.scalars: Tensor | None = None
         self._growing = {name: GrowingTensor() for name in ("keys", "values", "scalars")}
 
@@ -96,16 +98,18 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         y_past = self.values
-        self.keys = self._growing["keys"].append(self.keys, key_states)
+        keys = self._growing["keys"].append(self.keys, key_states)
         with torch.no_grad():
             self.scalars = self._growing["scalars"].append(self.scalars, key_scalars(key_states))
-        pending = Pending(self, self.keys, value_states, y_past, self.scalars)
-        return self.keys, self.hand_on(value_states, pending)
+        self.keys = keys
+        pending = Pending(self, keys, value_states, y_past, self.scalars)
+        return keys, self.hand_on(value_states, pending)
 
     def commit(self, pending: Pending, y: Tensor) -> Tensor:
         self.waiting = False
-        self.values = self._growing["values"].append(pending.y_past, y)
-        return self.values
+        values = self._growing["values"].append(pending.y_past, y)
+        self.values = values
+        return values
 
     def get_seq_length(self) -> int:
         return 0 if self.keys is None else self.keys.shape[2]

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .attention import lucid_attention_forward
-from .decoder_registration import register_decoder
 from .hooks import install_hooks, layer_types
 from .masks import lucid_mask
+from .modeling import register_decoder
 from .settings import NAME, LucidSettings, check_layers
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -54,7 +54,7 @@ def enable_lucid(
     if config is model.config:
         model.set_attn_implementation(NAME)
     else:
-        model.set_attn_implementation({name: NAME for name in _names_of(model.config, config)})
+        model.set_attn_implementation(dict.fromkeys(_names_of(model.config, config), NAME))
     setattr(config, NAME, settings.to_dict())
     return model
 

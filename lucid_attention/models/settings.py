@@ -79,6 +79,6 @@ def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
             )
     if not full:
         raise ValueError(
-            f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}: a sliding window "
-            "forgets the keys that P is made of"
+            f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}: a sliding "
+            "window forgets the keys that P is made of"
         )

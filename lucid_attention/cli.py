@@ -1,0 +1,73 @@
+"""`lucid <command>`: a table of commands, each imported when it is called."""
+
+import argparse
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A module with `add_arguments(parser)` and `run(args) -> exit code`, and what it is for."""
+
+    module: str
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "convert": Command(
+        "models.convert",
+        "copy a pretrained checkpoint, with LUCID switched on",
+        "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --strength 0",
+    ),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command. Returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    overview = _overview()
+    if not argv or argv[0] in ("-h", "--help"):
+        overview.print_help()
+        return 0 if argv else 2
+    if argv[0] == "--version":
+        print(f"lucid-attention {version('lucid-attention')}")
+        return 0
+    if argv[0] not in COMMANDS:
+        overview.error(f"unknown command {argv[0]!r}: expected one of {', '.join(COMMANDS)}")
+    name, command = argv[0], COMMANDS[argv[0]]
+    try:
+        module = import_module(f".{command.module}", __package__)
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith(__package__ or "lucid_attention"):
+            raise
+        print(
+            f"lucid {name}: error: needs the package {missing.name!r}. "
+            'Install what it uses with: pip install "lucid-attention[transformers]"',
+            file=sys.stderr,
+        )
+        return 1
+    parser = argparse.ArgumentParser(
+        prog=f"lucid {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+        epilog=f"example: {command.example}",
+    )
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(argv[1:])))
+
+
+def _overview() -> argparse.ArgumentParser:
+    rows = "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+    return argparse.ArgumentParser(
+        prog="lucid",
+        usage="lucid COMMAND [arguments]",
+        description="LUCID attention: softmax attention over decorrelated values.",
+        epilog=f"commands:\n{rows}\n\n`lucid COMMAND --help` says more; `lucid --version` says which release this is.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
