@@ -75,9 +75,10 @@ class StrengthRamp(TrainerCallback):
         set_strength(model, self.strength(state.global_step, state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
-        if logs is not None:
-            logs["lucid_strength"] = strength_of(model)
+        # Of the entry there are two copies by now: one to be shown, one to be kept.
+        for entry in filter(None, (logs, state.log_history[-1] if state.log_history else None)):
+            entry["lucid_strength"] = strength_of(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # What is saved now, and evaluated, belongs to the steps that are done.
+        # The step is counted by now: what is evaluated and saved is the model that the next step begins with.
         set_strength(model, self.strength(state.global_step, state.max_steps))
