@@ -110,12 +110,13 @@ def _with_static_cache(
     k, v, buffer, position = pending.k, pending.v, pending.y_past, pending.position
     assert buffer is not None
     assert position is not None
-    if mask is None or mask.ndim != 2:
-        raise ValueError(
-            "attention_mask must be [B, S + T] (or None) with a static cache, got "
-            f"{'a mask that was not made for it' if mask is None else f'shape {list(mask.shape)}'}"
-        )
-    T = q.shape[2]
+    T, M = q.shape[2], k.shape[2]
+    if mask is None and T == M:
+        # The prompt fills the cache.
+        mask = torch.ones(q.shape[0], M, dtype=torch.bool, device=q.device)
+    if mask is None or mask.ndim != 2 or mask.shape[1] != M:
+        came = "None" if mask is None else f"shape {list(mask.shape)}"
+        raise ValueError(f"the mask of a static cache must be [B, {M}], one bit per place in it, got {came}")
     if _one_step(q, read, options):
         step = decode_step(
             q, k, v, buffer, pending.scalars, key_mask=mask, scale=read.scale, position=position, **options

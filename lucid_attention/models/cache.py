@@ -165,12 +165,18 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
     def commit(self, pending: Pending, y: Tensor) -> Tensor:
         self.waiting = False
         assert pending.position is not None
-        self._write(self.values, pending.position, y.to(self.values.dtype))
+        y = y.to(self.values.dtype)
+        self._write(self.values, pending.position, y)
+        if torch.is_grad_enabled() and y.requires_grad:
+            # What is kept has no gradients; what is read now does.
+            return self.values.index_copy(2, self._where(pending.position, y), y)
         return self.values
 
     def _write(self, buffer: Tensor, position: Tensor, new: Tensor) -> None:
-        where = torch.arange(new.shape[2], device=buffer.device) + position
-        buffer.index_copy_(2, where, new.detach())
+        buffer.index_copy_(2, self._where(position, new), new.detach())
+
+    def _where(self, position: Tensor, new: Tensor) -> Tensor:
+        return torch.arange(new.shape[2], device=new.device) + position
 
     def reset(self) -> None:
         super().reset()

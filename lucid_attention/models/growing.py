@@ -30,7 +30,8 @@ class GrowingTensor:
 
     def append(self, x: Tensor | None, new: Tensor) -> Tensor:
         """x: [B, H, S, *] or None, new: [B, H, T, *] -> [B, H, S + T, *]."""
-        if torch.is_grad_enabled() and (new.requires_grad or (x is not None and x.requires_grad)):
+        if torch.is_grad_enabled():
+            # Views of the buffer may be kept for a backward pass, even where x and new need no gradients themselves.
             return new if x is None else torch.cat([x, new], 2)
         extended = self.extend(x, new.shape[2], new)
         extended[:, :, extended.shape[2] - new.shape[2] :] = new

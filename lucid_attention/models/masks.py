@@ -20,9 +20,12 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ..ops.softmax import visible_keys
+from .settings import check_config
 
 # Rows of a dense mask looked at together, so that a long packed batch needs no T × T mask.
 ROWS = 1024
+# At or below this an additive mask hides a key. Every usual choice is: -1e9, the smallest float16, minus infinity.
+HIDING = -1e4
 
 
 class Visible(NamedTuple):
@@ -42,9 +45,12 @@ def lucid_mask(
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     device: torch.device | str = "cpu",
+    config: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
     """The mask function of attn_implementation="lucid", called once per forward pass and kind of layer."""
+    if config is not None and not torch.compiler.is_compiling():
+        check_config(config)
     plain = mask_function is causal_mask_function
     if local_size is not None or not (plain or _is_causal(mask_function, device)):
         return sdpa_mask(
@@ -61,6 +67,9 @@ def lucid_mask(
         )
     if plain:
         return _padding(batch_size, q_length, kv_length, q_offset, attention_mask, device)
+
+    if torch.compiler.is_compiling() and kv_length == q_length and not kwargs.get("use_vmap"):
+        return _borders_in_graph(mask_function, batch_size, q_length, device)
 
     def rows(start: int, stop: int) -> Tensor:
         sizes = (batch_size, stop - start, kv_length, q_offset + start, kv_offset, mask_function, attention_mask)
@@ -113,16 +122,26 @@ def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visible:
             f"attention_mask must be [B, S + T] or [B, 1, T, S + T] = {[B, 1, T, total]} for LUCID attention, "
             f"got shape {list(mask.shape)}"
         )
-    shown = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    shown = mask if mask.dtype == torch.bool else _read_additive(mask)
     shown = shown.expand(B, 1, T, -1)[..., :total]
     return _read_rows(lambda start, stop: shown[:, :, start:stop], B, T, total)
+
+
+def _read_additive(mask: Tensor) -> Tensor:
+    hidden = mask <= HIDING
+    if not bool((hidden | (mask == 0)).all()):
+        raise ValueError(
+            "attention_mask must be bool, or 0 where a key is seen and very negative where not: LUCID attention takes "
+            "no additive bias, got other values in it"
+        )
+    return ~hidden
 
 
 def _read_rows(rows: Callable[[int, int], Tensor], B: int, T: int, total: int) -> Visible:
     """Padding or documents behind a mask of which `rows(start, stop)` gives [B, 1, stop − start, S + T]."""
     past = total - T
-    last = rows(T - 1, T)[:, 0, 0]
-    found = Visible(key_mask=last)
+    taking_part = [rows(start, min(start + ROWS, T))[:, 0].any(1) for start in range(0, T, ROWS)]
+    found = Visible(key_mask=torch.stack(taking_part).any(0))
     if past == 0 and not _same(rows, found, B, T, total):
         found = Visible(cu_seqlens=_borders(rows, B, T))
     if found.cu_seqlens is None and past == 0:
@@ -150,7 +169,9 @@ def _same(rows: Callable[[int, int], Tensor], found: Visible, B: int, T: int, to
             expected = expected & found.key_mask[:, None, None]
         if document is not None:
             expected = expected & (document[:, None, start:stop, None] == document[:, None, None])
-        if not torch.equal(expected, rows(start, stop)):
+        shown = rows(start, stop)
+        # A row that sees nothing is one of padding, and nobody reads it.
+        if not bool(((expected == shown) | ~shown.any(-1, keepdim=True)).all()):
             return False
     return True
 
@@ -169,10 +190,24 @@ def _borders(rows: Callable[[int, int], Tensor], B: int, T: int) -> Tensor:
     return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
 
 
+def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device: torch.device | str) -> Tensor:
+    """The same of a mask function, for graphs: [B·T + 1], with empty documents at the end to keep the shape.
+
+    In a graph Transformers cannot ask whether positions restart, and calls every batch packed.
+    """
+    row, token = torch.arange(B, device=device)[:, None], torch.arange(T, device=device)[None]
+    sees_before = mask_function(row, torch.zeros_like(row), token, (token - 1).clamp(min=0)).expand(B, T)
+    begins = (~sees_before | (token == 0)).flatten()
+    starts = torch.where(begins, torch.arange(B * T, device=device), B * T).sort().values
+    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+
+
 def dense_mask(visible: Visible, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
     """[B, 1, T, total] bool, for read-outs that know no other form. `position`: of the first query among the keys."""
     if visible.cu_seqlens is not None:
-        document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), torch.arange(B * T, device=device), right=True)
+        document = torch.searchsorted(
+            visible.cu_seqlens[1:].contiguous(), torch.arange(B * T, device=device), right=True
+        )
         document = document.view(B, 1, T)
         return visible_keys(B, T, T, None, None, device) & (document[..., None] == document[:, :, None])
     key = torch.arange(total, device=device)

@@ -51,7 +51,8 @@ class ReadOut(NamedTuple):
             read = sys.modules[type(self.module).__module__].eager_attention_forward
             if mask is None:
                 mask = dense_mask(Visible(), q.shape[0], q.shape[2], k.shape[2], k.shape[2] - q.shape[2], q.device)
-            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
+            if mask.dtype == torch.bool:
+                mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, torch.finfo(q.dtype).min)
         o = read(self.module, q, k, v, mask, scaling=self.scale, dropout=self.dropout, **self.others)[0]
         return o.transpose(1, 2)
 

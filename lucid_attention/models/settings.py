@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
+from operator import index
 from typing import Any
 
 from ..ops.checks import check_positive, check_strength
@@ -30,9 +31,9 @@ class LucidSettings:
         if isinstance(self.layers, (str, bytes)) or not hasattr(self.layers, "__iter__"):
             raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}")
         for layer in self.layers:
-            if not isinstance(layer, int) or isinstance(layer, bool):
+            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
                 raise TypeError(f"layers must be a list of integers, got {layer!r} in it")
-        object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
+        object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in self.layers})))
 
     @classmethod
     def from_dict(cls, written: Any) -> "LucidSettings":
@@ -82,3 +83,13 @@ def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
             f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}: a sliding "
             "window forgets the keys that P is made of"
         )
+
+
+def check_config(config: Any) -> None:
+    """Refuse a configuration whose LUCID layers are not there, or do not see the whole past."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        windows = ("sliding_window", "attention_chunk_size")
+        local = any(getattr(config, name, None) is not None for name in windows)
+        kinds = ["sliding_attention" if local else "full_attention"] * config.num_hidden_layers
+    check_layers(LucidSettings.from_dict(getattr(config, NAME, None)), kinds)
