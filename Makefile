@@ -6,15 +6,16 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+OLDEST := .venv-oldest
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
 CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test test-oldest lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -23,6 +24,9 @@ demo: $(STAMP) ## Run the demonstration (ARGS go to examples/demo.py)
 
 test: lint ## Lint, then run the tests (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest tests/models tests/test_cli.py tests/test_documents.py $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and types
 	@$(BIN)/ruff check .
@@ -37,7 +41,7 @@ bench: $(STAMP) ## Run the benchmarks (ARGS go to python -m benchmarks)
 	@env $(CPU_ENV) $(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## Remove .venv, caches and build output
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -qq shows errors and hides warnings: pip warns once a package about each configured index that lacks it.
@@ -49,4 +53,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
 		-c constraints.txt -e ".[test,bench,plot,transformers]"
+	@touch $@
+
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
+	@echo "Installing the oldest supported Transformers into $(OLDEST)"
+	@$(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -qq --no-input --disable-pip-version-check \
+		-c constraints-oldest.txt -e ".[test,plot,transformers]"
 	@touch $@
