@@ -53,8 +53,15 @@ def sees_whole_past(module: nn.Module, kwargs: dict[str, Any]) -> bool:
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         return False
     kinds, index = getattr(module.config, "layer_types", None), getattr(module, "layer_idx", None)
-    full = kinds is None or index is None or kinds[index] == "full_attention"
-    return full and kwargs.get("sliding_window") is None
+    window = kwargs.get("sliding_window")
+    if kinds is None or index is None:
+        return window is None
+    if kinds[index] == "full_attention" and window is not None:
+        raise ValueError(
+            f"layer {index} has full attention according to config.layer_types, but {type(module).__name__} asks for a "
+            f"window of {window}: set config.sliding_window to None, or mend layer_types"
+        )
+    return kinds[index] == "full_attention"
 
 
 def _options(module: nn.Module) -> dict[str, Any]:

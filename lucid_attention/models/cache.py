@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from ..ops.lucid.decode import key_scalars
 from .growing import GrowingTensor
+from .settings import uses_lucid
 
 # Stands in Transformers' tables of cache layers, and in its error message where a cache cannot hold them.
 LAYER_TYPE = "lucid_attention: its values are preconditioned, which this cache cannot keep"
@@ -49,12 +50,28 @@ def pending_of(values: Tensor) -> Pending | None:
     return getattr(values, HANDLE, None)
 
 
+class _Owner:
+    """The configuration that a cache was made for. A copy of the cache has the same one."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def __deepcopy__(self, memo: Any) -> "_Owner":
+        return self
+
+
 class _TwoSteps:
     """The order of `update` and `commit`."""
 
-    waiting = False
+    owner: _Owner
+    waiting: bool
 
     def begin(self) -> None:
+        if self.owner.config is not None and not uses_lucid(self.owner.config):
+            raise ValueError(
+                "This cache keeps the preconditioned values of LUCID: expected attn_implementation='lucid', with which it was made, "
+                f"got {self.owner.config._attn_implementation!r}. Make a new one after changing the implementation"
+            )
         if self.waiting:
             raise RuntimeError(
                 "This cache holds tokens that LUCID attention never preconditioned: expected every update to be "
@@ -81,8 +98,9 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
 
     _layer_type = LAYER_TYPE
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, config: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.owner, self.waiting = _Owner(config), False
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.scalars: Tensor | None = None
@@ -103,19 +121,24 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
             self.scalars = self._growing["scalars"].append(self.scalars, key_scalars(key_states))
         self.keys = keys
         pending = Pending(self, keys, value_states, y_past, self.scalars)
-        return keys, self.hand_on(value_states, pending)
+        # As long as the keys, whoever may read it.
+        return keys, self.hand_on(self._growing["values"].append(y_past, value_states), pending)
 
     def commit(self, pending: Pending, y: Tensor) -> Tensor:
         self.waiting = False
-        values = self._growing["values"].append(pending.y_past, y)
-        self.values = values
-        return values
+        room = self._growing["values"].newest
+        if torch.is_grad_enabled() or room is None:
+            self.values = y if pending.y_past is None else torch.cat([pending.y_past, y], 2)
+        else:
+            room[:, :, room.shape[2] - y.shape[2] :] = y
+            self.values = room
+        return self.values
 
     def get_seq_length(self) -> int:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def reset(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self.owner.config)  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
         super().crop(tokens_to_remove)
@@ -143,6 +166,10 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
 
     _layer_type = LAYER_TYPE
     scalars: Tensor
+
+    def __init__(self, max_cache_len: int, config: Any = None, **kwargs: Any) -> None:
+        super().__init__(max_cache_len, **kwargs)
+        self.owner, self.waiting = _Owner(config), False
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import logging
 from collections.abc import Iterable
 from dataclasses import field, fields
 from typing import Any, ClassVar
@@ -10,20 +11,36 @@ import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
-from transformers.utils import logging
 
 from ..nn.attention import ATTENTIONS
 from ..nn.causal import CausalAttention, check_size, check_sizes
 from .past_cache import layer_type
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
 # Besides its own fields, what Transformers itself passes to a configuration or writes into config.json.
 KEYS_OF_TRANSFORMERS = frozenset(
-    "model_type torch_dtype num_labels name_or_path output_attentions attn_implementation experts_implementation "
-    "tie_last_hidden_states is_causal loss_type auto_map custom_pipelines tokenizer_class task_specific_params "
-    "quantization_config distributed_config fusion_config transformers_weights".split()
+    [
+        "model_type",
+        "torch_dtype",
+        "num_labels",
+        "name_or_path",
+        "output_attentions",
+        "attn_implementation",
+        "experts_implementation",
+        "tie_last_hidden_states",
+        "is_causal",
+        "loss_type",
+        "auto_map",
+        "custom_pipelines",
+        "tokenizer_class",
+        "task_specific_params",
+        "quantization_config",
+        "distributed_config",
+        "fusion_config",
+        "transformers_weights",
+    ]
 )
 # Decoders whose blocks are ours: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -89,9 +106,9 @@ class LucidConfig(PreTrainedConfig):
             raise ValueError(f"LucidConfig has no {key!r}{_nearest(key, known)}; it takes {', '.join(known)}")
         sizes = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         self.num_key_value_heads, self.head_dim = check_sizes(*sizes)
-        super().__post_init__(**kwargs)
-        # As a validator its errors would come wrapped; here they come as they are.
+        # Transformers runs validators too, but wraps their errors, and reads `layer_types` before.
         self.validate_attention()
+        super().__post_init__(**kwargs)
 
     @property
     def layer_attentions(self) -> list[str]:
@@ -167,7 +184,7 @@ class LucidConfig(PreTrainedConfig):
         # Whoever sets attributes on a configuration finds them in the file. That must stay loadable: a warning, kept.
         extra = {key: config_dict[key] for key in unknown_keys(config_dict)}
         if extra:
-            logger.warning(f"LucidConfig does not know {', '.join(map(repr, extra))}: without effect on the model")
+            logger.warning("LucidConfig does not know %s: without effect on the model", ", ".join(map(repr, extra)))
         made = super().from_dict({key: it for key, it in config_dict.items() if key not in extra}, **kwargs)
         config = made[0] if isinstance(made, tuple) else made
         for key, value in extra.items():
@@ -188,11 +205,24 @@ class LucidConfig(PreTrainedConfig):
             overrides: further fields of `LucidConfig`.
         """
         _refuse_what_is_not_llama(config)
-        same = (
-            "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-            "hidden_act max_position_embeddings initializer_range rms_norm_eps use_cache pad_token_id bos_token_id "
-            "eos_token_id tie_word_embeddings dtype".split()
-        )
+        same = [
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_act",
+            "max_position_embeddings",
+            "initializer_range",
+            "rms_norm_eps",
+            "use_cache",
+            "pad_token_id",
+            "bos_token_id",
+            "eos_token_id",
+            "tie_word_embeddings",
+            "dtype",
+        ]
         taken = {name: getattr(config, name) for name in same}
         taken["head_dim"] = getattr(config, "head_dim", None)
         taken["rope_theta"] = config.rope_parameters["rope_theta"]
@@ -258,8 +288,8 @@ def _nearest(word: Any, known: Iterable[str]) -> str:
 
 def _foreign_type(model_type: str) -> str:
     return (
-        f"LucidConfig is made from model_type {MODEL_TYPE!r}, got {model_type!r}: LucidConfig.from_llama makes one from "
-        f"the configuration of a {', '.join(LLAMA_FAMILY)}"
+        f"LucidConfig is made from model_type {MODEL_TYPE!r}, got {model_type!r}: LucidConfig.from_llama makes one "
+        f"from the configuration of a {', '.join(LLAMA_FAMILY)}"
     )
 
 
@@ -283,4 +313,6 @@ def _refuse_what_is_not_llama(config: PreTrainedConfig) -> None:
         refused["rms_norm_eps"] = (config.rms_norm_eps, 1e-6)
     for name, (came, expected) in refused.items():
         if came != expected:
-            raise ValueError(f"LucidConfig cannot express {name} of this {config.model_type}: {came!r} ({expected!r} it can)")
+            raise ValueError(
+                f"LucidConfig cannot express {name} of this {config.model_type}: {came!r} ({expected!r} it can)"
+            )

@@ -53,7 +53,9 @@ def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"{config.num_kv_shared_layers}"
             )
         check_layers(LucidSettings.from_dict(getattr(config, NAME, None)), kinds)
-        return [LAYER_TYPE if kind == "full_attention" else kind for kind in kinds], options
+        ours = [kind == "full_attention" for kind in kinds]
+        kinds = [LAYER_TYPE if our else kind for our, kind in zip(ours, kinds, strict=True)]
+        return kinds, [{"config": config} if our else each for our, each in zip(ours, options, strict=True)]
 
     return choose
 

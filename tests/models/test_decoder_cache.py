@@ -1,0 +1,196 @@
+"""The cache layers of the own decoder: what is done to a batch of pasts, and caches that are not ours."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from lucid_attention import ATTENTIONS
+from lucid_attention.models.modeling import LucidForCausalLM
+from lucid_attention.models.past_cache import CroppableLayer, PastLayer, StateLayer
+from lucid_attention.nn.causal import Past
+
+from .decoder import SHAPE, decoder, prompts
+
+every_name = pytest.mark.parametrize("name", ATTENTIONS)
+CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, LucidForCausalLM]:
+    return {name: decoder(name).double() for name in ATTENTIONS}
+
+
+@torch.no_grad()
+def fed(model: LucidForCausalLM, tokens: Tensor, cache: DynamicCache | None = None, ones: int = 2) -> DynamicCache:
+    """A cache of these tokens [B, T], the last `ones` of them fed one by one."""
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    for chunk in tokens.split([tokens.shape[1] - ones] + [1] * ones, 1):
+        model(chunk, past_key_values=cache)
+    return cache
+
+
+@torch.no_grad()
+def next_logits(model: LucidForCausalLM, cache: DynamicCache, tokens: Tensor) -> Tensor:
+    return model(tokens, past_key_values=cache).logits
+
+
+def batch(rows: int = 3, length: int = 8, seed: int = 1) -> Tensor:
+    return torch.stack(prompts(*[length] * rows, seed=seed))
+
+
+@every_name
+def test_a_cache_counts_its_tokens(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    cache = DynamicCache(config=models[name].config)
+    assert cache.get_seq_length() == 0
+    assert cache.batch_size == -1
+    fed(models[name], batch(), cache)
+    assert [cache.get_seq_length(index) for index in range(2)] == [8, 8]
+    assert cache.get_mask_sizes(3, 0) == (11, 0)
+    assert cache.get_max_length() == -1
+    assert cache.batch_size == 3
+    assert cache.is_initialized
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert not cache.is_initialized
+
+
+@every_name
+def test_every_tensor_of_a_past_has_the_batch_first(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    for ones in (0, 2):
+        cache = fed(models[name], batch(rows=5), ones=ones)
+        shapes = [
+            each.shape for each in tree_leaves([layer.past for layer in cache.layers]) if isinstance(each, Tensor)
+        ]
+        assert shapes
+        assert {shape[0] for shape in shapes} == {5}
+
+
+def reordered(cache: DynamicCache, order: Tensor) -> None:
+    cache.reorder_cache(order)
+
+
+def selected(cache: DynamicCache, order: Tensor) -> None:
+    cache.batch_select_indices(order)
+
+
+@every_name
+@pytest.mark.parametrize("ones", [0, 2], ids=["after a prompt", "after single tokens"])
+@pytest.mark.parametrize("change", [reordered, selected])
+def test_rows_change_places(change: Any, ones: int, name: str, models: dict[str, LucidForCausalLM]) -> None:
+    tokens, new, order = batch(), batch(length=2, seed=2), torch.tensor([2, 0, 0])
+    cache = fed(models[name], tokens, ones=ones)
+    change(cache, order)
+    expected = next_logits(models[name], fed(models[name], tokens[order], ones=ones), new)
+    torch.testing.assert_close(next_logits(models[name], cache, new), expected)
+
+
+@every_name
+def test_rows_are_repeated(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    tokens, new = batch(), batch(rows=6, length=1, seed=2)
+    cache = fed(models[name], tokens)
+    cache.batch_repeat_interleave(2)
+    expected = next_logits(models[name], fed(models[name], tokens.repeat_interleave(2, 0)), new)
+    torch.testing.assert_close(next_logits(models[name], cache, new), expected)
+
+
+@every_name
+def test_a_copy_of_a_cache_lives_on_its_own(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    new = batch(length=1, seed=2)
+    cache = fed(models[name], batch())
+    first = next_logits(models[name], copy.deepcopy(cache), new)
+    torch.testing.assert_close(next_logits(models[name], cache, new), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CROPPABLE)
+@pytest.mark.parametrize("ones", [0, 2], ids=["after a prompt", "after single tokens"])
+def test_a_cropped_cache_is_that_of_fewer_tokens(name: str, ones: int, models: dict[str, LucidForCausalLM]) -> None:
+    tokens, new = batch(), batch(length=1, seed=2)
+    cache = fed(models[name], tokens, ones=ones)
+    assert cache.is_croppable
+    cache.crop(-3)
+    assert cache.get_seq_length() == 5
+    expected = next_logits(models[name], fed(models[name], tokens[:, :5]), new)
+    torch.testing.assert_close(next_logits(models[name], cache, new), expected)
+    cache.crop(0)
+    assert cache.get_seq_length() == 6
+    cache.crop(-6)
+    assert cache.get_seq_length() == 0
+    with pytest.raises(ValueError, match="negative"):
+        cache.crop(2)
+
+
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in CROPPABLE])
+def test_a_past_that_has_moved_on_is_not_cropped(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    cache = fed(models[name], batch())
+    assert not cache.is_croppable
+    cache.crop(0)
+    with pytest.raises(ValueError, match="cannot take tokens back"):
+        cache.crop(-1)
+    assert cache.get_seq_length() == 8
+
+
+def test_a_hybrid_is_as_croppable_as_its_least_layer() -> None:
+    cache = DynamicCache(config=decoder(["lucid", "gla"]).config)
+    assert [type(layer) for layer in cache.layers] == [CroppableLayer, StateLayer]
+    assert not cache.is_croppable
+
+
+def caches(config: Any) -> dict[str, Any]:
+    """What is no cache of a LucidModel with that configuration."""
+    two_layers = DynamicCache(config=config)
+    llama = LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4)
+    other = decoder("delta").config
+    offloading = DynamicCache(config=config)
+    offloading.offloading = True
+    two_layers.layers.pop()
+    return {
+        "no configuration": (DynamicCache(), "DynamicCache\\(config=model.config\\)"),
+        "another model's": (DynamicCache(config=llama), "DynamicCache\\(config=model.config\\)"),
+        "another attention's": (DynamicCache(config=other), "expected layers"),
+        "too few layers": (two_layers, "expected layers"),
+        "static": (StaticCache(config=llama, max_cache_len=20), "StaticLayer"),
+        "offloading": (offloading, "offloading"),
+    }
+
+
+@pytest.mark.parametrize("kind", caches(decoder().config))
+def test_a_foreign_cache_is_refused(kind: str, models: dict[str, LucidForCausalLM]) -> None:
+    cache, complaint = caches(models["lucid"].config)[kind]
+    with pytest.raises(ValueError, match=complaint):
+        models["lucid"](batch(), past_key_values=cache)
+
+
+def test_keys_and_values_as_tuples_are_refused(models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(TypeError, match="must be a Cache"):
+        models["lucid"](batch(), past_key_values=((torch.ones(1), torch.ones(1)),))
+
+
+@pytest.mark.parametrize("name", ["lucid", "delta"])
+def test_there_is_no_static_cache(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(ValueError, match="no static cache"):
+        StaticCache(config=models[name].config, max_cache_len=20)
+
+
+def test_another_model_does_not_take_our_cache(models: dict[str, LucidForCausalLM]) -> None:
+    shape = {key: value for key, value in SHAPE.items() if key != "eos_token_id"}
+    llama = LlamaForCausalLM(LlamaConfig(**shape))
+    with pytest.raises(TypeError, match="made for a LucidModel"):
+        llama(batch(), past_key_values=DynamicCache(config=models["lucid"].config))
+
+
+def test_packed_documents_are_not_cached(models: dict[str, LucidForCausalLM]) -> None:
+    cache = DynamicCache(config=models["lucid"].config)
+    with pytest.raises(ValueError, match="packed documents cannot be cached"):
+        models["lucid"](batch(), past_key_values=cache, position_ids=torch.arange(8)[None] % 5)
+
+
+def test_layers_do_not_leave_their_device(models: dict[str, LucidForCausalLM]) -> None:
+    layer: PastLayer = fed(models["lucid"], batch()).layers[0]
+    for move in (layer.offload, layer.prefetch):
+        with pytest.raises(NotImplementedError, match="does not move its cache"):
+            move()

@@ -1,0 +1,162 @@
+"""Padding and packed documents in the own decoder: what a batch holds beside a row does not change the row."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lucid_attention import ATTENTIONS
+from lucid_attention.models.modeling import LucidForCausalLM, documents
+
+from .decoder import decoder, padded, prompts
+
+CASES: dict[str, str | list[str]] = {name: name for name in ATTENTIONS} | {"hybrid": ["gla", "lucid"]}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, LucidForCausalLM]:
+    return {case: decoder(attention).double() for case, attention in CASES.items()}
+
+
+def logits(model: LucidForCausalLM, **inputs: Any) -> Tensor:
+    with torch.no_grad():
+        return model(**inputs, use_cache=False).logits
+
+
+def separately(model: LucidForCausalLM, rows: list[Tensor]) -> Tensor:
+    """[all tokens, vocabulary]"""
+    return torch.cat([logits(model, input_ids=row[None])[0] for row in rows])
+
+
+@every_case
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_row_equals_its_own_run(case: str, side: str, models: dict[str, LucidForCausalLM]) -> None:
+    rows = prompts(11, 1, 7)
+    inputs = padded(rows, side)
+    found = logits(models[case], **inputs)[inputs["attention_mask"].bool()]
+    torch.testing.assert_close(found, separately(models[case], rows))
+
+
+def test_padding_may_stand_between_tokens(models: dict[str, LucidForCausalLM]) -> None:
+    row = prompts(9)[0]
+    mask = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0]])
+    found = logits(models["lucid"], input_ids=row[None], attention_mask=mask)[mask.bool()]
+    torch.testing.assert_close(found, separately(models["lucid"], [row[mask[0].bool()]]))
+
+
+def pack(rows: list[list[Tensor]]) -> dict[str, Tensor]:
+    positions = [torch.cat([torch.arange(len(each)) for each in row]) for row in rows]
+    return {"input_ids": torch.stack([torch.cat(row) for row in rows]), "position_ids": torch.stack(positions)}
+
+
+@every_case
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask of ones"])
+def test_packed_documents_equal_their_own_runs(case: str, masked: bool, models: dict[str, LucidForCausalLM]) -> None:
+    texts = prompts(5, 1, 6, 8, 4)
+    inputs = pack([texts[:3], texts[3:]])
+    if masked:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    found = logits(models[case], **inputs).flatten(0, 1)
+    torch.testing.assert_close(found, separately(models[case], texts))
+    # The documents matter: as one they give something else.
+    together = logits(models[case], input_ids=inputs["input_ids"]).flatten(0, 1)
+    assert (together - found).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("case", ["lucid", "delta"])
+def test_packed_documents_may_be_padded(case: str, models: dict[str, LucidForCausalLM]) -> None:
+    texts = prompts(5, 6, 8)
+    gap = torch.full((2,), 7)
+    inputs = pack([[texts[0], gap, texts[1]], [gap, gap, gap[:1], texts[2]]])
+    mask = torch.ones_like(inputs["input_ids"])
+    mask[0, 5:7] = mask[1, :5] = 0
+    found = logits(models[case], **inputs, attention_mask=mask)[mask.bool()]
+    torch.testing.assert_close(found, separately(models[case], texts))
+
+
+def test_packed_documents_keep_their_positions(models: dict[str, LucidForCausalLM]) -> None:
+    model, texts = models["lucid"], prompts(5, 4)
+    inputs = pack([texts])
+    found = logits(model, input_ids=inputs["input_ids"], position_ids=3 * inputs["position_ids"])[0]
+    alone = [logits(model, input_ids=text[None], position_ids=3 * torch.arange(len(text))[None])[0] for text in texts]
+    torch.testing.assert_close(found, torch.cat(alone))
+
+
+def test_without_documents_the_cache_is_made_and_with_them_it_is_not(models: dict[str, LucidForCausalLM]) -> None:
+    text = prompts(6)[0][None]
+    assert models["lucid"](text, position_ids=torch.arange(6)[None]).past_key_values.get_seq_length() == 6
+    assert models["lucid"](text, position_ids=torch.arange(6)[None] % 4).past_key_values is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "mask", "borders"),
+    {
+        "one document": ([[0, 1, 2, 3]], None, None),
+        "a document may skip positions": ([[0, 1, 7, 9]], None, None),
+        "documents of one token": ([[0, 0, 0, 1]], None, [0, 1, 2, 4]),
+        "every row begins anew": ([[0, 1, 0, 1], [0, 1, 2, 3]], None, [0, 2, 4, 8]),
+        "the first may have begun earlier": ([[5, 6, 0, 1]], None, [0, 2, 4]),
+        "padding on the left": ([[1, 1, 0, 1]], [[0, 0, 1, 1]], None),
+        "padding on the right": ([[0, 1, 1, 1]], [[1, 1, 0, 0]], None),
+        "padding between documents": ([[0, 1, 9, 0]], [[1, 1, 0, 1]], [0, 3, 4]),
+    }.values(),
+)
+def test_a_document_begins_where_positions_do_not_go_up(
+    positions: list[list[int]], mask: list[list[int]] | None, borders: list[int] | None
+) -> None:
+    found = documents(torch.tensor(positions), None if mask is None else torch.tensor(mask).bool())
+    assert (None if found is None else found.tolist()) == borders
+
+
+def test_positions_reach_the_rotary_embedding(models: dict[str, LucidForCausalLM]) -> None:
+    text = prompts(6)[0][None]
+    as_counted = logits(models["lucid"], input_ids=text)
+    # Rotations are relative: the same distances give the same, others do not.
+    torch.testing.assert_close(
+        logits(models["lucid"], input_ids=text, position_ids=torch.arange(6)[None] + 5), as_counted
+    )
+    assert not torch.allclose(
+        logits(models["lucid"], input_ids=text, position_ids=torch.arange(6)[None] * 3), as_counted
+    )
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a dense mask": ({"attention_mask": torch.ones(1, 1, 6, 6)}, r"attention_mask must be \[B, S \+ T\] = \[1, 6\]"),
+    "a short mask": ({"attention_mask": torch.ones(1, 5)}, r"got \[1, 5\]"),
+    "masks by kind of layer": ({"attention_mask": {"full_attention": None}}, "got dict"),
+    "positions of another length": ({"position_ids": torch.arange(5)[None]}, "position_ids must be"),
+    "attention weights": ({"output_attentions": True}, "no attention weights are computed"),
+    "borders of documents": ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "told from position_ids"),
+    "no tokens": ({"input_ids": None}, "input_ids or inputs_embeds"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "complaint"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_understood_is_refused(
+    inputs: dict[str, Any], complaint: str, models: dict[str, LucidForCausalLM]
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        logits(models["lucid"], **({"input_ids": prompts(6)[0][None]} | inputs))
+
+
+@pytest.mark.parametrize("with_mask", [False, True], ids=["no mask", "mask"])
+def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[str, LucidForCausalLM]) -> None:
+    model, inputs = models["lucid"], padded(prompts(9, 6), "right")
+    if not with_mask:
+        inputs.pop("attention_mask")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    found, expected = (each(**inputs, labels=inputs["input_ids"], use_cache=False).loss for each in (compiled, model))
+    torch.testing.assert_close(found, expected)
+    wanted = [model.model.embed_tokens.weight, model.model.layers[0].self_attn.k_proj.weight]
+    for one, other in zip(*(torch.autograd.grad(loss, wanted) for loss in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_compiler_does_not_miss_documents(models: dict[str, LucidForCausalLM]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(models["lucid"], backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="documents"):
+        compiled(input_ids=prompts(6)[0][None], position_ids=torch.arange(6)[None] % 4, use_cache=False)

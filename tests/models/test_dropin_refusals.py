@@ -1,0 +1,177 @@
+"""What cannot work is refused, with the reason."""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache, StaticCache
+from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+
+from lucid_attention.models.dropin import enable_lucid
+from tests.models.dropin_cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
+
+
+def test_a_quantized_cache_is_refused():
+    model = lucid_model("llama")
+    for backend in ("fp8", "quanto"):
+        with pytest.raises(
+            ValueError, match="lucid_attention: its values are preconditioned, which this cache cannot keep"
+        ):
+            QuantizedCache(config=model.config, backend=backend)
+    with pytest.raises((ValueError, ImportError), match="preconditioned, which this cache cannot keep"):
+        greedy(model, tokens(), cache_implementation="quantized", cache_config={"backend": "fp8"})
+
+
+@pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
+def test_continuous_batching_is_refused(start):
+    model = lucid_model("llama")
+    begin = {
+        "generate_batch": lambda: model.generate_batch([[1, 2, 3]]),
+        "paged": lambda: greedy(model, tokens(), cache_implementation="paged"),
+        "manager": lambda: ContinuousBatchingManager(
+            model, model.generation_config, continuous_batching_config=ContinuousBatchingConfig()
+        ),
+    }[start]
+    with pytest.raises(
+        ValueError, match="Continuous batching is not possible with LUCID: its paged cache keeps values"
+    ):
+        begin()
+    assert model.config._attn_implementation == "lucid"
+
+
+def test_a_paged_cache_that_comes_to_the_attention_is_refused():
+    with pytest.raises(ValueError, match="no paged cache"):
+        lucid_model("llama")(tokens(), use_cache=False, cache=object())
+
+
+@torch.no_grad()
+def test_a_cache_without_the_configuration_is_refused_when_it_would_be_read():
+    model, ids, cache = lucid_model("llama"), tokens(), DynamicCache()
+    model(ids, past_key_values=cache)
+    with pytest.raises(
+        ValueError, match=r"expected one that generate\(\) made, or DynamicCache\(config=model.config\)"
+    ):
+        model(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("made", [lambda c: DynamicCache(config=c), lambda c: StaticCache(c, max_cache_len=20)])
+@torch.no_grad()
+def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
+    model, ids = softmax_model("llama"), tokens()
+    cache = made(model.config)
+    model(ids, past_key_values=cache)
+    enable_lucid(model)
+    with pytest.raises(ValueError, match="cache that knows nothing of LUCID"):
+        model(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("made", [lambda c: DynamicCache(config=c), lambda c: StaticCache(c, max_cache_len=20)])
+@torch.no_grad()
+def test_a_cache_from_before_lucid_was_switched_off_is_refused(made):
+    model, ids = lucid_model("llama"), tokens()
+    cache = made(model.config)
+    model(ids, past_key_values=cache)
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="expected attn_implementation='lucid', with which it was made, got 'sdpa'"):
+        model(ids[:, :1], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_a_cache_of_an_interrupted_pass_is_refused():
+    model, ids = lucid_model("llama"), tokens()
+    cache = DynamicCache(config=model.config)
+    with pytest.raises(ValueError, match="attention_mask must be"):
+        model(ids, attention_mask=torch.ones(1, 1, 12, 12, dtype=torch.bool), past_key_values=cache)
+    with pytest.raises(RuntimeError, match="never preconditioned"):
+        model(ids, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "message"),
+    [
+        ("gemma3", [0, 1], r"layer 0 has 'sliding_attention'.*needs full attention, which layers \[1, 2\] have"),
+        ("gpt_oss", [0], r"layer 0 has 'sliding_attention'"),
+        ("llama", [2], r"layers must be indices of the model's 2 layers, 0 to 1, got 2"),
+        ("llama", [-1], r"layers must be indices of the model's 2 layers, 0 to 1, got -1"),
+    ],
+    ids=["sliding of three", "sliding of two", "behind the last", "negative"],
+)
+def test_layers_that_cannot_be_lucid_are_refused(name, layers, message):
+    model = softmax_model(name)
+    before = model.config._attn_implementation
+    with pytest.raises(ValueError, match=message):
+        enable_lucid(model, layers=layers)
+    assert model.config._attn_implementation == before
+    assert not hasattr(model.config, "lucid")
+
+
+@pytest.mark.parametrize(
+    "layers", ["1", [0.5], [True], ["1"], 1], ids=["string", "fraction", "bool", "strings", "number"]
+)
+def test_layers_that_are_no_integers_are_refused(layers):
+    with pytest.raises(TypeError, match=r"layers|iterable"):
+        enable_lucid(softmax_model("llama"), layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"strength": 1.5}, "strength"), ({"strength": -0.1}, "strength"), ({"sharpness": 0.0}, "sharpness")],
+    ids=["too strong", "too weak", "blunt"],
+)
+def test_settings_outside_their_range_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        enable_lucid(softmax_model("llama"), **settings)
+
+
+def only_windows():
+    config = CONFIGURATIONS["mistral"]()
+    config.sliding_window = 4
+    return config
+
+
+def test_a_model_with_sliding_windows_only_is_refused():
+    with pytest.raises(ValueError, match=r"at least one layer with full attention, got only \['sliding_attention'\]"):
+        enable_lucid(AutoModelForCausalLM.from_config(only_windows()))
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_a_model_with_sliding_windows_only_is_refused_by_name_too(use_cache):
+    enable_lucid()
+    with pytest.raises(ValueError, match="at least one layer with full attention"):
+        AutoModelForCausalLM.from_config(only_windows(), attn_implementation="lucid")(tokens(), use_cache=use_cache)
+
+
+def test_layers_that_slide_although_their_configuration_says_otherwise_are_refused():
+    config = CONFIGURATIONS["mistral"]()
+    config.sliding_window, config.layer_types = 4, ["full_attention", "sliding_attention"]
+    model = enable_lucid(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(ValueError, match=r"layer 0 has full attention according to config\.layer_types, but"):
+        model(tokens())
+
+
+@pytest.mark.parametrize(
+    "model", [torch.nn.Linear(2, 2), "llama", transformers.LlamaConfig()], ids=lambda m: type(m).__name__
+)
+def test_only_a_model_of_transformers_is_switched_over(model):
+    with pytest.raises(TypeError, match=r"model must be a transformers\.PreTrainedModel, got"):
+        enable_lucid(model)
+
+
+def test_a_model_that_computes_its_attention_itself_is_refused():
+    config = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20)
+    with pytest.raises(ValueError, match="computes its attention itself"):
+        enable_lucid(transformers.BloomForCausalLM(config))
+
+
+def test_settings_without_a_model_are_refused():
+    with pytest.raises(ValueError, match="enable_lucid needs a model for these settings"):
+        enable_lucid(strength=0.5)
+
+
+@torch.no_grad()
+def test_a_static_cache_takes_flat_masks_only():
+    model, ids = lucid_model("llama"), tokens()
+    cache = StaticCache(model.config, max_cache_len=16)
+    mask = torch.ones(12, 16, dtype=torch.bool).tril()[None, None]
+    with pytest.raises(ValueError, match=r"static cache must be \[B, 16\].*got shape \[1, 1, 12, 16\]"):
+        model(ids, attention_mask=mask, past_key_values=cache)
