@@ -8,13 +8,39 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import accuracy, bf16, decode, growth, linear, memory, path, path_decode, path_memory, solve
+from . import (
+    accuracy,
+    bf16,
+    decode,
+    growth,
+    linear,
+    memory,
+    model_decode,
+    model_training,
+    path,
+    path_decode,
+    path_memory,
+    solve,
+)
 from .gate import WrongAnswer
 from .harness import attention_speed, machine, threads, today
 from .report import PAGES, Page, brief, count, document, plot_growth, plot_linear
 from .results import ROOT, Benchmark, Case, Record, Settings, Store, fingerprint
 
-MODULES = (solve, bf16, decode, memory, growth, accuracy, path, path_decode, path_memory, linear)
+MODULES = (
+    solve,
+    bf16,
+    decode,
+    memory,
+    growth,
+    accuracy,
+    path,
+    path_decode,
+    path_memory,
+    linear,
+    model_training,
+    model_decode,
+)
 BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 # Who draws the records of a benchmark.
 PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
@@ -23,7 +49,7 @@ BUSY = 0.5
 
 
 def _help() -> str:
-    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 50 minutes):"]
+    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 85 minutes):"]
     for benchmark in BENCHMARKS.values():
         text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
         parts.append(textwrap.fill(f"{benchmark.name:13}{text}", 100, initial_indent="  ", subsequent_indent=" " * 15))
@@ -63,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="N",
         help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. bf16, memory, "
-        "growth, accuracy, path_memory and linear run with the first one alone",
+        "growth, accuracy, path_memory and linear run with the first one alone, model_training with the largest",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
     parser.add_argument(

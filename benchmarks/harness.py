@@ -58,12 +58,18 @@ def least_rounds(round_seconds: float) -> int:
 
 
 def race(
-    runs: Mapping[str, Run], *, budget: float, seed: str, brief: Collection[str] = (), least: int | None = None
+    runs: Mapping[str, Run],
+    *,
+    budget: float,
+    seed: str,
+    brief: Collection[str] = (),
+    least: int | None = None,
+    most: int = MOST_ROUNDS,
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round; every round runs all of them in a new order.
 
     Rounds go on until `budget` seconds are used, at least `least`, by default 5 (3 or 2 where a round
-    takes many seconds).
+    takes many seconds), at most `most`.
     Contestants in `brief` sit out the rounds beyond the third: they are slow, and there for the record.
     """
     order, shuffle = list(runs), random.Random(seed).shuffle
@@ -79,7 +85,7 @@ def race(
             times = {name: [seconds] for name, seconds in rehearsal.items()}
         least = least or least_rounds(sum(seconds for name, seconds in rehearsal.items() if name not in brief))
         start, done = time.perf_counter(), len(times[order[0]])
-        while done < least or (done < MOST_ROUNDS and time.perf_counter() - start < budget):
+        while done < least or (done < most and time.perf_counter() - start < budget):
             shuffle(order)
             for name in order:
                 if name in brief and done >= LONG_ROUNDS:

@@ -16,10 +16,10 @@ class Page(NamedTuple):
 
     file: str
     title: str
-    benchmark: str
-    """Whose records are drawn."""
-    picture: str
-    caption: str
+    benchmark: str = ""
+    """Whose records are drawn, if any."""
+    picture: str = ""
+    caption: str = ""
 
 
 PAGES = {
@@ -31,6 +31,7 @@ PAGES = {
         LINEAR_PICTURE,
         "Time against length for the members with a state of fixed size",
     ),
+    "models": Page("benchmarks_models.md", "Benchmarks of whole models"),
 }
 
 

@@ -167,6 +167,13 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         check_positive("sharpness", sharpness)
 
 
+def check_strength(strength: Any) -> None:
+    if isinstance(strength, bool) or not isinstance(strength, (int, float)):
+        raise TypeError(f"strength must be a number from 0 to 1, got {type(strength).__name__}")
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be a number from 0 to 1, got {strength}")
+
+
 def check_scale(scale: Any) -> None:
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")

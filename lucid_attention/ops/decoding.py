@@ -34,29 +34,35 @@ def finish_step(
     *,
     dtype: torch.dtype,
     sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
     beta: Tensor | None = None,
+    position: Tensor | None = None,
 ) -> DecodeStep:
     """From scores to output and stored value.
 
     scores: [n, G or G + 1, S + 1], overwritten: scaled scores of the queries, then the exponents of the key's row of
     P, if the new value v: [B, H, 1, E] is preconditioned; without that row it is stored as it is. The last column is
     the new key. y_past: [B, H, S, E]; key_mask: [B, S + 1]; beta: [B, H, 1]. dtype: of the output. sharpness: what is
-    subtracted from the key's exponents, a number or [n, 1, 1]; None for the largest of them.
+    subtracted from the key's exponents, a number or [n, 1, 1]; None for the largest of them. strength: s of P.
+    position: [1], the column of the new key where it is not the last one. Then y_past is as long as scores are.
     """
     B, H = v.shape[:2]
     n, wide = B * H, scores.dtype
     if key_mask is not None:
-        _hide_masked_(scores, key_mask.repeat_interleave(H, 0)[:, None], G)
+        _hide_masked_(scores.unflatten(0, (B, H)), key_mask[:, None, None], G, position)
     total = _weights_(scores, G, sharpness)
-    read = cache_product(scores[:, :, :-1], y_past.flatten(0, 1))
+    own = at_position(scores[:, :G], position)
+    # In a buffer the new key has a place, but its value does not stand there yet.
+    past = scores[:, :, :-1] if position is None else scores.index_fill_(2, position, 0)
+    read = cache_product(past, y_past.flatten(0, 1))
     y = v.reshape(n, 1, -1).to(wide)
     if scores.shape[1] > G:
-        y = y - read[:, G:]
+        y = y - strength * read[:, G:]
     if beta is not None:
         y = y * beta.reshape(n, 1, 1).to(wide)
     if key_mask is not None:
-        y = y.masked_fill(~key_mask[:, -1:].repeat_interleave(H, 0)[:, None], 0)
-    o = torch.addcmul(read[:, :G], scores[:, :G, -1:], y.to(y_past.dtype).to(wide)).div_(total)
+        y = y.masked_fill(~at_position(key_mask, position).repeat_interleave(H, 0)[:, None], 0)
+    o = torch.addcmul(read[:, :G], own, y.to(y_past.dtype).to(wide)).div_(total)
     return DecodeStep(o.view(B, H * G, 1, -1).to(dtype), y.view(B, H, 1, -1).to(y_past.dtype))
 
 
@@ -76,14 +82,33 @@ def _weights_(scores: Tensor, G: int, sharpness: float | Tensor | None) -> float
     return rows.sub_(rows.amax(-1, keepdim=True)).exp_().sum(-1, keepdim=True)
 
 
-def _hide_masked_(scores: Tensor, taking_part: Tensor, G: int) -> None:
-    """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero."""
+def at_position(x: Tensor, position: Tensor | None, dim: int = -1) -> Tensor:
+    """What belongs to the new key, the last one if no position is given: x with `dim` of size 1."""
+    return x.narrow(dim, x.shape[dim] - 1, 1) if position is None else x.index_select(dim, position)
+
+
+def put_at_position_(x: Tensor, position: Tensor | None, column: Tensor | float) -> None:
+    """Overwrite what `at_position` reads. column: a number or whatever expands to [..., 1]."""
+    if position is None:
+        x[..., -1:] = column
+    elif isinstance(column, Tensor):
+        x.index_copy_(-1, position, column.expand(*x.shape[:-1], 1))
+    else:
+        x.index_fill_(-1, position, column)
+
+
+def _hide_masked_(scores: Tensor, taking_part: Tensor, G: int, position: Tensor | None) -> None:
+    """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero.
+
+    scores: [B, H, G or G + 1, S + 1]; taking_part: [B, 1, 1, S + 1].
+    """
     hidden = ~taking_part
-    scores[:, :, -1:].masked_fill_(hidden[..., -1:] & ~scores[:, :, -1:].isfinite(), 0)
+    column = at_position(scores, position)
+    put_at_position_(scores, position, column.masked_fill(at_position(hidden, position) & ~column.isfinite(), 0))
     own = torch.zeros_like(hidden)
-    own[..., -1] = True
-    scores[:, G:].masked_fill_(hidden & ~own, -math.inf)
-    scores[:, :G].masked_fill_(hidden & ~(own & hidden.all(-1, keepdim=True)), -math.inf)
+    put_at_position_(own, position, True)
+    scores[:, :, G:].masked_fill_(hidden & ~own, -math.inf)
+    scores[:, :, :G].masked_fill_(hidden & ~(own & hidden.all(-1, keepdim=True)), -math.inf)
 
 
 def cache_product(rows: Tensor, cache: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tiles of an exponential matrix, P_ij = exp(u_i·u_j − shift_i), for the block solver."""
+"""Tiles of an exponential matrix, L_ij = alpha · exp(u_i·u_j − shift_i), for the block solver."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ FOLDED_SHIFT = 40.0
 
 
 class ExponentialTiles:
-    """Tiles of P for n heads, of which u: [n, S + T, D] are the features.
+    """Tiles of L for n heads, of which u: [n, S + T, D] are the features.
 
     shift: None (folded into alpha), or [n, 1, 1], or [n, S + T, 1].
     """
@@ -39,7 +39,7 @@ class ExponentialTiles:
         return self.du[:, rows], self.du[:, cols]
 
     def collect_gradients(self, row_sums: bool) -> None:
-        """Get ready for `pull_back`, which adds into `du` and, if wished, into `row_sums` = Σ_j dS_ij, S = log P."""
+        """Get ready for `pull_back`, which adds into `du` and, if wished, into `row_sums` = Σ_j dS_ij, S = log L."""
         self.du = torch.zeros_like(self.u)
         self.row_sums = self.u.new_zeros(*self.u.shape[:2], 1) if row_sums else None
         self._grad = torch.empty_like(self._tile)

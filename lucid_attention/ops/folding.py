@@ -24,7 +24,9 @@ def fold_vmap(op: Any, unbatched: Sequence[str] = ()) -> None:
             x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
             return x.flatten(0, 1)
 
-        folded = [fold(name, x, dim) for name, x, dim in zip(names, args, in_dims, strict=True)]
+        # Arguments at their defaults may be left out at the end.
+        given = zip(names[: len(args)], args, in_dims, strict=True)
+        folded = [fold(name, x, dim) for name, x, dim in given]
         outputs = op(*folded)
         # An output that was not asked for is empty and stays so for every mapped element.
         shaped = [x.unflatten(0, (size, -1)) if x.numel() else x.new_empty(size, 0) for x in outputs]

@@ -23,6 +23,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lucid, row_max": ("lucid", {"norm": "row_max"}),
     "lucid, beta": ("lucid", {"learn_beta": True}),
     "lucid, sharpness": ("lucid", {"sharpness": 4.0}),
+    "lucid, strength": ("lucid", {"strength": 0.5}),
     "lucid, qk, all learned": (
         "lucid",
         {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5},

@@ -25,6 +25,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "row_max": {"norm": "row_max"},
     "beta": {"learn_beta": True},
     "sharpness": {"sharpness": 4.0},
+    "strength": {"strength": 0.5},
+    "row_max, strength": {"norm": "row_max", "strength": 0.3, "learn_beta": True},
     "learned sharpness": {"learn_sharpness": True},
     "qk, all learned": {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5},
     "row_max, all learned": {"norm": "row_max", "learn_beta": True, "learn_sharpness": True},
@@ -53,7 +55,7 @@ def test_it_is_the_function_on_its_projections(variant: str) -> None:
     q, k, v = project(module.q_proj), project(module.k_proj), project(module.v_proj)
     if module.rotary is not None:
         q, k = module.rotary(q, torch.arange(T)), module.rotary(k, torch.arange(T))
-    options = {key: x for key, x in VARIANTS[variant].items() if key in ("norm", "impl", "sharpness")}
+    options = {key: x for key, x in VARIANTS[variant].items() if key in ("norm", "impl", "sharpness", "strength")}
     if module.b_proj is not None:
         options["beta"] = (1 / (1 + torch.exp(-x @ module.b_proj.weight.T))).transpose(1, 2)
     if module.log_sharpness is not None:
@@ -89,6 +91,29 @@ def test_learned_settings_start_where_they_should() -> None:
     assert beta.shape == (B, 2, T)
     assert ((beta > 0) & (beta < 1)).all()
     assert build("paper").beta(x) is None
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_the_strength_may_be_changed_later(impl: str) -> None:
+    """A schedule of training raises it; what it is at a call counts, in a chunk and in a decoding step."""
+    x = inputs()
+    module = LucidAttention(HIDDEN, **GROUPED, strength=0.0, impl=impl).double()
+    plain = CausalAttention(HIDDEN, **GROUPED).double()
+    plain.load_state_dict(module.state_dict())
+    torch.testing.assert_close(module(x)[0], plain(x)[0])
+    for strength in (0.25, 1):
+        module.strength = strength
+        fixed = LucidAttention(HIDDEN, **GROUPED, strength=strength, impl=impl).double()
+        fixed.load_state_dict(module.state_dict())
+        expected, _ = fixed(x)
+        torch.testing.assert_close(module(x)[0], expected, rtol=0, atol=0)
+        with torch.no_grad():
+            torch.testing.assert_close(in_chunks(module, x, [T - 3, 1, 1, 1])[0], expected)
+        assert (expected - plain(x)[0]).abs().max() > 1e-3
+    module.strength = 1.5
+    with pytest.raises(ValueError, match=r"strength must be a number from 0 to 1, got 1\.5"):
+        module(x)
+    assert "strength" not in module.state_dict()
 
 
 def test_single_tokens_without_gradients_take_the_decoding_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +191,8 @@ def test_in_bfloat16_it_errs_like_plain_attention(variant: str) -> None:
 def test_its_text_names_its_settings() -> None:
     assert "norm='key', beta=1, sharpness=√D" in repr(build("paper"))
     assert "sharpness=4.0" in repr(build("sharpness"))
+    assert "sharpness=√D, strength=0.5" in repr(build("strength"))
+    assert "strength" not in repr(build("paper"))
     assert "norm='qk', beta=learned, sharpness=learned" in repr(build("qk, all learned"))
 
 

@@ -48,6 +48,10 @@ CONSTRUCTIONS = [
     Case("sharpness is text", {"sharpness": "4"}, TypeError, ("sharpness must be", "number", "got str")),
     Case("sharpness is bool", {"sharpness": True}, TypeError, ("sharpness must be", "number", "got bool")),
     Case("sharpness is a tensor", {"sharpness": torch.ones(4)}, TypeError, ("sharpness must be", "number", "Tensor")),
+    Case("strength above 1", {"strength": 1.1}, ValueError, ("strength must be", "from 0 to 1", "got 1.1")),
+    Case("strength is NaN", {"strength": NAN}, ValueError, ("strength must be", "from 0 to 1", "got nan")),
+    Case("strength is bool", {"strength": True}, TypeError, ("strength must be", "number", "got bool")),
+    Case("strength is None", {"strength": None}, TypeError, ("strength must be", "number", "got NoneType")),
     Case("misspelt option", {"num_key_heads": 2}, TypeError, ("unexpected", "num_key_heads")),
 ]
 

@@ -75,6 +75,19 @@ def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(name: str, 
     assert counter.frame_count <= 3
 
 
+def test_a_compiled_module_follows_a_schedule_of_strengths_in_few_graphs(dynamo: Any) -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+    module, x = build(learn_sharpness=True), inputs(2, 6)
+    compiled = torch.compile(module, backend=counter, fullgraph=True)
+    for i in range(21):
+        module.strength = i / 20
+        output, expected = compiled(x)[0], module(x)[0]
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(gradients(module, output), gradients(module, expected))
+    # One for the first value, one for any other, one for 1.
+    assert counter.frame_count <= 4
+
+
 def test_an_exported_program_runs_at_other_lengths() -> None:
     module = build(learn_beta=True, learn_sharpness=True)
     T = torch.export.Dim("T", min=2, max=4096)

@@ -42,13 +42,15 @@ def _systems(N: int, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Iter
         yield index if key_mask is None else index[key_mask[a:b]]
 
 
-def _head_values(k: Tensor, v: Tensor, y_past: Tensor, index: Tensor, beta: Tensor, norm: str, c: Sharpness) -> Tensor:
+def _head_values(
+    k: Tensor, v: Tensor, y_past: Tensor, index: Tensor, beta: Tensor, norm: str, c: Sharpness, strength: float
+) -> Tensor:
     """y at `index` of one head. k [S + T, D], v [T, E], y_past [S, E], beta [T]; index into S + T."""
     S = y_past.shape[0]
     P = preconditioner(k[index], norm, c)
     old, new = index[index < S], index[index >= S] - S
     b, n = beta[new][:, None], len(old)
-    L = P.tril(-1)
+    L = strength * P.tril(-1)
     rhs = b * (v[new] - L[n:, :n] @ y_past[old])
     return torch.linalg.solve(torch.eye(len(new), dtype=k.dtype) + b * L[n:, n:], rhs)
 
@@ -63,8 +65,9 @@ def precondition(
     beta: Tensor | None = None,
     norm: str = "key",
     sharpness: Sharpness = None,
+    strength: float = 1.0,
 ) -> Tensor:
-    """Y = (I + diag(β) stril P)⁻¹ diag(β) V, zero at masked positions."""
+    """Y = (I + s · diag(β) stril P)⁻¹ diag(β) V, zero at masked positions."""
     B, H, T, E = v.shape
     k_past, y_past = past if past is not None else (k[:, :, :0], v[:, :, :0])
     S = k_past.shape[2]
@@ -78,7 +81,7 @@ def precondition(
             for index in _systems(S + T, None if key_mask is None else key_mask[b], cu_seqlens):
                 new = index[index >= S] - S
                 if len(new):
-                    part = _head_values(keys[b, h], v[b, h], y_past[b, h], index, beta[b, h], norm, c)
+                    part = _head_values(keys[b, h], v[b, h], y_past[b, h], index, beta[b, h], norm, c, strength)
                     y = y.index_put((new,), part)
             rows.append(y)
     return torch.stack(rows).unflatten(0, (B, H))
@@ -130,11 +133,11 @@ def lucid_attention(
     beta: Tensor | None = None,
     norm: str = "key",
     sharpness: Sharpness = None,
+    strength: float = 1.0,
     scale: float | None = None,
 ) -> Tensor:
-    y = precondition(
-        k, v, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, beta=beta, norm=norm, sharpness=sharpness
-    )
+    options = {"beta": beta, "norm": norm, "sharpness": sharpness, "strength": strength}
+    y = precondition(k, v, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, **options)
     if past is not None:
         k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y], 2)
     if norm == "qk":

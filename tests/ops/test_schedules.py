@@ -27,16 +27,16 @@ def problem(norm: str) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str,
     tensors = Case(T=T, B=B, H=H, S=S, D=D, E=E).tensors(beta=True, sharpness=True)
     key_mask = torch.rand(B, S + T) > 0.2
     dy = torch.randn(B, H, T, E, dtype=torch.float64)
-    return tensors, dy, {"key_mask": key_mask, "norm": norm}
+    return tensors, dy, {"key_mask": key_mask, "norm": norm, "strength": 0.9}
 
 
 def run(
-    schedule: Schedule, tensors: dict[str, torch.Tensor], dy: torch.Tensor, key_mask, norm
+    schedule: Schedule, tensors: dict[str, torch.Tensor], dy: torch.Tensor, key_mask, norm, strength
 ) -> dict[str, torch.Tensor]:
     """Forward and backward of the block-wise solve as the operator calls them."""
     sharpness = tensors["sharpness"].expand(B, H)
     x = tensors
-    asked = Problem(x["k"], x["k_past"], x["y_past"], x["beta"], sharpness, key_mask, norm == "row_max")
+    asked = Problem(x["k"], x["k_past"], x["y_past"], x["beta"], sharpness, key_mask, norm == "row_max", strength)
     y, z = torch.empty_like(x["v"]), torch.empty_like(x["v"])
     winners = torch.empty(B, H, S + T, dtype=torch.int64) if norm == "row_max" else None
     forward(asked, x["v"], y, z, winners, schedule)
@@ -61,9 +61,9 @@ def test_every_schedule_without_options_gives_the_equation(schedule, norm):
     """No past, mask, step sizes or learned sharpness: other buffers, and e^−c inside the products."""
     tensors = Case(T=T, B=B, H=H, D=D, E=E).tensors()
     dy = torch.randn(B, H, T, E, dtype=torch.float64)
-    truth = evaluate(oracles.precondition, tensors, dy, norm=norm, sharpness=1.3)
+    truth = evaluate(oracles.precondition, tensors, dy, norm=norm, sharpness=1.3, strength=0.9)
     k, v = tensors["k"], tensors["v"]
-    asked = Problem(k, None, None, None, 1.3, None, norm == "row_max")
+    asked = Problem(k, None, None, None, 1.3, None, norm == "row_max", 0.9)
     y, dv, dk = torch.empty_like(v), torch.empty_like(v), torch.empty_like(k)
     winners = torch.empty(B, H, T, dtype=torch.int64) if norm == "row_max" else None
     forward(asked, v, y, None, winners, schedule)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_norm, check_positive
+from ...ops.checks import check_norm, check_positive, check_strength
 from ...ops.dispatch import choose
 from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_read_out, precondition
@@ -21,9 +21,11 @@ class LucidAttention(CausalAttention):
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, rope_base, bias: as in `CausalAttention`.
         norm: "key", "qk" or "row_max" (see `lucid_attention`).
-        learn_beta: write strengths β = σ(W x) per token and key/value head.
+        learn_beta: step sizes β = σ(W x) of the writes, per token and key/value head.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)); default √head_dim. About 4 makes LUCID act on large heads.
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
+        strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. The attribute of this name may be
+            changed between calls, for a schedule; a past keeps the values that were made with the strength of its time.
         impl: "auto", "blockwise" or "reference".
     """
 
@@ -36,6 +38,7 @@ class LucidAttention(CausalAttention):
         learn_beta: bool = False,
         sharpness: float | None = None,
         learn_sharpness: bool = False,
+        strength: float = 1.0,
         impl: str = "auto",
         **options: Any,
     ) -> None:
@@ -43,7 +46,8 @@ class LucidAttention(CausalAttention):
         check_norm(norm)
         choose(impl)
         check_positive("sharpness", sharpness)
-        self.norm, self.impl, self.fixed_sharpness = norm, impl, sharpness
+        check_strength(strength)
+        self.norm, self.impl, self.fixed_sharpness, self.strength = norm, impl, sharpness, strength
         self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
         self.log_sharpness = None
         if learn_sharpness:
@@ -72,8 +76,8 @@ class LucidAttention(CausalAttention):
         old = key_scalars(past.k) if past.scalars is None else past.scalars
         scalars = torch.cat([old, key_scalars(k)], 2)
         k = torch.cat([past.k, k], 2)
-        beta, sharpness = self.beta(x), self.sharpness()
-        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, beta=beta, norm=self.norm, sharpness=sharpness)
+        settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
+        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, beta=self.beta(x), **settings)
         return step.o, Past(k, torch.cat([past.y, step.y], 2), scalars)
 
     def values(
@@ -88,6 +92,7 @@ class LucidAttention(CausalAttention):
             beta=self.beta(x),
             norm=self.norm,
             sharpness=self.sharpness(),
+            strength=self.strength,
             impl=self.impl,
         )
 
@@ -100,4 +105,5 @@ class LucidAttention(CausalAttention):
 
     def extra_repr(self) -> str:
         sharpness = "learned" if self.log_sharpness is not None else self.fixed_sharpness or "√D"
-        return f"norm={self.norm!r}, beta={'learned' if self.b_proj is not None else 1}, sharpness={sharpness}"
+        text = f"norm={self.norm!r}, beta={'learned' if self.b_proj is not None else 1}, sharpness={sharpness}"
+        return text if self.strength == 1 else f"{text}, strength={self.strength}"

@@ -33,6 +33,7 @@ def lucid_attention(
     beta: Tensor | None = None,
     norm: str = "key",
     sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
     scale: float | None = None,
     impl: str = "auto",
 ) -> Tensor:
@@ -47,22 +48,23 @@ def lucid_attention(
         key_mask: [B, S + T] bool, True where a key takes part. A masked key leaves P and the softmax, whatever stands
             there. A query that sees no key reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
-        beta: [B, H, T] in [0, 1], strength of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V.
+        beta: [B, H, T] in [0, 1], step size of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V.
         norm: "key" (P of keys normalised to √D, the paper's), "qk" (gain-free RMS norm of q and k in the softmax as
             well), "row_max" (P of raw keys, causal row maximum subtracted).
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), a positive number or a tensor [H]. Default √D, the paper's matrix;
             c → ∞ is softmax attention.
+        strength: s in P = I + s · stril exp(…), a number from 0 (softmax attention, no solve) to 1 (LUCID).
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory) or "reference" (the dense equation).
 
     Returns:
         o: [B, H·G, T, E].
     """
-    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness)
+    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength)
     checks.check_q(q, k)
     checks.check_scale(scale)
     impl = choose(impl)
-    y = _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, impl)
+    y = _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength, impl)
     if past is not None:
         k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y.to(past[1].dtype)], 2)
     if norm == "qk":
@@ -90,14 +92,15 @@ def precondition(
     beta: Tensor | None = None,
     norm: str = "key",
     sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
     impl: str = "auto",
 ) -> Tensor:
     """Y = P⁻¹ V: the values that softmax attention reads in LUCID, and what a cache keeps instead of V.
 
     k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Arguments as in `lucid_attention`.
     """
-    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness)
-    return _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, choose(impl))
+    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength)
+    return _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength, choose(impl))
 
 
 def preconditioner(
@@ -108,19 +111,20 @@ def preconditioner(
     beta: Tensor | None = None,
     norm: str = "key",
     sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
 ) -> Tensor:
-    """The matrix P = I + diag(β) stril exp(…) itself: [B, H, T, T] for k: [B, H, T, D]. For analysis and teaching.
+    """The matrix P = I + s · diag(β) stril exp(…) itself: [B, H, T, T] for k: [B, H, T, D]. For analysis and teaching.
 
     A masked key has a row and a column of the identity. Arguments as in `lucid_attention`.
     """
-    _check(k, k, None, key_mask, cu_seqlens, beta, norm, sharpness)
+    _check(k, k, None, key_mask, cu_seqlens, beta, norm, sharpness, strength)
     if cu_seqlens is not None:
         packing.offsets(cu_seqlens, k.shape[2])
     c = _sharpness(k, sharpness)
     wide = torch.promote_types(k.dtype, torch.float32)
     c = c.to(wide) if isinstance(c, Tensor) else c
     with no_autocast(k):
-        return reference.dense_matrix(k.to(wide), key_mask, cu_seqlens, beta, norm, c).to(k.dtype)
+        return reference.dense_matrix(k.to(wide), key_mask, cu_seqlens, beta, norm, c, strength).to(k.dtype)
 
 
 def _check(
@@ -132,6 +136,7 @@ def _check(
     beta: Tensor | None,
     norm: str,
     sharpness: float | Tensor | None,
+    strength: float,
 ) -> Past | None:
     checks.check_kv(k, v)
     past = checks.check_past(past, k, v)
@@ -140,6 +145,7 @@ def _check(
     checks.check_beta(beta, k)
     checks.check_norm(norm)
     checks.check_sharpness(sharpness, k)
+    checks.check_strength(strength)
     return past
 
 
@@ -158,6 +164,7 @@ def _precondition(
     beta: Tensor | None,
     norm: str,
     sharpness: float | Tensor | None,
+    strength: float,
     impl: str,
 ) -> Tensor:
     k_past, y_past = past if past is not None else (None, None)
@@ -165,9 +172,12 @@ def _precondition(
     if impl == "reference":
         if cu_seqlens is not None:
             packing.offsets(cu_seqlens, k.shape[2])
-        return reference.precondition(k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c).to(v.dtype)
+        args = k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c, strength
+        return reference.precondition(*args).to(v.dtype)
     refuse_forward_mode(k, v, k_past, y_past, beta, c)
     learned = c.expand(k.shape[0], -1) if isinstance(c, Tensor) else None
     default = 0.0 if isinstance(c, Tensor) else c
-    args = (k_past, y_past, beta, learned, key_mask, cu_seqlens, default, norm == "row_max")
-    return precondition_op(k, v, *args)[0]
+    optional = k_past, y_past, beta, learned, key_mask, cu_seqlens
+    # Of the ways from a number to a tensor, a product is the one in which a compiler does not fix the number.
+    s = None if strength == 1 else torch.ones((), dtype=torch.float64, device="cpu") * strength
+    return precondition_op(k, v, *optional, default, norm == "row_max", s)[0]

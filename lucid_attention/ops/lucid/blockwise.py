@@ -1,4 +1,4 @@
-"""Block-wise Y = (I + diag(β) stril P)⁻¹ diag(β) V and its gradients: O(T·D) memory, never a T × T matrix.
+"""Block-wise Y = (I + diag(β) L)⁻¹ diag(β) V and its gradients: O(T·D) memory, never a T × T matrix.
 
 Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`). Masking is one rule: a masked key has
 β = 0 and its key and value read as zero, which takes it out of the system whatever stands there.
@@ -20,7 +20,7 @@ class Problem:
     """What is asked, as tensors [B, H, T, *].
 
     k: [B, H, T, D]; k_past, y_past: [B, H, S, D], [B, H, S, E]; beta: [B, H, T]; sharpness: a number or [B, H];
-    key_mask: [B, S + T]; row_max: raw keys with the causal row maximum subtracted.
+    key_mask: [B, S + T]; row_max: raw keys with the causal row maximum subtracted; strength: the factor s of L.
     """
 
     k: Tensor
@@ -30,6 +30,7 @@ class Problem:
     sharpness: float | Tensor
     key_mask: Tensor | None
     row_max: bool
+    strength: float
 
     @property
     def past(self) -> int:
@@ -46,7 +47,7 @@ class Problem:
         k, sharpness = part.take(self.k), self.sharpness
         if isinstance(sharpness, Tensor):
             sharpness = sharpness.repeat_interleave(k.shape[0] // sharpness.shape[0], 0)
-        return Problem(k, None, None, beta, sharpness, key_mask, self.row_max)
+        return Problem(k, None, None, beta, sharpness, key_mask, self.row_max, self.strength)
 
 
 def _flat(x: Tensor | None, group: tuple[slice, slice]) -> Tensor | None:
@@ -71,7 +72,7 @@ class Heads:
         sharpness = problem.sharpness
         if isinstance(sharpness, Tensor):
             sharpness = sharpness[group].reshape(-1, 1, 1).to(problem.dtype)
-        self.features = KeyFeatures(k, sharpness, problem.row_max)
+        self.features = KeyFeatures(k, sharpness, problem.strength, problem.row_max)
         self.y_past = self._past_values(problem, group)
         self.beta = self._weights(problem, group)
 
@@ -123,6 +124,9 @@ def forward(
     problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None
 ) -> None:
     """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] where they are asked for."""
+    if problem.strength == 0:
+        _forward_of_identity(problem, v, y, z, winners)
+        return
     schedule = schedule or _schedule(problem)
     with no_autocast(v):
         for group in schedule.groups(*problem.k.shape[:2]):
@@ -162,6 +166,9 @@ def backward(
     schedule: Schedule | None = None,
 ) -> None:
     """Write all gradients that have a buffer in `out`."""
+    if problem.strength == 0:
+        _backward_of_identity(problem, dy, z, out)
+        return
     schedule = schedule or _schedule(problem)
     S = problem.past
     with no_autocast(dy):
@@ -200,3 +207,32 @@ def backward(
                     _store(out.dk_past, group, dk[:, :S])
                 if out.dsharpness is not None and dc is not None:
                     _store(out.dsharpness, group, dc)
+
+
+def _taking_part(problem: Problem, x: Tensor) -> Tensor:
+    """x: [B, H, T, *] in working precision, zero at masked keys."""
+    x = x.to(problem.dtype)
+    if problem.key_mask is None:
+        return x
+    hidden = ~problem.key_mask[:, None, problem.past :]
+    return x.masked_fill(hidden if x.ndim == 3 else hidden[..., None], 0)
+
+
+def _forward_of_identity(problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None) -> None:
+    """`forward` at strength 0: L = 0, and nothing is to be solved."""
+    v = _taking_part(problem, v)
+    y.copy_(v if problem.beta is None else _taking_part(problem, problem.beta)[..., None] * v)
+    if z is not None:
+        z.copy_(v)
+    if winners is not None:
+        winners.zero_()
+
+
+def _backward_of_identity(problem: Problem, dy: Tensor, z: Tensor | None, out: Gradients) -> None:
+    g = _taking_part(problem, dy)
+    out.dv.copy_(g if problem.beta is None else _taking_part(problem, problem.beta)[..., None] * g)
+    if out.dbeta is not None and z is not None:
+        out.dbeta.copy_((z.to(problem.dtype) * g).sum(-1))
+    for nothing in (out.dk, out.dk_past, out.dy_past, out.dsharpness):
+        if nothing is not None:
+            nothing.zero_()

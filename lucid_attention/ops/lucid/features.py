@@ -1,6 +1,6 @@
-"""The features u of LUCID's matrix, P_ij = exp(u_i·u_j − shift_i), and the way from keys to them and back.
+"""The features u of LUCID's matrix, L_ij = s · exp(u_i·u_j − shift_i), and the way from keys to them and back.
 
-norm="key":      u = √c · k/‖k‖,   shift = c, so that P_ij = exp(c (cos θ_ij − 1))
+norm="key":      u = √c · k/‖k‖,   shift = c, so that L_ij = s · exp(c (cos θ_ij − 1))
 norm="row_max":  u = √(c/D) · k,   shift_i = max_{j ≤ i} u_i·u_j
 """
 
@@ -17,11 +17,11 @@ from ..triangular import Schedule, spans
 class KeyFeatures:
     """u of n heads with what is needed to take du back to the keys.
 
-    k: [n, S + T, D], overwritten by u; a masked key must be zero. sharpness: a number or [n, 1, 1].
+    k: [n, S + T, D], overwritten by u; a masked key must be zero. sharpness: a number or [n, 1, 1]. strength: s.
     """
 
-    def __init__(self, k: Tensor, sharpness: float | Tensor, row_max: bool) -> None:
-        self.sharpness, self.row_max = sharpness, row_max
+    def __init__(self, k: Tensor, sharpness: float | Tensor, strength: float, row_max: bool) -> None:
+        self.sharpness, self.strength, self.row_max = sharpness, strength, row_max
         root = math.sqrt(sharpness) if isinstance(sharpness, float) else sharpness.sqrt()
         self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if row_max else inverse_norms(k)
         self.slope = self.slope * root
@@ -30,12 +30,12 @@ class KeyFeatures:
     def tiles(self, elements: int, winners: Tensor | None) -> ExponentialTiles:
         """winners: [n, S + T], where the maximum of each row stands, for row_max."""
         if winners is not None:
-            return ExponentialTiles(self.u, 1.0, self._row_maxima(winners), elements)
+            return ExponentialTiles(self.u, self.strength, self._row_maxima(winners), elements)
         if isinstance(self.sharpness, Tensor):
-            return ExponentialTiles(self.u, 1.0, self.sharpness, elements)
+            return ExponentialTiles(self.u, self.strength, self.sharpness, elements)
         if self.sharpness > FOLDED_SHIFT:
-            return ExponentialTiles(self.u, 1.0, self.u.new_full((1, 1, 1), self.sharpness), elements)
-        return ExponentialTiles(self.u, math.exp(-self.sharpness), None, elements)
+            return ExponentialTiles(self.u, self.strength, self.u.new_full((1, 1, 1), self.sharpness), elements)
+        return ExponentialTiles(self.u, self.strength * math.exp(-self.sharpness), None, elements)
 
     def _winning(self, winners: Tensor) -> Tensor:
         return self.u.gather(1, winners[:, :, None].expand_as(self.u))

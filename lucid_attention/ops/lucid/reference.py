@@ -1,6 +1,6 @@
 """The defining equation, dense: what every other implementation is measured against. Quadratic memory.
 
-    Y = (I + diag(β) stril P)⁻¹ diag(β) V,     O = softmax(Q Kᵀ · scale + causal) Y
+    Y = (I + s · diag(β) stril P)⁻¹ diag(β) V,     O = softmax(Q Kᵀ · scale + causal) Y
 
 Made of differentiable torch operations, so it has derivatives of every order.
 """
@@ -20,10 +20,11 @@ def dense_matrix(
     beta: Tensor | None,
     norm: str,
     sharpness: float | Tensor,
+    strength: float,
 ) -> Tensor:
-    """I + diag(β) stril P: [B, H, N, N].
+    """I + s · diag(β) stril P: [B, H, N, N].
 
-    k: [B, H, N, D]; key_mask: [B, N]; beta: [B, H, N]; sharpness: [H] or a number.
+    k: [B, H, N, D]; key_mask: [B, N]; beta: [B, H, N]; sharpness: [H] or a number; strength: s.
     """
     B, _, N, D = k.shape
     visible = visible_keys(B, N, N, key_mask, cu_seqlens, k.device)
@@ -46,7 +47,7 @@ def dense_matrix(
         if key_mask is not None:
             beta = beta.masked_fill(~key_mask[:, None], 0)
         P = beta[..., None] * P
-    return P.tril(-1) + torch.eye(N, dtype=P.dtype, device=P.device)
+    return strength * P.tril(-1) + torch.eye(N, dtype=P.dtype, device=P.device)
 
 
 def _precondition(
@@ -59,6 +60,7 @@ def _precondition(
     cu_seqlens: Tensor | None,
     norm: str,
     sharpness: float | Tensor,
+    strength: float,
 ) -> Tensor:
     """y of the new rows, in the dtype of its inputs."""
     S = 0 if k_past is None else k_past.shape[2]
@@ -67,12 +69,12 @@ def _precondition(
         beta = None if beta is None else beta.masked_fill(~key_mask[:, None, S:], 0)
     rhs = v if beta is None else beta[..., None] * v
     if k_past is None or y_past is None:
-        P = dense_matrix(k, key_mask, cu_seqlens, beta, norm, sharpness)
+        P = dense_matrix(k, key_mask, cu_seqlens, beta, norm, sharpness, strength)
         return torch.linalg.solve_triangular(P, rhs, upper=False, unitriangular=True)
     if key_mask is not None:
         y_past = y_past.masked_fill(~key_mask[:, None, :S, None], 0)
     ones = None if beta is None else torch.cat([torch.ones_like(beta[:, :, :1]).expand(-1, -1, S), beta], 2)
-    P = dense_matrix(torch.cat([k_past, k], 2), key_mask, cu_seqlens, ones, norm, sharpness)
+    P = dense_matrix(torch.cat([k_past, k], 2), key_mask, cu_seqlens, ones, norm, sharpness, strength)
     return torch.linalg.solve_triangular(
         P[:, :, S:, S:], rhs - P[:, :, S:, :S] @ y_past, upper=False, unitriangular=True
     )
@@ -88,13 +90,14 @@ def precondition(
     cu_seqlens: Tensor | None,
     norm: str,
     sharpness: float | Tensor,
+    strength: float,
 ) -> Tensor:
     """y: [B, H, T, E] in the dtype of v; arguments as in the public function of this name."""
     wide = working_dtype(k)
     with no_autocast(k):
         k, v, k_past, y_past, beta = (None if x is None else x.to(wide) for x in (k, v, k_past, y_past, beta))  # type: ignore[assignment]
         c = sharpness.to(wide) if isinstance(sharpness, Tensor) else sharpness
-        return _precondition(k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c)
+        return _precondition(k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c, strength)
 
 
 def read_out(

@@ -22,6 +22,10 @@ def _some(x: Tensor) -> Tensor | None:
     return None if x.numel() == 0 else x
 
 
+def _number(strength: Tensor | None) -> float:
+    return 1.0 if strength is None else strength.item()
+
+
 def _outputs(
     k: Tensor, v: Tensor, k_past: Tensor | None, beta: Tensor | None, row_max: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,11 +48,15 @@ def precondition_op(
     cu_seqlens: Tensor | None,
     default_sharpness: float,
     row_max: bool,
+    strength: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y [B, H, T, E]; z [B, H, T, E] if beta is given; winners [B, H, S + T] if row_max. sharpness: [B, H]."""
+    """y [B, H, T, E]; z [B, H, T, E] if beta is given; winners [B, H, S + T] if row_max. sharpness: [B, H].
+
+    strength: [], on the CPU, None for 1. A number would be a constant of a compiled graph, one graph for each.
+    """
     y, z, winners = _outputs(k, v, k_past, beta, row_max)
     c: float | Tensor = default_sharpness if sharpness is None else sharpness
-    problem = Problem(k, k_past, y_past, beta, c, key_mask, row_max)
+    problem = Problem(k, k_past, y_past, beta, c, key_mask, row_max, _number(strength))
     if cu_seqlens is None:
         forward(problem, v, y, _some(z), _some(winners))
         return y, z, winners
@@ -74,6 +82,7 @@ def _(
     cu_seqlens: Tensor | None,
     default_sharpness: float,
     row_max: bool,
+    strength: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _outputs(k, v, k_past, beta, row_max)
 
@@ -114,11 +123,12 @@ def precondition_backward_op(
     default_sharpness: float,
     row_max: bool,
     key_grads: bool,
+    strength: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dv, dk, dk_past, dy_past, dbeta, dsharpness; empty where the input is None or, for keys, not `key_grads`."""
     buffers = _gradient_buffers(dy, k, k_past, y_past, beta, sharpness, key_grads)
     c: float | Tensor = default_sharpness if sharpness is None else sharpness
-    problem = Problem(k, k_past, y_past, beta, c, key_mask, row_max)
+    problem = Problem(k, k_past, y_past, beta, c, key_mask, row_max, _number(strength))
     dv, dk, dk_past, dy_past, dbeta, dsharpness = (_some(x) for x in buffers)
     assert dv is not None
     if cu_seqlens is None:
@@ -168,22 +178,24 @@ def _(
     default_sharpness: float,
     row_max: bool,
     key_grads: bool,
+    strength: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _gradient_buffers(dy, k, k_past, y_past, beta, sharpness, key_grads)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    k, _, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, default_sharpness, row_max = inputs
+    k, _, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, default_sharpness, row_max, strength = inputs
     y, z, winners = output
     ctx.mark_non_differentiable(winners)
-    ctx.save_for_backward(y, z, winners, k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens)
+    ctx.save_for_backward(y, z, winners, k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength)
     ctx.default_sharpness, ctx.row_max = default_sharpness, row_max
 
 
 def _pull_back(ctx: Any, dy: Tensor, dz: Tensor | None, dwinners: Tensor | None) -> tuple[Any, ...]:
     need_k, need_v, need_k_past, need_y_past, need_beta, need_sharpness = ctx.needs_input_grad[:6]
     key_grads = need_k or need_k_past or need_sharpness
-    grads = precondition_backward_op(dy, *ctx.saved_tensors, ctx.default_sharpness, ctx.row_max, key_grads)
+    *saved, strength = ctx.saved_tensors
+    grads = precondition_backward_op(dy, *saved, ctx.default_sharpness, ctx.row_max, key_grads, strength)
     dv, dk, dk_past, dy_past, dbeta, dsharpness = grads
     return (
         dk if need_k else None,
@@ -192,7 +204,7 @@ def _pull_back(ctx: Any, dy: Tensor, dz: Tensor | None, dwinners: Tensor | None)
         dy_past if need_y_past else None,
         dbeta if need_beta else None,
         dsharpness if need_sharpness else None,
-        *[None] * 4,
+        *[None] * 5,
     )
 
 
@@ -205,5 +217,5 @@ def _refuse_double_backward(ctx: Any, *grads: Tensor) -> None:
 
 precondition_op.register_autograd(_pull_back, setup_context=_remember)
 precondition_backward_op.register_autograd(_refuse_double_backward, setup_context=lambda ctx, inputs, output: None)
-fold_vmap(precondition_op, unbatched=("cu_seqlens",))
-fold_vmap(precondition_backward_op, unbatched=("cu_seqlens",))
+fold_vmap(precondition_op, unbatched=("cu_seqlens", "strength"))
+fold_vmap(precondition_backward_op, unbatched=("cu_seqlens", "strength"))
