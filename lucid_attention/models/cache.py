@@ -69,8 +69,8 @@ class _TwoSteps:
     def begin(self) -> None:
         if self.owner.config is not None and not uses_lucid(self.owner.config):
             raise ValueError(
-                "This cache keeps the preconditioned values of LUCID: expected attn_implementation='lucid', with which it "
-                f"was made, got {self.owner.config._attn_implementation!r}. Make a new one after changing the implementation"
+                "This cache keeps the preconditioned values of LUCID: expected attn_implementation='lucid', with which "
+                f"it was made, got {self.owner.config._attn_implementation!r}. Make a new cache after a change of it"
             )
         if self.waiting:
             raise RuntimeError(
