@@ -141,6 +141,8 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         self.__init__(self.owner.config)  # type: ignore[misc]
 
     def crop(self, tokens_to_remove: int) -> None:
+        if self.keys is None:
+            return
         super().crop(tokens_to_remove)
         if tokens_to_remove and self.scalars is not None:
             self.scalars = self.scalars[:, :, : -abs(tokens_to_remove)]

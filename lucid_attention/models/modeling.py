@@ -12,7 +12,6 @@ from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -241,7 +240,7 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        logits = self.lm_head(_positions(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -297,3 +296,8 @@ def register_decoder() -> None:
     AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
     AutoModel.register(LucidConfig, LucidModel, exist_ok=True)
     AutoModelForCausalLM.register(LucidConfig, LucidForCausalLM, exist_ok=True)
+
+
+def _positions(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """hidden: [B, T, *]: its last `keep` positions, all for 0; or those whose indices stand in `keep`: [n]."""
+    return hidden[:, -keep:] if isinstance(keep, int) and keep else hidden if isinstance(keep, int) else hidden[:, keep]
