@@ -49,7 +49,7 @@ BUSY = 0.5
 
 
 def _help() -> str:
-    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 85 minutes):"]
+    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 80 minutes):"]
     for benchmark in BENCHMARKS.values():
         text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
         parts.append(textwrap.fill(f"{benchmark.name:13}{text}", 100, initial_indent="  ", subsequent_indent=" " * 15))

@@ -25,7 +25,8 @@ class Pending:
 
     k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E]; scalars: [B, H, S + T],
     `key_scalars` of k. Of a static cache k, y_past and scalars are whole buffers [B, H, M, *] with the new keys at
-    `position`: [] int64, and y_past is zero there.
+    `position`: [] int64, and y_past is zero there. Of a growing one, room: [B, H, S + T, E] holds y_past, and y comes
+    behind it.
     """
 
     def __init__(
@@ -36,9 +37,10 @@ class Pending:
         y_past: Tensor | None,
         scalars: Tensor,
         position: Tensor | None = None,
+        room: Tensor | None = None,
     ) -> None:
         self.layer, self.k, self.v, self.y_past, self.scalars = layer, k, v, y_past, scalars
-        self.position = position
+        self.position, self.room = position, room
 
     def commit(self, y: Tensor) -> Tensor:
         """Store y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E] or [B, H, M, E]."""
@@ -120,13 +122,13 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         with torch.no_grad():
             self.scalars = self._growing["scalars"].append(self.scalars, key_scalars(key_states))
         self.keys = keys
-        pending = Pending(self, keys, value_states, y_past, self.scalars)
         # As long as the keys, whoever may read it.
-        return keys, self.hand_on(self._growing["values"].append(y_past, value_states), pending)
+        room = self._growing["values"].append(y_past, value_states)
+        return keys, self.hand_on(room, Pending(self, keys, value_states, y_past, self.scalars, room=room))
 
     def commit(self, pending: Pending, y: Tensor) -> Tensor:
         self.waiting = False
-        room = self._growing["values"].newest
+        room = pending.room
         if torch.is_grad_enabled() or room is None:
             self.values = y if pending.y_past is None else torch.cat([pending.y_past, y], 2)
         else:

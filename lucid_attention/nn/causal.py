@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import checks
+from ..ops.checks import check_size
 from ..ops.softmax import softmax_attention
 from .norm import HeadNorm
 from .rotary import Rotary
@@ -168,11 +169,6 @@ class CausalAttention(nn.Module):
 def split_heads(x: Tensor, size: int) -> Tensor:
     """[B, T, H · size] -> [B, H, T, size]."""
     return x.unflatten(-1, (-1, size)).transpose(1, 2)
-
-
-def check_size(name: str, value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
 
 
 def check_sizes(hidden_size: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int]:

@@ -174,6 +174,11 @@ def check_strength(strength: Any) -> None:
         raise ValueError(f"strength must be a number from 0 to 1, got {strength}")
 
 
+def check_size(name: str, x: Any) -> None:
+    if not isinstance(x, int) or isinstance(x, bool) or x < 1:
+        raise ValueError(f"{name} must be a positive integer, got {x!r}")
+
+
 def check_scale(scale: Any) -> None:
     if scale is not None and (isinstance(scale, bool) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")

@@ -15,6 +15,9 @@ from lucid_attention.models.dropin import enable_lucid
 from tests.models.dropin_cases import lucid_model, relative_error, softmax_model, tokens
 
 enable_lucid()
+both_kinds = pytest.mark.parametrize(
+    "make", [LucidDynamicLayer, lambda: LucidStaticLayer(max_cache_len=16)], ids=["dynamic", "static"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +58,7 @@ def test_other_models_in_the_process_keep_their_layers():
     assert [type(layer) for layer in cache.layers] == 2 * [DynamicLayer]
 
 
-@pytest.mark.parametrize(
-    "make", [LucidDynamicLayer, lambda: LucidStaticLayer(max_cache_len=16)], ids=["dynamic", "static"]
-)
+@both_kinds
 def test_a_layer_keeps_keys_lengths_and_y(make):
     layer, k, v = make(), keys(length=9), keys(length=9, seed=1)
     for start, stop in ((0, 4), (4, 5), (5, 9)):
@@ -68,9 +69,7 @@ def test_a_layer_keeps_keys_lengths_and_y(make):
     assert int(layer.get_seq_length()) == 9
 
 
-@pytest.mark.parametrize(
-    "make", [LucidDynamicLayer, lambda: LucidStaticLayer(max_cache_len=16)], ids=["dynamic", "static"]
-)
+@both_kinds
 def test_a_layer_left_uncommitted_refuses_the_next_tokens(make):
     layer = make()
     layer.update(keys(), keys())
@@ -78,9 +77,7 @@ def test_a_layer_left_uncommitted_refuses_the_next_tokens(make):
         layer.update(keys(), keys())
 
 
-@pytest.mark.parametrize(
-    "make", [LucidDynamicLayer, lambda: LucidStaticLayer(max_cache_len=16)], ids=["dynamic", "static"]
-)
+@both_kinds
 def test_a_layer_that_was_reset_begins_anew(make):
     layer = make()
     put(layer, keys(length=7, seed=4), keys(length=7, seed=5))
@@ -93,9 +90,7 @@ def test_a_layer_that_was_reset_begins_anew(make):
     assert torch.equal(layer.scalars[:, :, :3], key_scalars(keys(length=3)))
 
 
-@pytest.mark.parametrize(
-    "make", [LucidDynamicLayer, lambda: LucidStaticLayer(max_cache_len=16)], ids=["dynamic", "static"]
-)
+@both_kinds
 def test_a_layer_cannot_be_offloaded(make):
     layer = make()
     put(layer, keys(), keys())

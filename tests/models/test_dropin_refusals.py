@@ -10,6 +10,8 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from lucid_attention.models.dropin import enable_lucid
 from tests.models.dropin_cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
 
+CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
+
 
 def test_a_quantized_cache_is_refused():
     model = lucid_model("llama")
@@ -54,7 +56,7 @@ def test_a_cache_without_the_configuration_is_refused_when_it_would_be_read():
         model(ids[:, :1], past_key_values=cache)
 
 
-@pytest.mark.parametrize("made", [lambda c: DynamicCache(config=c), lambda c: StaticCache(c, max_cache_len=20)])
+@pytest.mark.parametrize("made", CACHES.values(), ids=CACHES)
 @torch.no_grad()
 def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
     model, ids = softmax_model("llama"), tokens()
@@ -65,15 +67,19 @@ def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
         model(ids[:, :1], past_key_values=cache)
 
 
-@pytest.mark.parametrize("made", [lambda c: DynamicCache(config=c), lambda c: StaticCache(c, max_cache_len=20)])
+@pytest.mark.parametrize("made", CACHES.values(), ids=CACHES)
 @torch.no_grad()
 def test_a_cache_from_before_lucid_was_switched_off_is_refused(made):
     model, ids = lucid_model("llama"), tokens()
     cache = made(model.config)
     model(ids, past_key_values=cache)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(ValueError, match="expected attn_implementation='lucid', with which it was made, got 'sdpa'"):
-        model(ids[:, :1], past_key_values=cache)
+    for again in (lambda: None, cache.reset):
+        again()
+        with pytest.raises(
+            ValueError, match="expected attn_implementation='lucid', with which it was made, got 'sdpa'"
+        ):
+            model(ids[:, :1], past_key_values=cache)
 
 
 @torch.no_grad()
@@ -121,6 +127,13 @@ def test_layers_that_are_no_integers_are_refused(layers):
 def test_settings_outside_their_range_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         enable_lucid(softmax_model("llama"), **settings)
+
+
+def test_layers_that_share_their_keys_and_values_are_refused():
+    model = lucid_model("llama")
+    model.config.num_kv_shared_layers = 1
+    with pytest.raises(ValueError, match="expected num_kv_shared_layers = 0, got 1"):
+        model(tokens())
 
 
 def only_windows():

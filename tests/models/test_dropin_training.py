@@ -71,6 +71,24 @@ def test_a_text_in_two_pieces_is_trained_as_in_one(name, frozen):
     assert_same_gradients(found[1], expected[1], 1e-4)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_text_behind_a_prompt_without_gradients_is_trained_as_behind_a_detached_one(name):
+    model, ids, ones = lucid_model(name).train(), tokens(2), torch.ones(2, 6)
+    found = []
+    for recording in (False, True):
+        cache = DynamicCache(config=model.config)
+        with torch.set_grad_enabled(recording):
+            model(ids[:, :6], past_key_values=cache)
+        for layer in cache.layers:
+            layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
+        pieces = [{"input_ids": piece, "past_key_values": cache} for piece in (ids[:, 6:9], ids[:, 9:])]
+        found.append(gradients(model, ones, *pieces))
+    assert relative_error(found[0][0], found[1][0]) < 1e-5
+    assert_same_gradients(found[0][1], found[1][1], 1e-4)
+    full = model(ids, use_cache=False).logits.detach()
+    assert relative_error(found[0][0], full[:, 6:]) < 1e-5
+
+
 def test_a_training_pass_that_fills_a_static_cache_has_the_same_gradients():
     model, ids, ones = lucid_model("llama").train(), tokens(2), torch.ones(2, 12)
     expected = gradients(model, ones, {"input_ids": ids, "use_cache": False})

@@ -18,6 +18,7 @@ GROUPED: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax, qk_norm": ("softmax", {"qk_norm": True}),
     "softmax, no rotary": ("softmax", {"rope_base": None}),
+    "sliding, narrow": ("sliding", {"window": 3}),
     "lucid, qk_norm": ("lucid", {"qk_norm": True}),
     "lucid, qk": ("lucid", {"norm": "qk"}),
     "lucid, row_max": ("lucid", {"norm": "row_max"}),
@@ -38,8 +39,11 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gsa, convolution": ("gsa", {"conv_size": 4, "num_slots": 3}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ATTENTIONS} | SETTINGS
+# A window counts positions, padding among them: a row with a hole is not like its tokens alone.
+WINDOWED = {"sliding, narrow"}
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 every_case = pytest.mark.parametrize("case", CASES)
+every_case_without_window = pytest.mark.parametrize("case", [case for case in CASES if case not in WINDOWED])
 
 
 def build(case: str, **options: Any) -> CausalAttention:

@@ -9,11 +9,13 @@ from .gsa import GsaAttention
 from .lucid import LucidAttention
 from .lucid_path import LucidPathAttention
 from .path import PathAttention
+from .sliding import SlidingAttention
 from .softmax import SoftmaxAttention
 
 # The registry: contract tests, benchmarks and models pick up what stands here.
 ATTENTIONS: dict[str, type[CausalAttention]] = {
     "softmax": SoftmaxAttention,
+    "sliding": SlidingAttention,
     "lucid": LucidAttention,
     "path": PathAttention,
     "lucid_path": LucidPathAttention,
