@@ -89,7 +89,8 @@ def test_layers_are_chosen_one_by_one():
 
 
 def test_chosen_layers_are_kept_sorted_and_once():
-    assert lucid_model("llama", layers=(1, 0, 1)).config.lucid["layers"] == [0, 1]
+    for layers in ((1, 0, 1), range(2), torch.tensor([1, 0])):
+        assert lucid_model("llama", layers=layers).config.lucid["layers"] == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
