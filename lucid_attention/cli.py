@@ -8,18 +8,31 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A module with `add_arguments(parser)` and `run(args) -> exit code`, and what it is for."""
+    """A module with `add_arguments(parser)` and `run(args) -> exit code`, what it is for, and the extra it needs."""
 
     module: str
     summary: str
     example: str
+    extra: str = "train"
 
 
 COMMANDS = {
+    "tokenize": Command(
+        "data.tokenize",
+        "turn text into tokens for training",
+        "lucid tokenize ./texts ./tokens --tokenizer train:32000",
+    ),
+    "train": Command(
+        "training.command",
+        "train a recipe; the same command resumes it",
+        "lucid train tiny_lm --attention lucid --set learning_rate=3e-3",
+    ),
+    "recipes": Command("training.listing", "list the recipes", "lucid recipes"),
     "convert": Command(
         "models.convert",
         "copy a pretrained checkpoint, with LUCID switched on",
         "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --strength 0",
+        "transformers",
     ),
 }
 
@@ -44,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         print(
             f"lucid {name}: error: needs the package {missing.name!r}. "
-            'Install what it uses with: pip install "lucid-attention[transformers]"',
+            f'Install what it uses with: pip install "lucid-attention[{command.extra}]"',
             file=sys.stderr,
         )
         return 1

@@ -1,0 +1,292 @@
+"""`lucid tokenize`: text to token shards, in parallel, resumable after a kill at any moment.
+
+OUT/unfinished/ keeps the settings and a record of every finished part. A part is written under temporary names, its
+files are renamed, and its record comes last; what has no record is done again, with the same result. At the end
+OUT/manifest.json is written and OUT/unfinished/ goes.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from .errors import DataError
+from .parts import Job, Record, encode_part, finished_part
+from .readers import Part, stop_at
+from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files, write_whole
+from .sources import Source, open_source
+from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
+from .workers import encode_parts
+
+SETTINGS = "settings.json"
+OURS = re.compile(r"(train|validation)-\d{6,}-\d{3,}\.(bin|ends\.npy)|.+\.tmp")
+# A token is about four bytes of text, or a little less.
+BYTES_PER_TOKEN = 4
+
+
+def tokenize(
+    source: str,
+    out: str | Path,
+    *,
+    tokenizer: str,
+    workers: int | None = None,
+    validation: float = 0.01,
+    field: str = "text",
+    split: str = "train",
+    shard_tokens: int = 50_000_000,
+    limit: int | None = None,
+    skip_bad: bool = False,
+) -> tuple[dict[str, Any], bool]:
+    """Write the tokens of a source to a folder, or finish what a killed run began.
+
+    source, field, split: as in `open_source`.
+    tokenizer: "train:32000", a folder with a tokenizer.json, or a name that Transformers knows.
+    workers: processes, default one a core. The result does not depend on them.
+    validation: share of the documents that are held out, chosen by a hash of their content.
+    shard_tokens: a shard has at most so many, unless one document has more.
+    limit: only the first so many documents.
+    skip_bad: leave out documents that cannot be read, and count them, instead of stopping at the first.
+
+    Returns the manifest, and whether there was anything to do.
+    """
+    workers = _cores() if workers is None else workers
+    _check_arguments(workers, validation, shard_tokens, limit)
+    target = Path(out)
+    if Path(source).is_dir() and target.resolve().is_relative_to(Path(source).resolve()):
+        raise DataError(f"OUT must not lie inside SOURCE, got {str(target)!r} in {source!r}")
+    trained = requested_size(tokenizer)
+    loaded = load(tokenizer) if trained is None else None
+    opened = open_source(source, field=field, split=split)
+    settings = {
+        "source": opened.describe(),
+        "tokenizer": tokenizer,
+        "tokenizer_sha256": hash_of(loaded["tokenizer.json"]) if loaded else None,
+        "validation": validation,
+        "field": field,
+        "split": split,
+        "shard_tokens": shard_tokens,
+        "limit": limit,
+        "skip_bad": skip_bad,
+    }
+    if manifest := _finished(target, settings):
+        return manifest, False
+    job = Job(target, validation, shard_tokens, skip_bad, limit)
+    with _locked(target, settings) as kept:
+        if manifest := _finished(target, settings):
+            return manifest, False
+        parts = opened.parts(shard_tokens * BYTES_PER_TOKEN)
+        if loaded or not (target / "tokenizer.json").is_file():
+            files = loaded or _trained(opened, parts, trained or 0, skip_bad)
+            # tokenizer.json comes last: where it is, the others are.
+            for name in sorted(files, key="tokenizer.json".__eq__):
+                write_whole(target / name, files[name])
+        records = _encode(opened, parts, job, workers)
+        return _finish(target, kept, records), True
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: int | None) -> None:
+    if workers < 1:
+        raise DataError(f"--workers must be at least 1, got {workers}")
+    if not 0 <= validation < 1:
+        raise DataError(f"--validation must be a share from 0 to below 1, got {validation}")
+    if shard_tokens < 1:
+        raise DataError(f"--shard-tokens must be at least 1, got {shard_tokens}")
+    if limit is not None and limit < 1:
+        raise DataError(f"--limit must be at least 1, got {limit}")
+
+
+def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    if not (out / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(out)
+    _check_same(out, manifest["settings"], settings)
+    # A kill may have come between the manifest and the removal of this.
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    return manifest
+
+
+def _check_same(out: Path, kept: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuse to mix two runs. The same files may be named in another way."""
+    there, now = _flat(kept), _flat(settings)
+    names = [name for name in {**there, **now} if name != "source.name" and there.get(name) != now.get(name)]
+    if names:
+        differences = "; ".join(f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names)
+        raise DataError(f"OUT {str(out)!r} was begun with other settings ({differences}): choose another OUT")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    source = {f"source.{name}": value for name, value in settings["source"].items()}
+    return source | {name: value for name, value in settings.items() if name != "source"}
+
+
+@contextmanager
+def _locked(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Hold OUT against other runs; gives the settings with which it was begun. A kill releases it."""
+    unfinished = out / UNFINISHED
+    if out.exists() and not unfinished.is_dir() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"OUT must be new, an empty folder, or one of `lucid tokenize`, got {str(out)!r}")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(unfinished / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise DataError(f"OUT {str(out)!r} is being written by another `lucid tokenize`") from None
+    try:
+        file = unfinished / SETTINGS
+        kept = json.loads(file.read_bytes()) if file.is_file() else settings
+        _check_same(out, kept, settings)
+        write_whole(file, json.dumps(kept).encode())
+        yield kept
+    finally:
+        lock.release()
+
+
+def _trained(source: Source, parts: Sequence[Part], vocab_size: int, skip_bad: bool) -> dict[str, bytes]:
+    size = min(sum(part.size for part in parts) or SAMPLE_BYTES, SAMPLE_BYTES)
+    with tqdm(desc="Training the tokenizer", total=size, unit="B", unit_scale=True, disable=None) as bar:
+
+        def texts() -> Iterator[str]:
+            for text in sample(source, parts, (lambda _: None) if skip_bad else stop_at):
+                yield text
+                bar.update(len(text))
+
+        return train(texts(), vocab_size)
+
+
+def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> list[Record]:
+    """Records of all parts, or of the first ones that have `limit` documents."""
+    encoder = Encoder.of(job.out)
+    found = (finished_part(job.out, part.number, encoder) for part in parts)
+    records = {record.part: record for record in found if record}
+
+    def missing() -> Iterator[Part]:
+        for part in parts:
+            if job.limit is not None and _leading(records) >= job.limit:
+                return
+            if part.number not in records:
+                yield part
+
+    total, done = sum(part.size for part in parts), sum(part.size for part in parts if part.number in records)
+    bar = tqdm(desc="Tokenizing", total=total or None, initial=done, unit="B", unit_scale=True, disable=None)
+    with bar:
+        for record in encode_parts(missing(), source, job, min(workers, len(parts)), bar):
+            records[record.part] = record
+    chosen: list[Record] = []
+    left = job.limit
+    for part in parts:
+        if left == 0:
+            break
+        record = records[part.number]
+        if left is not None and record.documents > left:
+            # Parts are counted by their neighbours only now: this one has to stop in its middle.
+            record = encode_part(source, encoder, part, job._replace(limit=left), lambda _: None)
+        left = None if left is None else left - record.documents
+        chosen.append(record)
+    return chosen
+
+
+def _leading(records: dict[int, Record]) -> int:
+    """Documents of the finished parts up to the first that is not."""
+    documents = index = 0
+    while index in records:
+        documents += records[index].documents
+        index += 1
+    return documents
+
+
+def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[str, Any]:
+    encoder = Encoder.of(out)
+    shards = sorted(shard for record in records for shard in record.shards)
+    empty, bad = sum(record.empty for record in records), sum(record.bad for record in records)
+    if not shards:
+        raise DataError(f"SOURCE {settings['source']['name']!r} has no text: {empty} empty documents, {bad} bad ones")
+    manifest = {
+        "format": FORMAT,
+        "version": VERSION,
+        "tokenizer": {
+            "sha256": encoder.sha256,
+            "vocab_size": encoder.vocab_size,
+            "eos_token": encoder.eos_token,
+            "eos_id": encoder.eos_id,
+        },
+        "dtype": id_type(encoder.vocab_size),
+        "splits": {
+            split: {
+                "documents": sum(shard.documents for shard in shards if shard.split == split),
+                "tokens": sum(shard.tokens for shard in shards if shard.split == split),
+            }
+            for split in SPLITS
+        },
+        "text_bytes": sum(record.bytes for record in records),
+        "skipped": {"empty": empty, "bad": bad},
+        "settings": settings,
+        "shards": [shard._asdict() for shard in shards],
+    }
+    listed = {file.name for shard in shards for file in shard_files(out, shard.name)}
+    for file in out.iterdir():
+        if OURS.fullmatch(file.name) and file.name not in listed:
+            file.unlink()
+    write_whole(out / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    return manifest
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid tokenize`."""
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        help="file, folder or glob in quotes (text; .jsonl, .json: a document a line; .parquet; also .gz, .zst), "
+        "stdlib (Python's own sources: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed)",
+    )
+    parser.add_argument("out", metavar="OUT", help="folder to be written; one that was not finished is gone on with")
+    parser.add_argument(
+        "--tokenizer",
+        default="train:32000",
+        metavar="T",
+        help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a name "
+        "that Transformers knows; default train:32000",
+    )
+    parser.add_argument("--workers", type=int, metavar="N", help="processes, default one a core")
+    parser.add_argument("--validation", type=float, default=0.01, metavar="SHARE", help="held out, default 0.01")
+    parser.add_argument("--field", default="text", help="of JSON lines, Parquet and data sets, default text")
+    parser.add_argument("--split", default="train", help="of a data set of the hub, default train")
+    parser.add_argument("--shard-tokens", type=int, default=50_000_000, metavar="N", help="default 50_000_000")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
+    parser.add_argument("--skip-bad", action="store_true", help="count documents that cannot be read, and go on")
+
+
+def run(args: argparse.Namespace) -> int:
+    """`lucid tokenize`: what was written is printed at the end."""
+    try:
+        manifest, news = tokenize(**vars(args))
+    except DataError as error:
+        print(f"lucid tokenize: error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"lucid tokenize: error: {error}. Finished parts are kept: run the same again", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nlucid tokenize: stopped. Finished parts are kept: run the same again to go on", file=sys.stderr)
+        return 130
+    print(f"{args.out}: {'written' if news else 'finished before, nothing to do'}")
+    for split, counts in manifest["splits"].items():
+        print(f"  {split:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")
+    print(f"  vocabulary {manifest['tokenizer']['vocab_size']:>14,} tokens, {manifest['dtype']} on disk")
+    skipped = manifest["skipped"]
+    if any(skipped.values()):
+        print(f"  left out   {skipped['empty']:,} empty and {skipped['bad']:,} bad documents")
+    return 0

@@ -1,0 +1,179 @@
+"""Tokenizers: trained on a sample of the source, or loaded; kept beside the tokens as Hugging Face keeps them."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from .errors import DataError, require
+from .readers import Bad, Part
+from .sources import Source
+
+BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
+# What others call the end of a document, for a tokenizer.json that comes without a configuration.
+KNOWN_ENDS = (EOS, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
+SMALLEST_VOCABULARY = 256 + 3
+SAMPLE_BYTES = 100_000_000
+# Encoding takes some hundred bytes a token for a while: a longer document is encoded in pieces that end with a line.
+LONGEST = 1 << 22
+
+Files = dict[str, bytes]
+
+
+def hash_of(content: bytes) -> str:
+    """By which shards know their tokenizer: of the bytes of tokenizer.json."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def tokenizer_hash(folder: str | Path) -> str:
+    """The hash of the tokenizer in a folder."""
+    file = Path(folder) / "tokenizer.json"
+    try:
+        return hash_of(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from error
+
+
+def requested_size(name: str) -> int | None:
+    """The vocabulary of "train:32000"; None if the name is that of an existing tokenizer."""
+    if not name.startswith("train:"):
+        return None
+    digits = name.removeprefix("train:").replace("_", "")
+    if not digits.isdecimal() or int(digits) < SMALLEST_VOCABULARY:
+        raise DataError(f"--tokenizer train:N needs a number N >= {SMALLEST_VOCABULARY}, got {name!r}")
+    return int(digits)
+
+
+def sample(source: Source, parts: Sequence[Part], bad: Bad, size: int = SAMPLE_BYTES) -> Iterator[str]:
+    """About `size` bytes of the source: the beginnings of at most 64 parts spread over it, the same every time."""
+    chosen = [parts[i * len(parts) // 64] for i in range(64)] if len(parts) > 64 else parts
+    share = size // len(chosen)
+    for part in chosen:
+        left = share
+        for document in source.documents(part, bad):
+            text = document.text[:left]
+            yield text
+            left -= len(text.encode())
+            if left <= 0:
+                break
+
+
+def train(texts: Iterable[str], vocab_size: int) -> Files:
+    """A byte-level BPE: every text can be written in it, so there is no unknown token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": _config(bos_token=BOS, eos_token=EOS, pad_token=PAD),
+    }
+
+
+def load(name: str) -> Files:
+    """The files of a tokenizer: a tokenizer.json, a folder with one, or what Transformers finds under the name."""
+    path = Path(name)
+    if path.is_file():
+        return _with_end(name, {"tokenizer.json": path.read_bytes()})
+    if (path / "tokenizer.json").is_file():
+        extras = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+        found = [file for file in ("tokenizer.json", *extras) if (path / file).is_file()]
+        return _with_end(name, {file: (path / file).read_bytes() for file in found})
+    transformers = require("transformers", f"--tokenizer {name!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            transformers.AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(
+                f"--tokenizer {name!r} cannot be loaded: {reason} "
+                "Without the hub, give a folder with a tokenizer.json, or train:32000"
+            ) from error
+        files = {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
+    if "tokenizer.json" not in files:
+        raise DataError(f"--tokenizer {name!r} has no fast form (tokenizer.json), which is needed")
+    return _with_end(name, files)
+
+
+def _config(**tokens: str) -> bytes:
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **tokens}
+    return json.dumps(config, indent=2).encode() + b"\n"
+
+
+def _with_end(name: str, files: Files) -> Files:
+    """The files, with a configuration that says which token ends a document."""
+    tokenizer = _parsed(files["tokenizer.json"], name)
+    if "tokenizer_config.json" not in files:
+        ends = [token for token in KNOWN_ENDS if tokenizer.token_to_id(token) is not None]
+        if not ends:
+            raise DataError(
+                f"--tokenizer {name!r} does not say which token ends a document: put a tokenizer_config.json with an "
+                "'eos_token' beside it"
+            )
+        files = files | {"tokenizer_config.json": _config(eos_token=ends[0])}
+    Encoder(files, name)
+    return files
+
+
+def _parsed(content: bytes, name: str) -> Any:
+    try:
+        return Tokenizer.from_str(content.decode())
+    except Exception as error:
+        raise DataError(f"{name!r} is not a tokenizer that `tokenizers` can read: {error}") from error
+
+
+class Encoder:
+    """Texts to token ids. It has no state: equal texts give equal ids."""
+
+    def __init__(self, files: Files, name: str = "tokenizer.json") -> None:
+        self._tokenizer = _parsed(files["tokenizer.json"], name)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # A text may speak of "<|eos|>": only we end documents.
+        self._tokenizer.encode_special_tokens = True
+        self.sha256 = hash_of(files["tokenizer.json"])
+        # Ids may have holes, so the number of entries is not enough.
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        try:
+            end = json.loads(files["tokenizer_config.json"]).get("eos_token")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{name!r}: tokenizer_config.json is not a JSON object") from error
+        self.eos_token = end.get("content") if isinstance(end, dict) else end
+        eos_id = self._tokenizer.token_to_id(self.eos_token) if self.eos_token else None
+        if eos_id is None:
+            raise DataError(f"{name!r} must have an 'eos_token' in its vocabulary, got {self.eos_token!r}")
+        self.eos_id: int = eos_id
+
+    @classmethod
+    def of(cls, folder: Path) -> "Encoder":
+        """The tokenizer that is kept in a folder."""
+        names = ("tokenizer.json", "tokenizer_config.json")
+        return cls({name: (folder / name).read_bytes() for name in names}, str(folder))
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of a document, with the end-of-document token."""
+        ids: list[int] = []
+        for piece in _cut(text):
+            ids.extend(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids)
+        ids.append(self.eos_id)
+        return ids
+
+
+def _cut(text: str) -> Iterator[str]:
+    start = 0
+    while len(text) - start > LONGEST:
+        line = text.rfind("\n", start, start + LONGEST) + 1
+        stop = line if line > start else start + LONGEST
+        yield text[start:stop]
+        start = stop
+    yield text[start:]

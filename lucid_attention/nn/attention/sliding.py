@@ -1,0 +1,72 @@
+"""Sliding-window softmax attention as a module."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...ops import checks
+from ...ops.sliding import read_window
+from ..causal import CausalAttention
+
+
+class SlidingPast(NamedTuple):
+    """The last min(length, window − 1) positions. k: [B, H, *, D], v: [B, H, *, E]; length: S, of all positions."""
+
+    k: Tensor
+    v: Tensor
+    length: int
+
+
+class SlidingAttention(CausalAttention):
+    """Softmax attention in which a token sees itself and the window − 1 positions before it.
+
+    Positions are counted as they stand, padding between tokens included. The past does not grow beyond the window, and
+    cannot be cropped: what has left the window is gone.
+
+    Args:
+        hidden_size, num_heads, num_kv_heads, head_dim, value_dim, rope_base, qk_norm, bias: as in `CausalAttention`.
+        window: positions that a token sees, itself included: Transformers' `sliding_window`.
+    """
+
+    past_type = SlidingPast
+
+    def __init__(self, hidden_size: int, num_heads: int, *, window: int = 512, **options: Any) -> None:
+        super().__init__(hidden_size, num_heads, **options)
+        checks.check_size("window", window)
+        self.window = window
+
+    def check_past(self, past: SlidingPast, k: Tensor, v: Tensor) -> None:
+        checks.check_past((past.k, past.v), k, v)
+        kept = min(past.length, self.window - 1)
+        if past.k.shape[2] != kept:
+            raise ValueError(
+                f"past must hold the last min(length, window − 1) = {kept} of its {past.length} positions, "
+                f"got {past.k.shape[2]}: it cannot be cropped, nor used with another window"
+            )
+
+    def attend(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        past: SlidingPast | None,
+        key_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, SlidingPast]:
+        length = k.shape[2] if past is None else past.length + k.shape[2]
+        if past is not None:
+            k, v = torch.cat([past.k, k], 2), torch.cat([past.v, v], 2)
+        if key_mask is not None:
+            key_mask = key_mask[:, length - k.shape[2] :]
+        o = read_window(q, k, v, self.window, key_mask=key_mask, cu_seqlens=cu_seqlens)
+        return o, SlidingPast(self._kept(k), self._kept(v), length)
+
+    def _kept(self, x: Tensor) -> Tensor:
+        gone = x.shape[2] - (self.window - 1)
+        # A copy: a view would hold on to all of x.
+        return x[:, :, gone:].clone() if gone > 0 else x
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"

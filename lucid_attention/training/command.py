@@ -1,0 +1,78 @@
+"""`lucid train`: a recipe, with changes, in a folder."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ..data.errors import DataError
+from .checked import changed, nearest
+from .processes import processes
+from .recipes import RECIPES, Recipe
+from .run import RunError, train
+from .trainer import TrainingStopped
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid train`."""
+    parser.add_argument("recipe", metavar="RECIPE", help="one of `lucid recipes`")
+    parser.add_argument("--attention", metavar="NAME", help="of every layer: softmax, lucid, path, delta, ...")
+    parser.add_argument(
+        "--data", metavar="WHAT", help="folder written by `lucid tokenize`, .jsonl of prompts, or a task"
+    )
+    parser.add_argument("--out", metavar="FOLDER", help="of the run (default: runs/RECIPE-ATTENTION-SEED)")
+    parser.add_argument(
+        "--from", dest="start", metavar="CHECKPOINT", help="go on from these weights (ours or converted)"
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of weights and data")
+    parser.add_argument(
+        "--set",
+        dest="changes",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change the recipe: learning_rate=3e-4, steps=500, model.hidden_size=128, ... (may be repeated)",
+    )
+    parser.add_argument(
+        "--parallel", choices=("ddp", "fsdp"), default="ddp", help="how several processes share the work"
+    )
+    parser.add_argument("--restart", action="store_true", help="remove an earlier run in --out instead of resuming it")
+    parser.add_argument("--show", action="store_true", help="print the recipe as it would run, and stop")
+
+
+def resolved(args: argparse.Namespace) -> Recipe:
+    """The recipe that the arguments ask for."""
+    if args.recipe not in RECIPES:
+        known = list(RECIPES)
+        raise ValueError(f"there is no recipe {args.recipe!r}{nearest(args.recipe, known)}: {', '.join(known)}")
+    given = {"attention": args.attention, "data": args.data, "start": args.start, "seed": args.seed}
+    recipe = replace(RECIPES[args.recipe](), **{key: value for key, value in given.items() if value is not None})
+    if args.data is not None:
+        # Options belong to the data of the recipe.
+        recipe = replace(recipe, data_options={})
+    return changed(recipe, args.changes)
+
+
+def run(args: argparse.Namespace) -> int:
+    """`lucid train`. What stops it is said in one message; what was saved stays."""
+    try:
+        recipe = resolved(args)
+        if args.show:
+            print(json.dumps(asdict(recipe), indent=1))
+            return 0
+        name = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
+        out = Path(args.out) if args.out else Path("runs") / f"{args.recipe}-{name}-{recipe.seed}"
+        summary = train(recipe, out, parallel=args.parallel, restart=args.restart)
+    except (ValueError, TypeError, RunError, DataError, TrainingStopped, FileNotFoundError) as error:
+        print(f"lucid train: error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped: the same command goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    if processes().is_main_process:
+        speed = summary["median_tokens_per_second"]
+        print(f"{out}: validation loss {summary['validation_loss']:.4f} after {summary['steps']} steps", end="")
+        print(f", {speed:,.0f} tokens/s" if speed else "")
+        print(f"  model {summary['model']}, curve {out / 'loss.png'}, metrics {out / 'metrics.jsonl'}")
+    return 0

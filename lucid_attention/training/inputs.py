@@ -1,0 +1,147 @@
+"""What a recipe is trained on: its data, and a model that fits them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset, Subset
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ..data.datasets import PackedTokens
+from ..data.errors import DataError
+from ..data.prompts import PromptAnswers
+from ..data.synthetic import MemoryUpdate, Needles
+from ..data.tokenize import tokenize
+from ..models import presets
+from ..models.configuration import LucidConfig
+from ..models.dropin import enable_lucid
+from .processes import processes
+from .recipes import Recipe
+
+SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
+# Where data that are made on first use are kept.
+MADE = Path("runs") / "data"
+# So far apart are the seeds of passes over the data, of validation items, and of recipes.
+FAR = 1_000_003
+
+
+class Inputs(NamedTuple):
+    """train: all steps of it, in order. tokenizer: None for synthetic tasks."""
+
+    train: Dataset[Any]
+    validation: Dataset[Any]
+    vocab_size: int
+    tokenizer: Any
+
+
+class Passes(Dataset[Any]):
+    """A data set again and again, in another order each time. make: from the number of the pass to its data set."""
+
+    def __init__(self, make: Callable[[int], Any], length: int) -> None:
+        self.make, self.length = make, length
+        self.size = len(make(0))
+        self._current: tuple[int, Any] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        number, item = divmod(index, self.size)
+        if self._current is None or self._current[0] != number:
+            self._current = number, self.make(number)
+        return self._current[1][item]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_current": None}
+
+
+class _Maker:
+    """Data set number i of a recipe; not a closure, so that worker processes can have it."""
+
+    def __init__(self, kind: Any, args: tuple[Any, ...], options: dict[str, Any], seed: int) -> None:
+        self.kind, self.args, self.options, self.seed = kind, args, options, seed
+
+    def __call__(self, number: int) -> Any:
+        return self.kind(*self.args, **self.options, seed=self.seed + FAR * number)
+
+
+def load_inputs(recipe: Recipe) -> Inputs:
+    """The data of a recipe. "stdlib" is tokenized on first use; with several processes, by the first."""
+    T, needed = recipe.sequence_length, recipe.steps * recipe.batch_size
+    tokenizer = None
+    options = dict(recipe.data_options)
+    if recipe.data in SYNTHETIC:
+        kind: Any = SYNTHETIC[recipe.data]
+        args: tuple[Any, ...] = ()
+        # Every item is new: a pass is the whole run.
+        training, held_out = {**options, "length": T, "size": needed}, {"size": recipe.evaluation_sequences}
+        validation = kind(**{**training, **held_out}, seed=recipe.seed + FAR * 1_000_000)
+    elif recipe.data.endswith(".jsonl"):
+        if recipe.start is None:
+            raise DataError(f"{recipe.data}: prompts and answers are for a trained model: give one with --from")
+        tokenizer = AutoTokenizer.from_pretrained(recipe.start)
+        kind, args, training = PromptAnswers, (recipe.data, tokenizer, T), options
+        validation = kind(*args, **options, split="validation")
+    else:
+        folder = _tokens(recipe, options)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
+        validation = kind(*args, **training, split="validation")
+    train = Passes(_Maker(kind, args, training, recipe.seed), needed)
+    count = min(recipe.evaluation_sequences, len(validation))
+    return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)
+
+
+def _tokens(recipe: Recipe, options: dict[str, Any]) -> Path:
+    if recipe.data != "stdlib":
+        if options:
+            raise DataError(f"data_options are not for a folder of tokens: got {options} for {recipe.data}")
+        folder = Path(recipe.data)
+        if not folder.is_dir():
+            raise DataError(
+                f"{recipe.data}: there is no such folder of tokens. Make one with: lucid tokenize SOURCE {recipe.data} "
+                "--tokenizer train:32000, where SOURCE is a folder of text, hf:NAME, or stdlib"
+            )
+        return folder
+    vocab_size = options.pop("vocab_size", 4096)
+    if options:
+        raise DataError(f"the data 'stdlib' have one option, vocab_size, got also {sorted(options)}")
+    folder = MADE / f"stdlib-{vocab_size}"
+    with processes().main_process_first():
+        if not (folder / "manifest.json").exists():
+            print(f"Tokenizing the Python standard library into {folder}, once")
+            tokenize("stdlib", folder, tokenizer=f"train:{vocab_size}", validation=0.05, workers=1)
+    return folder
+
+
+def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
+    """The model of a recipe: new, or from its checkpoint with the recipe's length and rotary base."""
+    enable_lucid()
+    if recipe.start is not None:
+        config = AutoConfig.from_pretrained(recipe.start)
+        _stretch(config.get_text_config(decoder=True), recipe)
+        return AutoModelForCausalLM.from_pretrained(recipe.start, config=config, dtype=torch.float32)
+    tokens: dict[str, Any] = {}
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        tokens[name] = getattr(inputs.tokenizer, name, None)
+    overrides = {
+        "vocab_size": inputs.vocab_size,
+        "max_position_embeddings": recipe.sequence_length,
+        **tokens,
+        **({} if recipe.rope_theta is None else {"rope_theta": recipe.rope_theta}),
+        **({"attention_options": recipe.attention_options} if recipe.attention_options else {}),
+        **recipe.model,
+    }
+    config = getattr(presets, recipe.preset)(recipe.attention, **overrides)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _stretch(config: Any, recipe: Recipe) -> None:
+    config.max_position_embeddings = max(config.max_position_embeddings, recipe.sequence_length)
+    if recipe.rope_theta is None:
+        return
+    if isinstance(config, LucidConfig):
+        config.rope_theta = recipe.rope_theta
+    else:
+        config.rope_parameters["rope_theta"] = recipe.rope_theta

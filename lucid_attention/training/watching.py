@@ -1,0 +1,82 @@
+"""What is seen of a run: a progress bar, and metrics in a file."""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+METRICS = "metrics.jsonl"
+
+
+class Progress(TrainerCallback):
+    """One bar with loss, tokens per second, memory and time left, on the first process."""
+
+    def __init__(self) -> None:
+        self.bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            self.bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                unit="step",
+                desc="train",
+                dynamic_ncols=True,
+                mininterval=0.5 if sys.stderr.isatty() else 30,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if self.bar is None or not logs:
+            return
+        if "loss" in logs:
+            shown = {"loss": f"{logs['loss']:.4f}"}
+            if "tokens_per_second" in logs:
+                shown["tok/s"] = f"{logs['tokens_per_second']:,.0f}"
+            shown["GB"] = f"{logs.get('memory_gb', 0):.2f}"
+            self.bar.set_postfix(shown)
+        elif "eval_loss" in logs:
+            self.bar.write(f"step {state.global_step}: validation loss {logs['eval_loss']:.4f}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+class MetricsFile(TrainerCallback):
+    """Every log entry as a line of JSON. A run that is resumed forgets what came after its checkpoint."""
+
+    def __init__(self, run: Path) -> None:
+        self.path = run / METRICS
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            kept = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
+            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and logs:
+            numbers = {key: value for key, value in logs.items() if isinstance(value, (int, float))}
+            # JSON has no NaN.
+            finite = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
+            with self.path.open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **finite}) + "\n")
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The entries of a metrics file; a last line that was cut off is left out."""
+    entries = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            entries.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return entries

@@ -1,0 +1,148 @@
+"""A shard that is not what the manifest says is found when the folder is opened, and named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lucid_attention.data.errors import DataError
+from lucid_attention.data.shards import HEADER, MANIFEST, id_type, open_folder, read_ids, write_whole
+from lucid_attention.data.tokenizer import tokenizer_hash
+
+from .folders import write_tokenizer, write_tokens
+
+DOCUMENTS = [[[5, 6, 7, 1], [8, 1]], [[9, 10, 11, 12, 1]]]
+SECOND = "train-000000-001"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tokens(tmp_path / "tokens", {"train": DOCUMENTS, "validation": [[[3, 1]]]})
+
+
+def truncate(folder: Path) -> None:
+    file = folder / f"{SECOND}.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def cut_to(size: int) -> Callable[[Path], None]:
+    return lambda folder: (
+        (folder / f"{SECOND}.bin").write_bytes((folder / f"{SECOND}.bin").read_bytes()[:size]) and None
+    )
+
+
+def lengthen(folder: Path) -> None:
+    with (folder / f"{SECOND}.bin").open("ab") as file:
+        file.write(b"\0\0")
+
+
+def alter(folder: Path) -> None:
+    file = folder / f"{SECOND}.bin"
+    content = bytearray(file.read_bytes())
+    content[HEADER + 3] ^= 1
+    file.write_bytes(content)
+
+
+def alter_ends(folder: Path) -> None:
+    file = folder / "train-000000-000.ends.npy"
+    content = bytearray(file.read_bytes())
+    content[-16] ^= 1
+    file.write_bytes(content)
+
+
+def shorten_ends(folder: Path) -> None:
+    file = folder / "train-000000-000.ends.npy"
+    np.save(file, np.load(file)[1:])
+
+
+def swap_ends(folder: Path) -> None:
+    shutil.copy(folder / "train-000000-000.ends.npy", folder / f"{SECOND}.ends.npy")
+
+
+def from_another_tokenizer(folder: Path) -> None:
+    """The same ids and size: only the header tells."""
+    file = folder / f"{SECOND}.bin"
+    content = bytearray(file.read_bytes())
+    content[16:48] = bytes(32)
+    file.write_bytes(content)
+
+
+def write_manifest(folder: Path, **changes: object) -> None:
+    file = folder / MANIFEST
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+# What is done to the folder, what the message says; and whether only `verify` can see it.
+DAMAGE: dict[str, tuple[Callable[[Path], object], str, bool]] = {
+    "truncated": (truncate, rf"{SECOND}.bin is truncated.*expected 74 bytes of <u2, got 73", False),
+    "header cut": (cut_to(20), rf"{SECOND}.bin is truncated", False),
+    "emptied": (cut_to(0), rf"{SECOND}.bin is truncated", False),
+    "lengthened": (lengthen, rf"{SECOND}.bin is truncated or altered", False),
+    "missing": (lambda folder: (folder / f"{SECOND}.bin").unlink(), rf"{SECOND}.bin is missing", False),
+    "ends missing": (lambda folder: (folder / f"{SECOND}.ends.npy").unlink(), rf"{SECOND}.ends.npy is missing", False),
+    "ends shortened": (shorten_ends, r"000.ends.npy must have 2 documents, got 1", False),
+    "ends of another shard": (swap_ends, rf"{SECOND}.ends.npy does not belong to", False),
+    "foreign": (from_another_tokenizer, rf"{SECOND}.bin is of another tokenizer: expected hash .*, got 000000", False),
+    "another file": (
+        lambda folder: (folder / f"{SECOND}.bin").write_bytes(b"x" * 74),
+        rf"{SECOND}.bin is not a token shard",
+        False,
+    ),
+    "tokenizer replaced": (lambda folder: write_tokenizer(folder, 290), r"tokenizer.json is not the one of", False),
+    "tokenizer missing": (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer.json is missing", False),
+    "no manifest": (lambda folder: (folder / MANIFEST).unlink(), r"no manifest.json: .*lucid tokenize", False),
+    "half a manifest": (lambda folder: (folder / MANIFEST).write_text('{"format'), r"manifest.json is damaged", False),
+    "newer": (lambda folder: write_manifest(folder, version=9), r"format lucid-tokens 1, got lucid-tokens 9", False),
+    "one bit": (alter, rf"{SECOND}.bin was altered: expected checksum", True),
+    "one bit of the ends": (alter_ends, r"000.ends.npy was altered", True),
+}
+
+
+@pytest.mark.parametrize(("damage", "complaint", "needs_verify"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_found_and_named(
+    damage: Callable[[Path], object], complaint: str, needs_verify: bool, folder: Path
+) -> None:
+    open_folder(folder, verify=True)
+    damage(folder)
+    with pytest.raises(DataError, match=complaint) as caught:
+        open_folder(folder, verify=needs_verify)
+    assert str(folder) in str(caught.value)
+
+
+def test_a_folder_that_was_not_finished_says_what_to_do(folder: Path) -> None:
+    (folder / MANIFEST).unlink()
+    (folder / "unfinished").mkdir()
+    with pytest.raises(DataError, match="not finished: run the same `lucid tokenize` again"):
+        open_folder(folder)
+    with pytest.raises(DataError, match="not a folder"):
+        open_folder(folder / "nothing")
+
+
+def test_tokens_of_another_tokenizer_than_expected_are_refused(folder: Path) -> None:
+    own = tokenizer_hash(folder)
+    assert open_folder(folder, expect_tokenizer_hash=own).tokenizer_hash == own
+    with pytest.raises(DataError, match=r"another tokenizer: expected hash abc…, got"):
+        open_folder(folder, expect_tokenizer_hash="abc")
+
+
+@pytest.mark.parametrize(("vocabulary", "dtype"), [(65536, "<u2"), (65537, "<u4")])
+def test_the_largest_id_fits(vocabulary: int, dtype: str, tmp_path: Path) -> None:
+    assert id_type(vocabulary) == dtype
+    opened = open_folder(write_tokens(tmp_path / "t", {"train": [[[7, vocabulary - 1, 1]]]}, vocabulary))
+    assert read_ids(opened.path, opened.shards[0], opened.dtype, 1, 3).tolist() == [vocabulary - 1, 1]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a"
+    write_whole(file, b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
