@@ -72,8 +72,13 @@ class PromptAnswers(Dataset[dict[str, torch.Tensor]]):
 def _read(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file")
+    try:
+        # Not splitlines: a text may hold other characters that it takes for ends of lines.
+        content = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not UTF-8, byte {error.start}") from error
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, text in enumerate(content, 1):
         if not text.strip():
             continue
         try:

@@ -82,7 +82,7 @@ def _check_paths(source: Path, target: Path) -> None:
 def _converted_config(source: Path, layers: list[int] | None, strength: float, sharpness: float | None) -> Any:
     enable_lucid()
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             # Shapes only: it shows whether the architecture can be switched over, and costs nothing.
             model = AutoModelForCausalLM.from_config(config)

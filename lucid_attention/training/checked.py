@@ -1,11 +1,14 @@
 """Recipes are checked when they are made; changes to them by name are read and checked too."""
 
 import ast
+import math
 from dataclasses import MISSING, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from ..models import presets
+from ..nn.attention import ATTENTIONS
+from ..ops.checks import check_positive
 
 if TYPE_CHECKING:
     from .recipes import Recipe
@@ -28,8 +31,15 @@ def check_recipe(recipe: "Recipe") -> None:
         _expect(name, value, whole, f"an integer from {least} on")
     for name in _NUMBERS:
         value = getattr(recipe, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-        _expect(name, value, number, "a number from 0 on")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+        _expect(name, value, number, "a finite number from 0 on")
+    _expect("start", recipe.start, recipe.start is None or isinstance(recipe.start, str), "a folder or None")
+    check_positive("rope_theta", recipe.rope_theta)
+    names = recipe.attention if isinstance(recipe.attention, list) else [recipe.attention]
+    for name in names:
+        if name not in ATTENTIONS:
+            known = list(ATTENTIONS)
+            raise ValueError(f"attention must be one of {', '.join(known)}, got {name!r}{nearest(str(name), known)}")
     for name in ("beta1", "beta2", "warmup"):
         _expect(name, getattr(recipe, name), getattr(recipe, name) < 1, "a number below 1")
     for name in ("separate_documents", "gradient_checkpointing"):
@@ -71,23 +81,21 @@ def _expect(name: str, value: Any, good: bool, expected: str) -> None:
 
 def changed(recipe: "Recipe", changes: list[str]) -> "Recipe":
     """The recipe with changes such as "learning_rate=3e-4" or "model.hidden_size=128"."""
+    new: dict[str, Any] = {}
+    known = [each.name for each in fields(recipe)]
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals or not key:
             raise ValueError(f"a change must be KEY=VALUE, got {change!r}")
         name, dot, inner = key.strip().partition(".")
-        known = [each.name for each in fields(recipe)]
         if name not in known:
             raise ValueError(f"a recipe has no {name!r}{nearest(name, known)}; it has {', '.join(known)}")
-        old = getattr(recipe, name)
-        if dot:
-            if not isinstance(old, dict):
-                raise ValueError(f"{name} has no parts: expected {name}=VALUE, got {change!r}")
-            new: Any = {**old, inner: _read(text)}
-        else:
-            new = _as(old, text, name)
-        recipe = replace(recipe, **{name: new})
-    return recipe
+        old = new.get(name, getattr(recipe, name))
+        if dot and not isinstance(old, dict):
+            raise ValueError(f"{name} has no parts: expected {name}=VALUE, got {change!r}")
+        new[name] = {**old, inner: _read(text)} if dot else _as(old, text, name)
+    # Together: fields may depend on each other.
+    return replace(recipe, **new)
 
 
 def _read(text: str) -> Any:
@@ -104,7 +112,7 @@ def _as(old: Any, text: str, name: str) -> Any:
     new = _read(text)
     if isinstance(old, str) and name != "attention":
         return text.strip()
-    if isinstance(old, int) and not isinstance(old, bool) and isinstance(new, float) and new == int(new):
+    if isinstance(old, int) and not isinstance(old, bool) and isinstance(new, float) and new.is_integer():
         return int(new)
     return new
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 COMPLETE = "complete.json"
 UNFINISHED = "unfinished"
+PARTIAL = ".partial"
 
 
 class Found(NamedTuple):
@@ -54,6 +55,16 @@ def seal(written: Path, to: Path) -> None:
     _sync_folder(to.parent)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there as a whole or not at all."""
+    partial = path.with_name(path.name + PARTIAL)
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -66,18 +77,18 @@ def problem(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in a sentence; None for a whole one."""
     try:
         files = json.loads((folder / COMPLETE).read_text())["files"]
+        listed = [(folder / name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
     except FileNotFoundError:
         return f"{folder}: {COMPLETE} is missing, it was not written to the end"
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"{folder / COMPLETE}: cannot be read"
-    for name, expected in files.items():
-        path = folder / name
+    for path, size, digest in listed:
         if not path.is_file():
             return f"{path}: is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{path}: expected {expected['bytes']} bytes, got {path.stat().st_size}"
+        if path.stat().st_size != size:
+            return f"{path}: expected {size} bytes, got {path.stat().st_size}"
         with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                 return f"{path}: its content has changed since it was written"
     return None
 
@@ -93,9 +104,12 @@ def newest(run: Path) -> Found:
     return Found(None, damaged)
 
 
-def rotate(run: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for folder in checkpoints(run)[keep:]:
+def rotate(run: Path, keep: int, step: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to `step`, and those beyond it: of a future that did not come."""
+    kept = [folder for folder in checkpoints(run) if step_of(folder) <= step][:keep]
+    for folder in checkpoints(run):
+        if folder in kept:
+            continue
         # Its list goes first: a half removed one is damaged, and known to be.
         (folder / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(folder)

@@ -5,9 +5,11 @@ import json
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from ..data.errors import DataError
 from .checked import changed, nearest
+from .inputs import attention_of
 from .processes import processes
 from .recipes import RECIPES, Recipe
 from .run import RunError, train
@@ -46,11 +48,15 @@ def resolved(args: argparse.Namespace) -> Recipe:
     if args.recipe not in RECIPES:
         known = list(RECIPES)
         raise ValueError(f"there is no recipe {args.recipe!r}{nearest(args.recipe, known)}: {', '.join(known)}")
-    given = {"attention": args.attention, "data": args.data, "start": args.start, "seed": args.seed}
-    recipe = replace(RECIPES[args.recipe](), **{key: value for key, value in given.items() if value is not None})
+    given: dict[str, Any] = {"attention": args.attention, "data": args.data, "start": args.start, "seed": args.seed}
     if args.data is not None:
         # Options belong to the data of the recipe.
-        recipe = replace(recipe, data_options={})
+        given["data_options"] = {}
+    if args.start is not None:
+        if args.attention is not None:
+            raise ValueError(f"--attention is for new models: that of {args.start} stays what it is")
+        given |= {"attention": attention_of(args.start), "attention_options": {}, "model": {}}
+    recipe = replace(RECIPES[args.recipe](), **{key: value for key, value in given.items() if value is not None})
     return changed(recipe, args.changes)
 
 

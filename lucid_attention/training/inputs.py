@@ -16,6 +16,7 @@ from ..data.tokenize import tokenize
 from ..models import presets
 from ..models.configuration import LucidConfig
 from ..models.dropin import enable_lucid
+from ..models.settings import uses_lucid
 from .processes import processes
 from .recipes import Recipe
 
@@ -80,12 +81,12 @@ def load_inputs(recipe: Recipe) -> Inputs:
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
             raise DataError(f"{recipe.data}: prompts and answers are for a trained model: give one with --from")
-        tokenizer = AutoTokenizer.from_pretrained(recipe.start)
+        tokenizer = AutoTokenizer.from_pretrained(recipe.start, trust_remote_code=False)
         kind, args, training = PromptAnswers, (recipe.data, tokenizer, T), options
         validation = kind(*args, **options, split="validation")
     else:
         folder = _tokens(recipe, options)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
     train = Passes(_Maker(kind, args, training, recipe.seed), needed)
@@ -119,9 +120,16 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
     """The model of a recipe: new, or from its checkpoint with the recipe's length and rotary base."""
     enable_lucid()
     if recipe.start is not None:
-        config = AutoConfig.from_pretrained(recipe.start)
+        config = read_config(recipe.start)
+        if recipe.model or recipe.attention_options:
+            raise ValueError(
+                f"model and attention_options are for new models: expected none with --from {recipe.start}, got "
+                f"{recipe.model or recipe.attention_options}"
+            )
+        _check_vocabulary(config, recipe.start, inputs)
         _stretch(config.get_text_config(decoder=True), recipe)
-        return AutoModelForCausalLM.from_pretrained(recipe.start, config=config, dtype=torch.float32)
+        options = {"dtype": torch.float32, "trust_remote_code": False}
+        return AutoModelForCausalLM.from_pretrained(recipe.start, config=config, **options)
     tokens: dict[str, Any] = {}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         tokens[name] = getattr(inputs.tokenizer, name, None)
@@ -137,6 +145,36 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config)
 
 
+def read_config(start: str) -> Any:
+    """The configuration of a checkpoint to go on from."""
+    if not (Path(start) / "config.json").is_file():
+        raise DataError(f"{start}: holds no model to go on from: expected a folder with config.json and weights")
+    enable_lucid()
+    return AutoConfig.from_pretrained(start, trust_remote_code=False)
+
+
+def attention_of(start: str) -> str | list[str]:
+    """What a checkpoint attends with, by the names of `ATTENTIONS`."""
+    config = read_config(start).get_text_config(decoder=True)
+    if isinstance(config, LucidConfig):
+        return config.attention
+    return "lucid" if uses_lucid(config) else "softmax"
+
+
+def _check_vocabulary(config: Any, start: str, inputs: Inputs) -> None:
+    known = config.get_text_config(decoder=True).vocab_size
+    if inputs.vocab_size > known:
+        raise DataError(
+            f"the data have {inputs.vocab_size} tokens, the model of {start} knows {known}: another tokenizer?"
+        )
+    there = (Path(start) / "tokenizer.json").is_file()
+    theirs = AutoTokenizer.from_pretrained(start, trust_remote_code=False) if there else None
+    if theirs is not None and inputs.tokenizer is not None and theirs.get_vocab() != inputs.tokenizer.get_vocab():
+        raise DataError(
+            f"the data were made with another tokenizer than the model of {start}: tokenize them with its own"
+        )
+
+
 def _stretch(config: Any, recipe: Recipe) -> None:
     config.max_position_embeddings = max(config.max_position_embeddings, recipe.sequence_length)
     if recipe.rope_theta is None:
@@ -144,4 +182,6 @@ def _stretch(config: Any, recipe: Recipe) -> None:
     if isinstance(config, LucidConfig):
         config.rope_theta = recipe.rope_theta
     else:
-        config.rope_parameters["rope_theta"] = recipe.rope_theta
+        # Gemma 3 has one for each kind of layer; windows keep theirs.
+        parameters = config.rope_parameters
+        parameters.get("full_attention", parameters)["rope_theta"] = recipe.rope_theta

@@ -13,12 +13,12 @@ from transformers.utils import logging
 from ..models.strength import StrengthRamp
 from ..report.curves import draw_loss
 from .checked import difference, from_dict
-from .checkpoints import UNFINISHED, Found, newest, step_of
+from .checkpoints import PARTIAL, UNFINISHED, Found, newest, write_whole
 from .inputs import load_inputs, make_model
 from .loss import use_chunked_loss
 from .processes import processes
 from .recipes import Recipe
-from .trainer import LucidTrainer
+from .trainer import LucidTrainer, TrainingStopped, disk_is_full
 from .watching import METRICS, MetricsFile, Progress, read_metrics
 
 RECIPE, SUMMARY, MODEL = "recipe.json", "summary.json", "model"
@@ -45,18 +45,20 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         if first:
             print(f"{run}: finished already. --restart begins again, another --out begins another run")
         return json.loads((run / SUMMARY).read_text())
-    found = _open(recipe, run, first)
+    _check_folder(recipe, run)
     # One bar is enough: every saved and loaded file would have its own.
     logging.disable_progress_bar()
     set_seed(recipe.seed)
     inputs = load_inputs(recipe)
     model = make_model(recipe, inputs)
+    # Now that there is a model, there is a run.
+    found = _open(recipe, run, first)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
-    callbacks: list[Any] = [MetricsFile(run), Progress()]
-    if recipe.strength_steps:
-        callbacks.append(StrengthRamp(recipe.strength_steps))
+    # The ramp first: it adds to what the others write down.
+    ramp: list[Any] = [StrengthRamp(recipe.strength_steps)] if recipe.strength_steps else []
+    callbacks = [*ramp, MetricsFile(run), Progress()]
     trainer = LucidTrainer(
         recipe,
         run,
@@ -68,8 +70,17 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         processing_class=inputs.tokenizer,
         callbacks=callbacks,
     )
-    trainer.train(resume_from_checkpoint=None if found.folder is None else str(found.folder))
-    return _finish(trainer, recipe, run, inputs.vocab_size)
+    try:
+        trainer.train(resume_from_checkpoint=None if found.folder is None else str(found.folder))
+        return _finish(trainer, recipe, run, inputs.vocab_size)
+    except Exception as error:
+        full = disk_is_full(error, run)
+        shutil.rmtree(run / (MODEL + PARTIAL), ignore_errors=True)
+        if isinstance(error, TrainingStopped) or not full:
+            raise
+        raise TrainingStopped(
+            f"The disk of {run} is full. Its checkpoints are whole: make room, then resume"
+        ) from error
 
 
 def _check_parallel(parallel: str) -> None:
@@ -80,9 +91,12 @@ def _check_parallel(parallel: str) -> None:
 
 
 def _remove(run: Path) -> None:
-    if run.exists() and any(run.iterdir()) and not (run / RECIPE).exists():
-        raise RunError(f"{run} holds something that is not a run: it is not removed. Choose another --out")
-    shutil.rmtree(run, ignore_errors=True)
+    if not (run / RECIPE).exists():
+        return
+    # The recipe last: as long as it is there, what is left is known to be a run.
+    for path in [path for path in run.iterdir() if path.name != RECIPE]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (run / RECIPE).unlink()
 
 
 def _check_same(recipe: Recipe, run: Path) -> None:
@@ -96,19 +110,20 @@ def _check_same(recipe: Recipe, run: Path) -> None:
         raise RunError(f"{run} holds a run of another recipe: {said}. Choose another --out, or give --restart")
 
 
-def _open(recipe: Recipe, run: Path, first: bool) -> Found:
-    """Where to go on from. Several processes find the same."""
+def _check_folder(recipe: Recipe, run: Path) -> None:
     if (run / RECIPE).exists():
         _check_same(recipe, run)
-    elif run.exists() and any(run.iterdir()):
+    elif run.exists() and any(not path.name.endswith(PARTIAL) for path in run.iterdir()):
         raise RunError(f"{run} holds something that is not a run: choose another --out")
+
+
+def _open(recipe: Recipe, run: Path, first: bool) -> Found:
+    """Where to go on from. Several processes find the same."""
     processes().wait_for_everyone()
     if first:
         run.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run / UNFINISHED, ignore_errors=True)
-        partial = run / (RECIPE + ".partial")
-        partial.write_text(json.dumps(asdict(recipe), indent=1))
-        partial.rename(run / RECIPE)
+        write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
     processes().wait_for_everyone()
     found = newest(run)
     if first:
@@ -122,8 +137,10 @@ def _open(recipe: Recipe, run: Path, first: bool) -> Found:
 
 
 def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -> dict[str, Any]:
-    evaluated = trainer.evaluate()
-    partial = run / (MODEL + ".partial")
+    last = [entry for entry in trainer.state.log_history if "eval_loss" in entry][-1:]
+    done = bool(last) and last[0]["step"] == trainer.state.global_step
+    evaluated = last[0] if done else trainer.evaluate()
+    partial = run / (MODEL + PARTIAL)
     trainer.save_model(str(partial))
     trainer.accelerator.wait_for_everyone()
     entries = read_metrics(run / METRICS)
@@ -141,12 +158,6 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
         shutil.rmtree(run / MODEL, ignore_errors=True)
         partial.rename(run / MODEL)
         draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}")
-        (run / SUMMARY).write_text(json.dumps(summary, indent=1))
+        write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
-
-
-def last_step(run: Path) -> int:
-    """The step of the newest whole checkpoint, 0 for none."""
-    found = newest(run).folder
-    return 0 if found is None else step_of(found)

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -70,7 +71,13 @@ def _state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict
     """Weights, optimiser state, and the tensors of both under one roof."""
     weights: dict[str, Any] = get_model_state_dict(model)
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
-    tensors = {f"model.{name}": tensor for name, tensor in weights.items()}
+    tensors, seen = {}, set()
+    for name, tensor in weights.items():
+        # Tied weights are one tensor with two names.
+        place = (tensor.to_local().data_ptr(), tensor.shape) if isinstance(tensor, DTensor) else id(tensor)
+        if place not in seen or not tensor.numel():
+            tensors[f"model.{name}"] = tensor
+        seen.add(place)
     for name, values in state["state"].items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in values.items()}
     return weights, state, tensors

@@ -58,10 +58,10 @@ def arguments(recipe: Recipe, run: Path, world_size: int) -> TrainingArguments:
         # Data are in a shuffled order already, and a run is resumed by its index in them.
         train_sampling_strategy="sequential",
         dataloader_num_workers=recipe.workers,
-        dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=recipe.seed,
         report_to=["tensorboard"],
+        ddp_find_unused_parameters=False,
         disable_tqdm=True,
     )
 
@@ -84,12 +84,28 @@ class LucidTrainer(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         loss = super().training_step(*args, **kwargs)
-        if not math.isfinite(loss.item()):
-            raise TrainingStopped(
-                f"The loss became {loss.item()} in step {self.state.global_step + 1}; the weights were not changed by "
-                f"it. {self._what_is_left()} Try a lower learning_rate or clip, then resume"
-            )
+        self._check_finite("loss", loss.item())
         return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        # Called before the optimiser's step. A finite loss can have a gradient that is not.
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        self._check_finite("gradient", float(norm))
+        return norm
+
+    def _check_finite(self, what: str, value: float) -> None:
+        if not math.isfinite(value):
+            raise TrainingStopped(
+                f"The {what} became {value} in step {self.state.global_step + 1}; the weights were not changed by it. "
+                f"{self._what_is_left()} To go on otherwise, start another run from it: --from CHECKPOINT --out "
+                "ANOTHER, with a lower learning_rate or clip"
+            )
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+        made = super()._init_training_state(*args, **kwargs)
+        # A resumed state brings the intervals of its checkpoint; those of the recipe are meant.
+        self.state.compute_steps(self.args, self.state.max_steps)
+        return made
 
     def _what_is_left(self) -> str:
         found = newest(self.run).folder
@@ -111,8 +127,10 @@ class LucidTrainer(Trainer):
             if self.args.should_save:
                 seal(self.run / UNFINISHED / name, self.run / name)
         except Exception as error:
+            # Asked first: when what was written is removed, there is room again.
+            full = disk_is_full(error, self.run)
             shutil.rmtree(self.run / UNFINISHED, ignore_errors=True)
-            if not _disk_is_full(error, self.run):
+            if not full:
                 raise
             raise TrainingStopped(
                 f"The disk of {self.run} is full: {name} could not be saved and was removed. {self._what_is_left()} "
@@ -122,7 +140,7 @@ class LucidTrainer(Trainer):
             self._writing = False
         if self.args.should_save:
             shutil.rmtree(self.run / UNFINISHED, ignore_errors=True)
-            rotate(self.run, self.recipe.keep)
+            rotate(self.run, self.recipe.keep, self.state.global_step)
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -151,11 +169,19 @@ class LucidTrainer(Trainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and not self.sharded and (Path(checkpoint) / sharded.FOLDER).is_dir():
+            raise TrainingStopped(
+                f"{checkpoint} was saved with --parallel fsdp: resume it so, or start another run from its weights "
+                f"with --from {checkpoint} --out ANOTHER"
+            )
         if not self.sharded or checkpoint is None:
             return super()._load_optimizer_and_scheduler(checkpoint)
         sharded.load_shards(self.model, self.optimizer, Path(checkpoint))
         scheduler = torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True)
         self.lr_scheduler.load_state_dict(scheduler)
+        # The rate of the next step stands in the optimiser, whose state came without it.
+        for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
         return None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -177,6 +203,9 @@ def _memory() -> int:
     return psutil.Process().memory_info().rss
 
 
-def _disk_is_full(error: BaseException, folder: Path) -> bool:
-    said = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return said or "No space left" in str(error) or shutil.disk_usage(folder).free < 1 << 20
+def disk_is_full(error: BaseException, folder: Path) -> bool:
+    """Whether an error means that there is no room. torch.save says only that its writer failed."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    words = ("No space left", "inline_container", "PytorchStreamWriter failed")
+    return any(word in str(error) for word in words) or shutil.disk_usage(folder).free < 1 << 20

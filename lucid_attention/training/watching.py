@@ -9,6 +9,8 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
+from .checkpoints import write_whole
+
 METRICS = "metrics.jsonl"
 
 
@@ -60,7 +62,12 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             kept = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
-            self.path.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
+            write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        # The mean of what was not logged yet would be lost with a resumed run.
+        control.should_log |= control.should_save
+        return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
