@@ -20,6 +20,7 @@ from . import (
     path,
     path_decode,
     path_memory,
+    small_training,
     solve,
 )
 from .gate import WrongAnswer
@@ -40,6 +41,7 @@ MODULES = (
     linear,
     model_training,
     model_decode,
+    small_training,
 )
 BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
 # Who draws the records of a benchmark.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..ops.lucid.api import precondition
 from ..ops.lucid.decode import decode_step
 from .cache import Pending, pending_of
-from .masks import Visible, read_mask
+from .masks import Visible, find_documents, read_mask
 from .read_out import ReadOut, one_row, separate_rows
 from .settings import NAME
 
@@ -38,12 +38,14 @@ def lucid_attention_forward(
         raise ValueError("LUCID attention has no paged cache: continuous batching keeps values, LUCID needs P⁻¹v")
     elif pending is None:
         _check_no_cache(query, key)
-        visible = read_mask(attention_mask, query.shape[0], query.shape[2], key.shape[2])
+        B, T = query.shape[0], query.shape[2]
+        visible = find_documents(read_mask(attention_mask, B, T, T), B, T, kwargs)
         o = read(query, key, _prepare(key, value, visible, _options(module)), visible)
-    elif pending.position is None:
-        o = _with_growing_cache(query, pending, attention_mask, _options(module), read)
     else:
-        o = _with_static_cache(query, pending, attention_mask, _options(module), read)
+        options = _options(module)
+        pending.check(options)
+        attend = _with_growing_cache if pending.position is None else _with_static_cache
+        o = attend(query, pending, attention_mask, options, read)
     return o.transpose(1, 2).contiguous(), None
 
 
@@ -101,6 +103,8 @@ def _with_growing_cache(
     k, v, y_past = pending.k, pending.v, pending.y_past
     T, total = q.shape[2], k.shape[2]
     visible = read_mask(mask, q.shape[0], T, total)
+    if y_past is None:
+        visible = find_documents(visible, q.shape[0], T, read.others)
     if y_past is not None and _one_step(q, read, options):
         step = decode_step(q, k, v, y_past, pending.scalars, key_mask=visible.key_mask, scale=read.scale, **options)
         pending.commit(step.y)

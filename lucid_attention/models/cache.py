@@ -42,6 +42,10 @@ class Pending:
         self.layer, self.k, self.v, self.y_past, self.scalars = layer, k, v, y_past, scalars
         self.position, self.room = position, room
 
+    def check(self, options: dict[str, Any]) -> None:
+        """Refuse a strength and sharpness that are not those of the tokens before."""
+        self.layer.check_options(options)
+
     def commit(self, y: Tensor) -> Tensor:
         """Store y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E] or [B, H, M, E]."""
         return self.layer.commit(self, y)
@@ -67,6 +71,17 @@ class _TwoSteps:
 
     owner: _Owner
     waiting: bool
+    options: dict[str, Any] | None
+
+    def check_options(self, options: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return  # a graph is made for one setting, and remembering it here would make another
+        if self.options is not None and self.options != options:
+            raise ValueError(
+                f"This cache was begun with {self.options} and cannot go on with {options}: LUCID's settings, or its "
+                "choice of layers, changed in between. Make a new cache"
+            )
+        self.options = options
 
     def begin(self) -> None:
         if self.owner.config is not None and not uses_lucid(self.owner.config):
@@ -77,8 +92,9 @@ class _TwoSteps:
         if self.waiting:
             raise RuntimeError(
                 "This cache holds tokens that LUCID attention never preconditioned: expected every update to be "
-                "followed by attn_implementation='lucid', got another update. Was the attention implementation changed "
-                "after the cache was made, or an earlier forward pass interrupted? Start with a new cache."
+                "followed by attn_implementation='lucid', got another update. Was an earlier forward pass interrupted? "
+                "Then start with a new cache. Or does this architecture change cached values before it attends (as "
+                "DeepSeek's latent attention does)? Then it cannot use LUCID with a cache."
             )
         self.waiting = True
 
@@ -102,7 +118,7 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
 
     def __init__(self, config: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.owner, self.waiting = _Owner(config), False
+        self.owner, self.waiting, self.options = _Owner(config), False, None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.scalars: Tensor | None = None
@@ -173,7 +189,7 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
 
     def __init__(self, max_cache_len: int, config: Any = None, **kwargs: Any) -> None:
         super().__init__(max_cache_len, **kwargs)
-        self.owner, self.waiting = _Owner(config), False
+        self.owner, self.waiting, self.options = _Owner(config), False, None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -211,7 +227,7 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.waiting = False
+        self.waiting, self.options = False, None
         if self.is_initialized:
             self.scalars.zero_()
 

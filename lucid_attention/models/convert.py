@@ -20,7 +20,7 @@ from .hooks import layer_types
 from .settings import NAME, LucidSettings, full_layers, uses_lucid
 
 # Architectures that the tests convert, run and reload.
-TESTED = ("gemma3", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
+TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -32,13 +32,15 @@ def convert(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    layers: list[int] | None = None,
-    strength: float = 1.0,
+    layers: list[int] | str | None = None,
+    strength: float | None = None,
     sharpness: float | None = None,
 ) -> LucidSettings:
     """Copy a local checkpoint to `out`, with LUCID in its configuration.
 
-    layers, strength, sharpness: as in `enable_lucid`. `out` appears when everything is written, or not at all.
+    layers: indices or "all"; strength, sharpness: as in `enable_lucid`. What is not given stays what it is in a
+    checkpoint that has LUCID already, and is all layers, 1 and √D in another. `out` appears when everything is
+    written, or not at all.
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
@@ -64,6 +66,8 @@ def convert(
 
 
 def _check_paths(source: Path, target: Path) -> None:
+    if source.is_file():
+        raise ConversionError(f"CHECKPOINT must be a folder with config.json and weights, got the file {str(source)!r}")
     if not source.is_dir():
         raise ConversionError(
             f"CHECKPOINT must be a local folder, got {str(source)!r}, which is not one. A model of the hub can be "
@@ -74,21 +78,33 @@ def _check_paths(source: Path, target: Path) -> None:
     if not any(next(source.glob(pattern), None) for pattern in WEIGHTS):
         raise ConversionError(f"CHECKPOINT must hold weights ({', '.join(WEIGHTS)}), which {str(source)!r} does not")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConversionError(f"OUT must be new or an empty folder, got {str(target)!r}, which holds something")
+        came = "holds something" if target.is_dir() else "is a file"
+        raise ConversionError(f"OUT must be new or an empty folder, got {str(target)!r}, which {came}")
     if target.resolve().is_relative_to(source.resolve()):
         raise ConversionError(f"OUT must not lie inside CHECKPOINT, got {str(target)!r} in {str(source)!r}")
 
 
-def _converted_config(source: Path, layers: list[int] | None, strength: float, sharpness: float | None) -> Any:
+def _converted_config(
+    source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None
+) -> Any:
     enable_lucid()
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         with torch.device("meta"):
             # Shapes only: it shows whether the architecture can be switched over, and costs nothing.
             model = AutoModelForCausalLM.from_config(config)
-        enable_lucid(model, layers=layers, strength=strength, sharpness=sharpness)
+        text = config.get_text_config(decoder=True)
+        before = LucidSettings.from_dict(getattr(text, NAME, None) if uses_lucid(text) else None)
+        enable_lucid(
+            model,
+            layers=None if layers == "all" else before.layers if layers is None else layers,  # type: ignore[arg-type]
+            strength=before.strength if strength is None else strength,
+            sharpness=before.sharpness if sharpness is None else sharpness,
+        )
     except (ValueError, TypeError, KeyError, OSError, json.JSONDecodeError) as error:
-        raise ConversionError(f"{str(source)!r} cannot be converted: {error}") from error
+        # Some of Transformers' messages list every model there is.
+        said = str(error) if len(str(error)) < 400 else str(error)[:400] + " ..."
+        raise ConversionError(f"{str(source)!r} cannot be converted: {said}") from error
     return model.config
 
 
@@ -106,10 +122,10 @@ def _check_room(files: list[Path], target: Path) -> None:
         raise ConversionError(f"OUT needs {needed / 1e9:.2f} GB, and {str(here)!r} has {free / 1e9:.2f} GB left")
 
 
-def read_layers(text: str) -> list[int] | None:
+def read_layers(text: str) -> list[int] | str:
     """ "all", or indices and ranges: "0,2,8-11" -> [0, 2, 8, 9, 10, 11]."""
     if text == "all":
-        return None
+        return text
     chosen: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -123,13 +139,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid convert`."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder with config.json and weights")
     parser.add_argument("out", metavar="OUT", help="folder to be written; must not exist or be empty")
-    parser.add_argument(
-        "--layers", type=read_layers, default=None, metavar="LIST", help="all (default), or as in 0,2,8-11"
-    )
+    parser.add_argument("--layers", type=read_layers, default=None, metavar="LIST", help="all, or as in 0,2,8-11")
     parser.add_argument(
         "--strength",
         type=float,
-        default=1.0,
+        default=None,
         metavar="S",
         help="from 0, exactly the original model, to 1, LUCID (default). Start at 0 and let StrengthRamp raise it in "
         "training to move a pretrained model over without a jump in its loss",

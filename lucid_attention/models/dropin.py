@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from .attention import lucid_attention_forward
-from .hooks import install_hooks, layer_types
+from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask
 from .modeling import register_decoder
 from .settings import NAME, LucidSettings, check_layers
@@ -27,8 +27,9 @@ def enable_lucid(
         AutoModelForCausalLM.from_config(config, attn_implementation="lucid")   # then by name
         enable_lucid(model, layers=[4, 5])                                      # or a model that is there
 
-    Layers with full attention become LUCID; those with a sliding window stay as they are. The choice is saved with the
-    model's configuration and comes back with `from_pretrained`, wherever `enable_lucid()` was called before.
+    Layers with full attention become LUCID; those with a sliding window stay as they are. Every call sets all of it:
+    what is not given gets its default. The choice is saved with the model's configuration and comes back with
+    `from_pretrained`, wherever `enable_lucid()` was called before.
 
     Args:
         model: a Transformers model, changed in place; None to register only.
@@ -43,13 +44,15 @@ def enable_lucid(
     AttentionMaskInterface.register(NAME, lucid_mask)
     install_hooks()
     register_decoder()
-    settings = LucidSettings(None if layers is None else tuple(layers), strength, sharpness)
+    settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]
     if model is None:
         if settings != LucidSettings():
             raise ValueError(f"enable_lucid needs a model for these settings, got none: {settings}")
         return None
     _check_model(model)
     config = model.config.get_text_config(decoder=True)
+    if not getattr(config, "is_causal", True):
+        raise ValueError("config.is_causal is False: LUCID is for causal attention")
     check_layers(settings, layer_types(config))
     if config is model.config:
         model.set_attn_implementation(NAME)
@@ -62,11 +65,9 @@ def enable_lucid(
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
-    if not model._can_set_attn_implementation():
-        raise ValueError(
-            f"{type(model).__name__} computes its attention itself and cannot be switched over: expected a model that "
-            "uses Transformers' AttentionInterface"
-        )
+    check_architecture(model)
+    if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")
 
 
 def _names_of(config: Any, part: Any) -> list[str]:

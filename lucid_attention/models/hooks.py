@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from transformers import PreTrainedConfig, cache_utils
+from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from .cache import LAYER_TYPE
+from .configuration import LucidConfig
 from .settings import NAME, LucidSettings, check_layers, uses_lucid
 
 # What a saved configuration has as attn_implementation. Without this package Transformers prints it and stops.
@@ -21,6 +22,7 @@ MARK = "_wrapped_by_lucid_attention"
 def install_hooks() -> None:
     """Wrap once; further calls change nothing."""
     _wrap(cache_utils, "get_layer_types_and_kwargs", _choose_cache_layers)
+    _wrap(PreTrainedModel, "_check_and_adjust_attn_implementation", _refuse_architectures)
     _wrap(PreTrainedConfig, "to_dict", _write_the_choice)
     _wrap(PreTrainedConfig, "__post_init__", _read_the_choice)
     _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", _refuse_continuous_batching)
@@ -58,6 +60,31 @@ def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
         return kinds, [{"config": config} if our else each for our, each in zip(ours, options, strict=True)]
 
     return choose
+
+
+def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where attn_implementation="lucid" is looked up for a model."""
+
+    def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        if attn_implementation == NAME:
+            check_architecture(self)
+        return original(self, attn_implementation, *args, **kwargs)
+
+    return check
+
+
+def check_architecture(model: Any) -> None:
+    """Refuse models that compute their attention themselves, or are not decoders."""
+    name = type(model).__name__
+    if isinstance(model.config, LucidConfig):
+        raise ValueError(f"{name} chooses its attention in its configuration: LucidConfig(attention='lucid')")
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{name} computes its attention itself and cannot use LUCID: expected a model that goes through "
+            "Transformers' AttentionInterface"
+        )
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder with a decoder; LUCID is for models of causal attention alone")
 
 
 def _write_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,6 +52,10 @@ def lucid_mask(
     if config is not None and not torch.compiler.is_compiling():
         check_config(config)
     plain = mask_function is causal_mask_function
+    if not (plain or _is_causal(mask_function, device)) and hasattr(config, "vocab_size"):
+        raise ValueError(
+            f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
+        )
     if local_size is not None or not (plain or _is_causal(mask_function, device)):
         return sdpa_mask(
             batch_size,
@@ -200,6 +204,34 @@ def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device:
     begins = (~sees_before | (token == 0)).flatten()
     starts = torch.where(begins, torch.arange(B * T, device=device), B * T).sort().values
     return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+
+
+@torch.compiler.disable
+def documents(positions: Tensor) -> Tensor | None:
+    """Borders of packed documents, the rows one behind the other: int32 [n + 1], or None where every row is one.
+
+    positions: [B, T]. A token begins a document if its position is not above that of the token before it.
+    """
+    begins = F.pad(positions[:, 1:] <= positions[:, :-1], (1, 0))
+    if not bool(begins.any()):
+        return None
+    begins[:, 0] = True
+    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=begins.numel()).to(torch.int32)
+
+
+def find_documents(visible: Visible, B: int, T: int, kwargs: dict[str, Any]) -> Visible:
+    """Packing that no mask shows: Transformers makes none where a cache is in use, which is its default in training.
+
+    kwargs: what else the layer gets: position_ids that start again, or the borders that are meant for flash attention.
+    """
+    if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
+        return visible
+    given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    if given is not None:
+        return Visible(cu_seqlens=given.to(torch.int32))
+    if positions is None or positions.ndim != 2 or torch.compiler.is_compiling():
+        return visible
+    return Visible(cu_seqlens=documents(positions.expand(B, T)))
 
 
 def dense_mask(visible: Visible, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
@@ -20,6 +19,7 @@ from ..nn.causal import CausalAttention
 from ..nn.norm import HeadNorm
 from ..nn.short_convolution import ShortConvolution
 from .configuration import MODEL_TYPE, LucidConfig, make_attention
+from .masks import documents
 from .past_cache import check_cache
 
 
@@ -164,7 +164,7 @@ class LucidModel(LucidPreTrainedModel):
         positions = None if position_ids is None else check_positions(position_ids, B, T)
         cu_seqlens = None
         if positions is not None and T > 1:
-            cu_seqlens = documents(positions, None if key_mask is None else key_mask[:, S:])
+            cu_seqlens = None if key_mask is not None else documents(positions)
         if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
         if cu_seqlens is not None:
@@ -272,25 +272,6 @@ def check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:
 
 
 # Reads values, so a compiler has to leave the graph here: with fullgraph=True it says so, instead of missing documents.
-@torch.compiler.disable
-def documents(positions: Tensor, key_mask: Tensor | None) -> Tensor | None:
-    """Borders of packed documents, the rows one behind the other: int32 [n + 1], or None where every row is one.
-
-    A token begins a document if its position is not above that of the token before it, padding left aside.
-    positions: [B, T]; key_mask: [B, T] or None.
-    """
-    B, T = positions.shape
-    index = torch.arange(T, device=positions.device).expand(B, T)
-    real = torch.ones_like(index, dtype=torch.bool) if key_mask is None else key_mask
-    # The last real token up to each place, seen from the place after it; −1 where there is none.
-    before = F.pad(index.masked_fill(~real, -1).cummax(1).values, (1, 0), value=-1)[:, :T]
-    begins = real & (before >= 0) & (positions <= positions.gather(1, before.clamp(min=0)))
-    if not bool(begins.any()):
-        return None
-    begins[:, 0] = True
-    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=B * T).to(torch.int32)
-
-
 def register_decoder() -> None:
     """Make the Auto classes of Transformers know the model type. Nothing happens if they do already."""
     AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)

@@ -30,9 +30,12 @@ class LucidSettings:
             return
         if isinstance(self.layers, (str, bytes)) or not hasattr(self.layers, "__iter__"):
             raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}")
+        object.__setattr__(self, "layers", tuple(self.layers))
         for layer in self.layers:
             if isinstance(layer, bool) or not hasattr(layer, "__index__"):
                 raise TypeError(f"layers must be a list of integers, got {layer!r} in it")
+        if not len(tuple(self.layers)):
+            raise ValueError("layers must hold at least one layer, got none: None means all, strength=0 means off")
         object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in self.layers})))
 
     @classmethod
@@ -80,8 +83,8 @@ def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
             )
     if not full:
         raise ValueError(
-            f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}: a sliding "
-            "window forgets the keys that P is made of"
+            f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}, "
+            "which do not keep all keys that P is made of"
         )
 
 

@@ -86,9 +86,9 @@ def load_inputs(recipe: Recipe) -> Inputs:
         validation = kind(*args, **options, split="validation")
     else:
         folder = _tokens(recipe, options)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     train = Passes(_Maker(kind, args, training, recipe.seed), needed)
     count = min(recipe.evaluation_sequences, len(validation))
     return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
-from ..models.strength import StrengthRamp
+from ..models.strength import StrengthRamp, set_strength
 from ..report.curves import draw_loss
 from .checked import difference, from_dict
 from .checkpoints import PARTIAL, UNFINISHED, Found, newest, write_whole
@@ -51,13 +51,13 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
     set_seed(recipe.seed)
     inputs = load_inputs(recipe)
     model = make_model(recipe, inputs)
-    # Now that there is a model, there is a run.
-    found = _open(recipe, run, first)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     # The ramp first: it adds to what the others write down.
     ramp: list[Any] = [StrengthRamp(recipe.strength_steps)] if recipe.strength_steps else []
+    if ramp:
+        set_strength(model, 0.0)
     callbacks = [*ramp, MetricsFile(run), Progress()]
     trainer = LucidTrainer(
         recipe,
@@ -70,6 +70,8 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         processing_class=inputs.tokenizer,
         callbacks=callbacks,
     )
+    # Now that everything is there, there is a run.
+    found = _open(recipe, run, first)
     try:
         trainer.train(resume_from_checkpoint=None if found.folder is None else str(found.folder))
         return _finish(trainer, recipe, run, inputs.vocab_size)

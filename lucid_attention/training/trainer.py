@@ -14,6 +14,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from . import sharded
 from .checkpoints import UNFINISHED, newest, rotate, seal
+from .loss import IGNORED
 from .processes import processes
 from .recipes import Recipe
 
@@ -22,8 +23,8 @@ class TrainingStopped(Exception):
     """Why a run ended before its time, and what is left of it, in a sentence or two."""
 
 
-def arguments(recipe: Recipe, run: Path, world_size: int) -> TrainingArguments:
-    """A recipe as Transformers says it."""
+def arguments(recipe: Recipe, run: Path, world_size: int, evaluated: int) -> TrainingArguments:
+    """A recipe as Transformers says it. evaluated: how many sequences of the validation split there are."""
     at_once = recipe.micro_batch_size * world_size
     if recipe.batch_size % at_once:
         raise ValueError(
@@ -34,7 +35,8 @@ def arguments(recipe: Recipe, run: Path, world_size: int) -> TrainingArguments:
         output_dir=str(run),
         max_steps=recipe.steps,
         per_device_train_batch_size=recipe.micro_batch_size,
-        per_device_eval_batch_size=recipe.micro_batch_size,
+        # A last batch that is not full is filled with sequences that were counted already.
+        per_device_eval_batch_size=1 if evaluated % at_once else recipe.micro_batch_size,
         gradient_accumulation_steps=recipe.batch_size // at_once,
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
@@ -71,7 +73,10 @@ class LucidTrainer(Trainer):
 
     def __init__(self, recipe: Recipe, run: Path, *, parallel: str = "ddp", **kwargs: Any) -> None:
         self.recipe, self.run = recipe, run
-        super().__init__(args=arguments(recipe, run, processes().num_processes), **kwargs)
+        validation = kwargs["eval_dataset"]
+        super().__init__(args=arguments(recipe, run, processes().num_processes, len(validation)), **kwargs)
+        counts = [int((validation[i]["labels"][1:] != IGNORED).sum()) for i in range(len(validation))]
+        self._labels_per_sequence = sum(counts) / len(counts)
         # `Progress` shows what it prints.
         self.remove_callback(PrinterCallback)
         self.sharded = parallel == "fsdp"
@@ -106,6 +111,16 @@ class LucidTrainer(Trainer):
         # A resumed state brings the intervals of its checkpoint; those of the recipe are meant.
         self.state.compute_steps(self.args, self.state.max_steps)
         return made
+
+    def prediction_step(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """Trainer averages over sequences; a loss is an average over labels, of which sequences have more or less."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = model(**inputs).loss
+        labels = (inputs["labels"][:, 1:] != IGNORED).sum()
+        return loss * labels / len(inputs["labels"]) / self._labels_per_sequence, None, None
 
     def _what_is_left(self) -> str:
         found = newest(self.run).folder

@@ -73,7 +73,7 @@ def test_a_layer_keeps_keys_lengths_and_y(make):
 def test_a_layer_left_uncommitted_refuses_the_next_tokens(make):
     layer = make()
     layer.update(keys(), keys())
-    with pytest.raises(RuntimeError, match=r"never preconditioned.*Start with a new cache"):
+    with pytest.raises(RuntimeError, match=r"never preconditioned.*start with a new cache"):
         layer.update(keys(), keys())
 
 

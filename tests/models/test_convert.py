@@ -82,9 +82,10 @@ def test_chosen_layers_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) 
 
 
 def test_a_converted_checkpoint_can_be_converted_again(llama: Path, tmp_path: Path) -> None:
-    convert(llama, tmp_path / "out", strength=0)
-    convert(tmp_path / "out", tmp_path / "again", strength=1)
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "again").config.lucid["strength"] == 1
+    convert(llama, tmp_path / "out", layers=[1], strength=0)
+    settings = convert(tmp_path / "out", tmp_path / "again", strength=1)
+    assert (settings.layers, settings.strength) == ((1,), 1), "what is not given stays"
+    assert convert(tmp_path / "out", tmp_path / "all", layers="all").layers is None
 
 
 def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tmp_path: Path) -> None:
@@ -162,8 +163,8 @@ def test_too_little_room_is_seen_before_anything_is_copied(
         convert(llama, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("text", "layers"), [("all", None), ("3", [3]), ("0,2,8-11", [0, 2, 8, 9, 10, 11])])
-def test_layers_are_read(text: str, layers: list[int] | None) -> None:
+@pytest.mark.parametrize(("text", "layers"), [("all", "all"), ("3", [3]), ("0,2,8-11", [0, 2, 8, 9, 10, 11])])
+def test_layers_are_read(text: str, layers: list[int] | str) -> None:
     assert read_layers(text) == layers
 
 

@@ -3,11 +3,23 @@
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, DynamicCache, QuantizedCache, StaticCache
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    BertConfig,
+    BloomConfig,
+    DynamicCache,
+    QuantizedCache,
+    StaticCache,
+    T5Config,
+)
 from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
+from lucid_attention import LucidForCausalLM
 from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.presets import tiny
 from tests.models.dropin_cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
@@ -15,13 +27,13 @@ CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambd
 
 def test_a_quantized_cache_is_refused():
     model = lucid_model("llama")
-    for backend in ("fp8", "quanto"):
+    for backend in ("quanto", "hqq"):
         with pytest.raises(
             ValueError, match="lucid_attention: its values are preconditioned, which this cache cannot keep"
         ):
             QuantizedCache(config=model.config, backend=backend)
     with pytest.raises((ValueError, ImportError), match="preconditioned, which this cache cannot keep"):
-        greedy(model, tokens(), cache_implementation="quantized", cache_config={"backend": "fp8"})
+        greedy(model, tokens(), cache_implementation="quantized", cache_config={"backend": "quanto"})
 
 
 @pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
@@ -188,3 +200,44 @@ def test_a_static_cache_takes_flat_masks_only():
     mask = torch.ones(12, 16, dtype=torch.bool).tril()[None, None]
     with pytest.raises(ValueError, match=r"static cache must be \[B, 16\].*got shape \[1, 1, 12, 16\]"):
         model(ids, attention_mask=mask, past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [{"strength": 0.5}, {"sharpness": 1.0}, {"layers": [1]}], ids=str)
+def test_settings_that_change_under_a_cache_are_refused(change):
+    model, ids = lucid_model("llama"), tokens()
+    cache = model(ids, use_cache=True).past_key_values
+    enable_lucid(model, **change)
+    with pytest.raises(ValueError, match="was begun with"):
+        model(ids[:, :1], past_key_values=cache)
+
+
+NO_DECODERS = {
+    "bloom": (lambda: BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20), "computes its attention itself"),
+    "t5": (lambda: T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=20), "encoder"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_DECODERS)
+def test_architectures_that_cannot_are_refused_by_name_and_by_model(kind):
+    make, reason = NO_DECODERS[kind]
+    auto = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
+    enable_lucid()
+    with pytest.raises(ValueError, match=reason):
+        auto.from_config(make(), attn_implementation="lucid")
+    with pytest.raises(ValueError, match=reason):
+        enable_lucid(auto.from_config(make()))
+
+
+def test_an_encoder_is_refused_by_name_and_by_model():
+    config = BertConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
+    with pytest.raises(ValueError, match="has no causal attention"):
+        enable_lucid(AutoModel.from_config(config))
+    model = AutoModel.from_config(config, attn_implementation="lucid")
+    with pytest.raises(ValueError, match="LUCID is for causal attention"):
+        model(tokens() % 20)
+
+
+def test_the_own_decoder_is_not_switched_over():
+    with pytest.raises(ValueError, match=r"LucidConfig\(attention='lucid'\)"):
+        enable_lucid(LucidForCausalLM(tiny("softmax", vocab_size=20)))

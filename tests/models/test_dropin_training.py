@@ -56,6 +56,31 @@ def test_packed_documents_are_trained_as_if_apart(name, batch):
     assert_same_gradients(found[1], expected[1], 1e-4)
 
 
+PACKED = {
+    "positions, with the cache that is made by default": lambda positions: {"position_ids": positions},
+    "positions and a mask of ones": lambda positions: {
+        "position_ids": positions,
+        "attention_mask": torch.ones_like(positions),
+    },
+    "borders for flash attention": lambda positions: {
+        "cu_seq_lens_q": torch.tensor([0, 7, 10, 12], dtype=torch.int32),
+        "position_ids": positions,
+        "use_cache": False,
+    },
+}
+
+
+@pytest.mark.parametrize("say", PACKED.values(), ids=PACKED)
+@torch.no_grad()
+def test_documents_are_found_however_they_are_said(say):
+    model, ids = lucid_model("llama"), tokens()
+    spans = list(pairwise([0, 7, 10, 12]))
+    positions = torch.cat([torch.arange(stop - start) for start, stop in spans])[None]
+    apart = torch.cat([model(ids[:, start:stop]).logits for start, stop in spans], 1)
+    assert relative_error(model(ids, **say(positions)).logits, apart) < 1e-5
+    assert relative_error(model(ids).logits, apart) > 1e-2
+
+
 @pytest.mark.parametrize("frozen", ["", "k_proj"], ids=["all weights", "frozen keys"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_text_in_two_pieces_is_trained_as_in_one(name, frozen):

@@ -72,11 +72,9 @@ def test_a_mistral_with_both_kinds_of_layers_decodes_as_it_reads():
     assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-@torch.no_grad()
-def test_no_layer_chosen_is_softmax_attention(name):
-    ids = tokens(2)
-    assert relative_error(lucid_model(name, layers=[])(ids).logits, softmax_model(name)(ids).logits) < 1e-6
+def test_no_layer_at_all_is_refused():
+    with pytest.raises(ValueError, match="at least one layer"):
+        lucid_model("llama", layers=[])
 
 
 @torch.no_grad()

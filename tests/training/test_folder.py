@@ -1,0 +1,144 @@
+"""The folder of a run: whose it is, what may change in it, when it is done."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention.training.checked import from_dict
+from lucid_attention.training.checkpoints import checkpoints
+from lucid_attention.training.recipes import Recipe
+
+from .running import METRICS, around, assert_same, die, finished, killed, losses, lucid, read_metrics, words
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in step 4 and has the checkpoint 2."""
+    return killed(words("tiny_needle", tmp_path_factory.mktemp("stopped") / "run"), 4)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_recipe_as_it_ran_is_in_the_folder(whole: Path) -> None:
+    recipe = from_dict(Recipe, json.loads((whole / "recipe.json").read_text()))
+    assert (recipe.steps, recipe.model["hidden_size"], recipe.data_options) == (8, 32, {"n": [2, 4, 8]})
+
+
+def test_a_finished_run_says_so_and_does_nothing(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    before = contents(run)
+    ended = lucid(words("tiny_needle", run))
+    assert ended.code == 0
+    assert f"{run}: finished already. --restart begins again" in ended.out
+    assert "validation loss" in ended.out
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("which", ["whole", "stopped"])
+def test_another_recipe_in_the_same_folder_is_refused_with_the_differences(
+    which: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    run = shutil.copytree(request.getfixturevalue(which), tmp_path / "run")
+    before = contents(run)
+    ended = lucid(
+        words("tiny_needle", run, "--attention", "softmax", learning_rate=0.01, model__hidden_size=64, keep=3)
+    )
+    assert ended.code == 1
+    assert f"{run} holds a run of another recipe: " in ended.err
+    assert "learning_rate was 0.003, is 0.01" in ended.err
+    assert "attention was 'lucid', is 'softmax'" in ended.err
+    assert "'hidden_size': 64" in ended.err
+    assert "keep" not in ended.err
+    assert contents(run) == before
+
+
+def test_what_does_not_touch_the_result_may_change_and_is_obeyed(stopped: Path, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(stopped, tmp_path / "run")
+    changes: dict[str, Any] = {"save_every": 3, "evaluate_every": 5, "keep": 5, "workers": 1, "about": "other words"}
+    ended = lucid(words("tiny_needle", run, **changes))
+    assert ended.code == 0, ended
+    assert_same(run, whole)
+    assert {path.name for path in checkpoints(run)} == {f"checkpoint-{step}" for step in (2, 3, 6, 8)}
+    assert next(entry["step"] for entry in read_metrics(run / METRICS) if "eval_loss" in entry) == 5
+    assert json.loads((run / "recipe.json").read_text())["about"] == "other words"
+
+
+def test_a_changed_interval_of_the_log_is_obeyed(stopped: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(stopped, tmp_path / "run")
+    assert lucid(words("tiny_needle", run, log_every=5, save_every=4)).code == 0
+    # 1 and 2 from before; every 5; and with every checkpoint.
+    assert list(losses(run)) == [1, 2, 4, 5, 8]
+
+
+def test_restart_begins_again(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    argv = words("tiny_needle", run, "--restart", steps=2, learning_rate=0.01)
+    ended = lucid(argv)
+    assert ended.code == 0
+    assert "going on" not in ended.out
+    assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
+    assert list(losses(run)) == [1, 2]
+
+
+def test_a_restart_killed_halfway_leaves_a_folder_that_is_known(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    argv = words("tiny_needle", run, "--restart")
+    lucid(argv, before=lambda: around(shutil, "rmtree", call=2, do=die))
+    assert (run / "recipe.json").exists()
+    assert lucid(argv).code == 0
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("more", [(), ("--restart",)])
+def test_a_folder_of_something_else_is_left_alone(more: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+    ended = lucid(words("tiny_needle", tmp_path / "run", *more))
+    assert ended.code == 1
+    assert "holds something that is not a run" in ended.err
+    assert contents(tmp_path / "run") == {"thesis.tex": b"years of work"}
+
+
+def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    finished(words("tiny_needle", tmp_path / "run", steps=1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model.hiden_size": 3},
+        {"data": "nowhere"},
+        {"data_options.m": 3},
+        {"sequence_length": 9},
+        {"strength_steps": 1.5},
+    ],
+    ids=str,
+)
+def test_a_command_that_cannot_run_does_not_claim_the_folder(wrong: dict[str, Any], tmp_path: Path) -> None:
+    ended = lucid(words("tiny_needle", tmp_path / "run", **{"steps": 2, **wrong}))
+    assert ended.code == 1
+    assert "lucid train: error: " in ended.err
+    assert "Traceback" not in ended.err
+    finished(words("tiny_needle", tmp_path / "run", steps=2))
+
+
+def test_a_recipe_that_cannot_be_read_is_named(stopped: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(stopped, tmp_path / "run")
+    (run / "recipe.json").write_text("{")
+    ended = lucid(words("tiny_needle", run))
+    assert ended.code == 1
+    assert f"{run / 'recipe.json'} cannot be read" in ended.err
+
+
+def test_without_out_the_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = words("tiny_needle", tmp_path / "run", "--attention", "softmax", "--seed", "3", steps=1)
+    where = argv.index("--out")
+    assert lucid(argv[:where] + argv[where + 2 :]).code == 0
+    assert (tmp_path / "runs" / "tiny_needle-softmax-3" / "summary.json").exists()

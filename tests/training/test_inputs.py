@@ -1,0 +1,186 @@
+"""What a run is trained on: in which order, from where, and what is said if it cannot be."""
+
+import json
+import math
+import pickle
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from lucid_attention.data.errors import DataError
+from lucid_attention.training import inputs as module
+from lucid_attention.training.inputs import Passes, load_inputs
+from lucid_attention.training.recipes import Recipe, qasper, tiny_lm, tiny_needle
+
+from .running import finished, losses, lucid, weights, words
+
+
+def on_tokens(out: Path, tokens: Path, *more: str, **changes: Any) -> list[str]:
+    """A small run on a folder of tokens."""
+    argv = words("tiny_lm", out, "--data", str(tokens), *more, **changes)
+    return [word for word in argv if not word.startswith("--set=data_options")]
+
+
+def small(tokens: Path, **changes: Any) -> Recipe:
+    given: dict[str, Any] = {"data": str(tokens), "data_options": {}, "sequence_length": 32, "steps": 90}
+    return replace(tiny_lm(), **{**given, "batch_size": 4, "micro_batch_size": 4, **changes})
+
+
+def keys(items: list[dict[str, torch.Tensor]]) -> list[tuple[int, ...]]:
+    return [tuple(item["input_ids"].tolist()) for item in items]
+
+
+def test_passes_over_a_small_corpus_see_every_item_once_in_an_order_of_their_own(tokens: Path) -> None:
+    train = load_inputs(small(tokens)).train
+    assert isinstance(train, Passes)
+    assert len(train) == 360
+    size = train.size
+    assert size < 150
+    passes = [keys([train[i] for i in range(number * size, (number + 1) * size)]) for number in range(2)]
+    for each in passes:
+        assert len(set(each)) == size
+    assert passes[0] != passes[1]
+    # Documents in another order, cut elsewhere: the same tokens.
+    first, second = (Counter(token for item in each for token in item) for each in passes)
+    assert sum((first - second).values()) < 64
+
+
+def test_items_depend_on_the_seed_and_the_index_and_not_on_the_way_there(tokens: Path) -> None:
+    one, other = load_inputs(small(tokens)).train, load_inputs(small(tokens)).train
+    indices = [250, 3, 249, 70, 3]
+    there = {i: keys([other[i]]) for i in sorted(indices)}
+    assert [keys([one[i]]) for i in indices] == [there[i] for i in indices]
+    assert keys([pickle.loads(pickle.dumps(one))[250]]) == there[250]
+    assert keys([load_inputs(small(tokens, seed=1)).train[3]]) != keys([one[3]])
+
+
+def test_synthetic_items_are_all_new_and_none_of_them_is_for_validation() -> None:
+    recipe = replace(tiny_needle(), steps=20, evaluation_sequences=30)
+    made = load_inputs(recipe)
+    train = keys([made.train[i] for i in range(320)])
+    validation = keys([made.validation[i] for i in range(30)])
+    assert len(set(train)) == 320
+    assert len(set(validation)) == 30
+    assert not set(train) & set(validation)
+    other = load_inputs(replace(recipe, seed=1))
+    assert not set(keys([other.train[i] for i in range(320)])) & set(train + validation)
+
+
+def test_validation_is_as_long_as_asked_or_as_there_is(tokens: Path) -> None:
+    assert len(load_inputs(small(tokens, evaluation_sequences=3)).validation) == 3  # type: ignore[arg-type]
+    there = len(load_inputs(small(tokens, evaluation_sequences=10**6)).validation)  # type: ignore[arg-type]
+    assert 3 < there < 1000
+
+
+def test_a_language_model_is_trained_on_a_folder_of_tokens(language_model: Path, tokens: Path) -> None:
+    values = list(losses(language_model).values())
+    assert values[0] == pytest.approx(math.log(286), abs=0.1)
+    assert values[-1] < values[0] - 0.3
+    config = json.loads((language_model / "model" / "config.json").read_text())
+    manifest = json.loads((tokens / "manifest.json").read_text())
+    assert config["vocab_size"] == manifest["tokenizer"]["vocab_size"]
+    # It can be used without the data.
+    saved, made = (AutoTokenizer.from_pretrained(folder) for folder in (language_model / "model", tokens))
+    assert saved.get_vocab() == made.get_vocab()
+    assert saved.encode("the key\n 12") == made.encode("the key\n 12")
+    assert config["eos_token_id"] is not None
+
+
+def test_documents_that_see_each_other_are_another_training(language_model: Path, tokens: Path, tmp_path: Path) -> None:
+    run = finished(on_tokens(tmp_path / "run", tokens, separate_documents=False))
+    assert losses(run)[1] != losses(language_model)[1] or losses(run)[8] != losses(language_model)[8]
+    whole = finished(on_tokens(tmp_path / "rows", tokens, separate_documents=False, loss_rows=0))
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
+
+
+def test_a_process_that_reads_ahead_changes_nothing(language_model: Path, tokens: Path, tmp_path: Path) -> None:
+    run = finished(on_tokens(tmp_path / "run", tokens, workers=1))
+    assert losses(run) == losses(language_model)
+
+
+def test_data_that_are_not_there_are_named_with_what_makes_them(tmp_path: Path) -> None:
+    ended = lucid(on_tokens(tmp_path / "run", tmp_path / "nowhere"))
+    assert ended.code == 1
+    said = f"{tmp_path / 'nowhere'}: there is no such folder of tokens. Make one with: lucid tokenize SOURCE"
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("kind", ["empty", "unfinished", "text"])
+def test_a_folder_that_is_not_one_of_tokens_is_named(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    (folder / "unfinished" if kind == "unfinished" else folder).mkdir(parents=True)
+    if kind == "text":
+        (folder / "a.txt").write_text("text")
+    ended = lucid(on_tokens(tmp_path / "run", folder))
+    assert ended.code == 1
+    assert str(folder) in ended.err
+    assert "lucid tokenize" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_options_for_data_that_have_none_are_refused(tokens: Path) -> None:
+    with pytest.raises(DataError, match="data_options are not for a folder of tokens"):
+        load_inputs(small(tokens, data_options={"vocab_size": 3}))
+    with pytest.raises(DataError, match=r"have one option, vocab_size, got also \['size'\]"):
+        load_inputs(replace(tiny_lm(), data_options={"size": 3}))
+
+
+def test_the_standard_library_is_tokenized_on_first_use_and_once(
+    tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def tokenize(source: str, folder: Path, **options: Any) -> None:
+        made.append((source, options["tokenizer"]))
+        shutil.copytree(tokens, folder)
+
+    monkeypatch.setattr(module, "MADE", tmp_path / "made")
+    monkeypatch.setattr(module, "tokenize", tokenize)
+    recipe = small(tokens, data="stdlib", data_options={"vocab_size": 300})
+    first = load_inputs(recipe)
+    assert keys([first.train[0]]) == keys([load_inputs(recipe).train[0]])
+    assert made == [("stdlib", "train:300")]
+    assert first.tokenizer is not None
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("answers") / "some.jsonl"
+    lines = [{"prompt": f"the key {i} reads ", "answer": f"last {i}"} for i in range(40)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+SETTINGS: dict[str, Any] = {"precision": "float32", "workers": 0, "data_options.validation": 0.3, "rope_theta": 500}
+
+
+def with_answers(out: Path, *more: str) -> list[str]:
+    argv = words("qasper", out, *more, **SETTINGS)
+    return [word for word in argv if not word.startswith(("--set=model.", "--set=data_options.n="))]
+
+
+def test_answers_are_learned_from_a_trained_model(answers: Path, language_model: Path, tmp_path: Path) -> None:
+    argv = with_answers(tmp_path / "run", "--data", str(answers), "--from", str(language_model / "model"))
+    run = finished([*argv, "--set=learning_rate=3e-3"])
+    values = losses(run)
+    assert values[8] < values[1]
+    assert weights(run).keys() == weights(language_model).keys()
+    assert (run / "model" / "tokenizer.json").exists()
+
+
+def test_answers_without_a_model_are_refused(answers: Path, tmp_path: Path) -> None:
+    ended = lucid(with_answers(tmp_path / "run", "--data", str(answers)))
+    assert ended.code == 1
+    assert f"{answers}: prompts and answers are for a trained model: give one with --from" in ended.err
+
+
+def test_the_recipe_for_answers_waits_for_its_file(language_model: Path) -> None:
+    with pytest.raises(DataError, match=r"data/qasper_train\.jsonl: there is no such file"):
+        load_inputs(replace(qasper(), start=str(language_model / "model")))

@@ -1,0 +1,168 @@
+"""A run that is killed at any moment and begun again is the run that was not killed: loss for loss, bit for bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lucid_attention.training import run as runs
+from lucid_attention.training import trainer
+from lucid_attention.training.trainer import LucidTrainer
+from lucid_attention.training.watching import METRICS, MetricsFile
+
+from .running import around, assert_same, die, killed, losses, lucid, words
+
+# (where, its name, what one of its arguments ends with, which call, after it?) in a run that saves every 2 steps.
+MOMENTS: dict[str, tuple[Any, str, str, int, bool]] = {
+    "before the first step": (LucidTrainer, "training_step", "", 1, False),
+    "between two steps": (LucidTrainer, "training_step", "", 6, False),
+    "before the recipe is there": (Path, "rename", "recipe.json", 1, False),
+    "when the weights of a checkpoint are written": (LucidTrainer, "_save", "checkpoint-4", 1, True),
+    "before its optimiser is written": (torch, "save", "optimizer.pt", 2, False),
+    "before it is listed": (trainer, "seal", "checkpoint-4", 1, False),
+    "before its renaming": (Path, "rename", "checkpoint-4", 1, False),
+    "after its renaming": (Path, "rename", "checkpoint-4", 1, True),
+    "when an old one is half removed": (Path, "unlink", "checkpoint-2/complete.json", 1, True),
+    "after the last step": (LucidTrainer, "training_step", "", 8, True),
+    "before the model is there": (Path, "rename", "run/model", 1, False),
+    "before the summary": (runs, "draw_loss", "", 1, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_at_any_moment_resumes_to_the_same_losses_and_weights(
+    moment: str, whole: Path, tmp_path: Path
+) -> None:
+    owner, name, about, call, after = MOMENTS[moment]
+    argv = words("tiny_needle", tmp_path / "run")
+    ended = lucid(argv, before=lambda: around(owner, name, about=about, call=call, do=die, after=after))
+    assert ended.code == -signal.SIGKILL, ended
+    ended = lucid(argv)
+    assert ended.code == 0, ended
+    assert_same(tmp_path / "run", whole)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in whole.iterdir()}
+
+
+def test_a_run_killed_again_and_again_comes_to_the_same_end(whole: Path, tmp_path: Path) -> None:
+    argv = words("tiny_needle", tmp_path / "run")
+    # The third process begins with step 5: what is killed in its second step was in step 6.
+    for step in (4, 3, 2):
+        killed(argv, step)
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", whole)
+
+
+def test_a_kill_from_outside_during_a_save_loses_nothing(whole: Path, tmp_path: Path) -> None:
+    argv, unfinished = words("tiny_needle", tmp_path / "run"), tmp_path / "run" / "unfinished"
+    process = subprocess.Popen([sys.executable, "-m", "lucid_attention.cli", *argv], stderr=subprocess.DEVNULL)
+    try:
+        started = time.monotonic()
+        while not unfinished.exists():
+            assert process.poll() is None
+            assert time.monotonic() - started < 100
+            time.sleep(0.0005)
+    finally:
+        process.kill()
+        process.wait()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", whole)
+    assert not unfinished.exists()
+
+
+def ctrl_c(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("where", [(LucidTrainer, "training_step", 6), (trainer, "seal", 2)], ids=["a step", "a save"])
+def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(
+    where: tuple[Any, str, int], whole: Path, tmp_path: Path
+) -> None:
+    argv = words("tiny_needle", tmp_path / "run")
+    owner, name, call = where
+    ended = lucid(argv, before=lambda: around(owner, name, call=call, do=ctrl_c))
+    assert ended.code == 130
+    assert "the same command goes on from the last checkpoint" in ended.err
+    assert "Traceback" not in ended.err
+    ended = lucid(argv)
+    assert f"going on from {tmp_path / 'run' / 'checkpoint'}-{4 if name == 'training_step' else 2}" in ended.out
+    assert_same(tmp_path / "run", whole)
+
+
+def test_a_run_with_several_steps_in_a_log_entry_resumes_to_the_same_entries(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"log_every": 3, "save_every": 2}
+    assert lucid(words("tiny_needle", tmp_path / "whole", **settings)).code == 0
+    argv = words("tiny_needle", tmp_path / "run", **settings)
+    killed(argv, 6)
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_dropout_goes_on_where_it_was(tmp_path: Path) -> None:
+    # Ours have none: a pretrained model can.
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=161,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        attention_dropout=0.3,
+    )
+    AutoModelForCausalLM.from_config(config, attn_implementation="eager").save_pretrained(tmp_path / "llama")
+    more = ("--from", str(tmp_path / "llama"))
+    changes = {"evaluate_every": 3}
+    assert lucid(without_model(words("tiny_needle", tmp_path / "whole", *more, **changes))).code == 0
+    argv = without_model(words("tiny_needle", tmp_path / "run", *more, **changes))
+    killed(argv, 6)
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def without_model(argv: list[str]) -> list[str]:
+    return [word for word in argv if not word.startswith("--set=model.")]
+
+
+def half_a_line(self: MetricsFile, *_: Any, **__: Any) -> None:
+    with self.path.open("a") as file:
+        file.write('{"step": 6, "lo')
+    die()
+
+
+def test_a_metrics_file_with_half_a_line_is_mended(whole: Path, tmp_path: Path) -> None:
+    argv = words("tiny_needle", tmp_path / "run")
+    ended = lucid(argv, before=lambda: around(MetricsFile, "on_log", call=6, do=half_a_line))
+    assert ended.code == -signal.SIGKILL
+    assert (tmp_path / "run" / METRICS).read_text().endswith('"lo')
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", whole)
+
+
+def test_a_kill_while_metrics_are_mended_loses_none(whole: Path, tmp_path: Path) -> None:
+    argv = words("tiny_needle", tmp_path / "run")
+    killed(argv, 6)
+    kept = losses(tmp_path / "run")
+
+    def before() -> None:
+        # Before anything is written to a file that was emptied for it.
+        original = Path.open
+
+        def dying(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            opened = original(self, mode, *args, **kwargs)
+            if self.name.startswith(METRICS) and "w" in mode:
+                die()
+            return opened
+
+        Path.open = dying  # type: ignore[assignment,method-assign]
+
+    assert lucid(argv, before=before).code == -signal.SIGKILL
+    assert losses(tmp_path / "run") == kept
+    assert lucid(argv).code == 0
+    assert_same(tmp_path / "run", whole)

@@ -1,0 +1,209 @@
+"""Recipes: the paper's values, and changes that are understood or refused."""
+
+import argparse
+import json
+from dataclasses import FrozenInstanceError, asdict, replace
+from typing import Any
+
+import pytest
+import torch
+
+from lucid_attention import cli
+from lucid_attention.models import presets
+from lucid_attention.training.checked import changed, difference, from_dict, preset_names
+from lucid_attention.training.command import add_arguments, resolved
+from lucid_attention.training.inputs import Inputs, make_model
+from lucid_attention.training.recipes import RECIPES, Recipe, pretrain_2k, tiny_needle
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_makes_a_model(name: str) -> None:
+    recipe = RECIPES[name]()
+    nothing: Any = []
+    with torch.device("meta"):
+        model = make_model(recipe, Inputs(nothing, nothing, 32_000, None))
+    assert model.config.vocab_size == 32_000
+    assert model.config.max_position_embeddings == recipe.sequence_length
+    if recipe.rope_theta is not None:
+        assert model.config.rope_theta == recipe.rope_theta
+    parameters = sum(each.numel() for each in model.parameters())
+    assert (parameters > 5e8) == (recipe.preset != "tiny")
+
+
+def test_the_names_are_those_of_the_issue() -> None:
+    ours = {"tiny_lm", "tiny_needle"}
+    paper = {"pretrain_2k", "finetune_64k", "context_4k", "context_32k", "babilong", "longbench", "qasper", "qmsum"}
+    assert set(RECIPES) == ours | paper
+    assert all(make.__name__ == name and make.__doc__ for name, make in RECIPES.items())
+
+
+def test_pretraining_has_the_values_of_the_paper() -> None:
+    r = RECIPES["pretrain_2k"]()
+    assert (r.steps, r.batch_size, r.sequence_length) == (11_000, 256, 2048)
+    assert (r.learning_rate, r.beta1, r.beta2, r.weight_decay) == (5e-4, 0.9, 0.99, 0.01)
+    assert (r.warmup, r.schedule, r.preset, r.precision) == (0.06, "cosine", "paper_1b", "bfloat16")
+
+
+def test_long_tuning_has_the_values_of_the_paper() -> None:
+    r = RECIPES["finetune_64k"]()
+    assert (r.steps, r.batch_size, r.sequence_length, r.rope_theta) == (500, 16, 65_536, 64_000)
+    assert (r.learning_rate, r.beta1, r.beta2, r.weight_decay) == (5e-4, 0.9, 0.99, 0.01)
+    assert (r.preset, r.gradient_checkpointing, r.micro_batch_size) == ("paper_1b", True, 1)
+    assert r.loss_rows > 0
+
+
+@pytest.mark.parametrize(("name", "steps", "tokens"), [("context_4k", 80_000, 2**20), ("context_32k", 25_000, 2**21)])
+def test_longer_contexts_have_the_values_of_the_paper(name: str, steps: int, tokens: int) -> None:
+    r = RECIPES[name]()
+    assert (r.steps, r.batch_size * r.sequence_length, r.preset) == (steps, tokens, "paper_16_layer")
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        tiny_needle().steps = 3  # type: ignore[misc]
+
+
+def test_presets_that_recipes_can_name_are_all_there_are() -> None:
+    assert set(preset_names()) >= {"tiny", "small", "paper_1b", "paper_16_layer", "gemma3_1b"}
+    assert all(hasattr(presets, name) and not name.startswith("_") for name in preset_names())
+    assert "LucidConfig" not in preset_names()
+    assert "every" not in preset_names()
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "learning_rate=3e-4": ("learning_rate", 3e-4),
+    "steps=1e3": ("steps", 1000),
+    "steps=500": ("steps", 500),
+    "steps = 7 ": ("steps", 7),
+    "separate_documents=False": ("separate_documents", False),
+    "gradient_checkpointing=true": ("gradient_checkpointing", True),
+    "attention=softmax": ("attention", "softmax"),
+    'attention=["softmax", "lucid"]': ("attention", ["softmax", "lucid"]),
+    "data=needles": ("data", "needles"),
+    "data=123": ("data", "123"),
+    "data=a=b": ("data", "a=b"),
+    "start=runs/a/model": ("start", "runs/a/model"),
+    "rope_theta=64000": ("rope_theta", 64_000),
+    "rope_theta=None": ("rope_theta", None),
+    "strength_steps=0.5": ("strength_steps", 0.5),
+    "about=of two words": ("about", "of two words"),
+    "data_options.n=[1, 2]": ("data_options", {"n": [1, 2]}),
+    "model={'head_dim': 8}": ("model", {"head_dim": 8}),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_read_in_the_type_of_its_field(change: str) -> None:
+    name, value = CHANGES[change]
+    new = getattr(changed(tiny_needle(), [change]), name)
+    assert new == value
+    assert type(new) is type(value)
+
+
+def test_a_part_of_a_dictionary_leaves_the_others() -> None:
+    new = changed(tiny_needle(), ["model.head_dim=8", "model.hidden_act=relu"]).model
+    assert new == {**tiny_needle().model, "head_dim": 8, "hidden_act": "relu"}
+    assert "hidden_act" not in tiny_needle().model
+
+
+@pytest.mark.parametrize("changes", [["batch_size=4", "micro_batch_size=4"], ["micro_batch_size=64", "batch_size=64"]])
+def test_changes_are_judged_together(changes: list[str]) -> None:
+    new = changed(tiny_needle(), changes)
+    assert new.batch_size == new.micro_batch_size
+
+
+REFUSED = {
+    "learning_rat=1": r"a recipe has no 'learning_rat' \(did you mean 'learning_rate'\?\); it has about, preset",
+    "modell.head_dim=1": r"a recipe has no 'modell' \(did you mean 'model'\?\)",
+    "steps": "a change must be KEY=VALUE, got 'steps'",
+    "=3": "a change must be KEY=VALUE, got '=3'",
+    "steps.x=3": r"steps has no parts: expected steps=VALUE, got 'steps.x=3'",
+    "steps=0": "steps must be an integer from 1 on, got 0",
+    "steps=1.5": "steps must be an integer from 1 on, got 1.5",
+    "steps=1e999": "steps must be an integer from 1 on, got inf",
+    "steps=True": "steps must be an integer from 1 on, got True",
+    "steps=many": "steps must be an integer from 1 on, got 'many'",
+    "sequence_length=1": "sequence_length must be an integer from 2 on, got 1",
+    "seed=-1": "seed must be an integer from 0 on, got -1",
+    "learning_rate=-1": "learning_rate must be a finite number from 0 on, got -1",
+    "learning_rate=nan": "learning_rate must be a finite number from 0 on, got 'nan'",
+    "learning_rate=1e999": "learning_rate must be a finite number from 0 on, got inf",
+    "beta2=1": "beta2 must be a number below 1, got 1",
+    "warmup=1.5": "warmup must be a number below 1, got 1.5",
+    "schedule=linear": "schedule must be one of cosine, constant, got 'linear'",
+    "precision=float16": "precision must be one of float32, bfloat16, got 'float16'",
+    "separate_documents=maybe": "separate_documents must be True or False, got 'maybe'",
+    "separate_documents=1": "separate_documents must be True or False, got 1",
+    "model=3": "model must be a dictionary, got 3",
+    "preset=tinny": r"preset must be one of .*, got 'tinny' \(did you mean 'tiny'\?\)",
+    "attention=lucd": r"attention must be one of .*, got 'lucd' \(did you mean 'lucid'\?\)",
+    "attention=['lucid', 'pth']": r"attention must be one of .*, got 'pth' \(did you mean 'path'\?\)",
+    "attention=3": "attention must be one of .*, got 3",
+    "rope_theta=abc": "rope_theta must be a positive number or None, got str",
+    "rope_theta=0": "rope_theta must be .*, got 0",
+    "start=3": "start must be a folder or None, got 3",
+    "micro_batch_size=3": "batch_size must be a multiple of micro_batch_size: got 16 and 3",
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_a_change_that_means_nothing_is_refused_and_the_nearest_is_named(change: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=REFUSED[change]):
+        changed(tiny_needle(), [change])
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_is_shown_can_be_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", name, "--show", "--set", "steps=7", "--set=model.head_dim=8", "--seed", "3"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    made = RECIPES[name]()
+    assert from_dict(Recipe, shown) == replace(made, steps=7, model={**made.model, "head_dim": 8}, seed=3)
+
+
+def test_a_recipe_with_unknown_or_missing_fields_is_not_read() -> None:
+    written = asdict(tiny_needle())
+    with pytest.raises(ValueError, match=r"a recipe has no 'stepps' \(did you mean 'steps'\?\)"):
+        from_dict(Recipe, {**written, "stepps": 3})
+    with pytest.raises(ValueError, match="a recipe needs data, steps"):
+        from_dict(Recipe, {name: value for name, value in written.items() if name not in ("steps", "data")})
+
+
+def test_differences_are_fields_with_both_values() -> None:
+    other = replace(tiny_needle(), steps=3, seed=1)
+    assert difference(tiny_needle(), other) == {"steps": (1000, 3), "seed": (0, 1)}
+    assert difference(other, other) == {}
+
+
+def test_an_unknown_recipe_is_refused_and_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "tiny_need"]) == 1
+    said = capsys.readouterr().err
+    assert "there is no recipe 'tiny_need' (did you mean 'tiny_needle'?)" in said
+    assert all(name in said for name in RECIPES)
+
+
+def parsed(*argv: str) -> Recipe:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return resolved(parser.parse_args(argv))
+
+
+def test_arguments_are_changes_with_names_of_their_own() -> None:
+    recipe = parsed(
+        "tiny_needle", "--attention", "softmax", "--data", "memory_update", "--seed", "4", "--set", "steps=9"
+    )
+    # Options belong to the data of the recipe, and went with them.
+    expected = {"attention": "softmax", "data": "memory_update", "data_options": {}, "seed": 4, "steps": 9}
+    assert recipe == replace(tiny_needle(), **expected)
+    assert parsed("pretrain_2k") == pretrain_2k()
+
+
+def test_the_recipes_are_listed_with_their_tokens_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * len(RECIPES)
+    for name, first, second in zip(RECIPES, lines[::2], lines[1::2], strict=True):
+        assert first.split(maxsplit=1) == [name, RECIPES[name]().about]
+        assert RECIPES[name]().preset in second
+    pretraining = lines[2 * list(RECIPES).index("pretrain_2k") + 1]
+    assert "5,767.2M tokens" in pretraining
+    assert "learning rate 0.0005" in pretraining
