@@ -10,6 +10,9 @@ OLDEST := .venv-oldest
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
 CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
+# Tests of a file share what they set up, so a file stays in one process.
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-oldest lint format bench clean
 
@@ -23,10 +26,11 @@ demo: $(STAMP) ## Run the demonstration (ARGS go to examples/demo.py)
 	@env $(CPU_ENV) $(BIN)/python examples/demo.py $(ARGS)
 
 test: lint ## Lint, then run the tests (ARGS go to pytest)
-	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
-	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest tests/models tests/test_cli.py tests/test_documents.py $(ARGS)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \
+		tests/models tests/training tests/test_cli.py tests/test_documents.py $(ARGS)
 
 lint: $(STAMP) ## Check style, formatting and types
 	@$(BIN)/ruff check .

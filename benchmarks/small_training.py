@@ -8,6 +8,7 @@ import torch
 from lucid_attention.models import presets
 from lucid_attention.models.modeling import LucidForCausalLM
 from lucid_attention.training.loss import use_chunked_loss
+from lucid_attention.training.recipes import RECIPES
 
 from .gate import WrongAnswer
 from .harness import Run, Spread, race, ratios
@@ -28,7 +29,7 @@ class Decoder(NamedTuple):
 
 DECODERS = (
     # 0.9 times the tokens per second.
-    Decoder("tiny_lm", 1 / 0.9, {}),
+    Decoder("tiny_lm", 1 / 0.9, RECIPES["tiny_lm"]().model),
     Decoder(
         "width 256, 4/4 heads of 64",
         1.25,

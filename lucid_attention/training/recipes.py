@@ -79,13 +79,20 @@ def tiny_lm() -> Recipe:
     return Recipe(
         about="language model on the Python standard library, 512 tokens; minutes on 2 cores, offline",
         preset="tiny",
+        model={
+            "hidden_size": 256,
+            "intermediate_size": 704,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+        },
         data="stdlib",
         data_options={"vocab_size": 4096},
         sequence_length=512,
         steps=300,
         batch_size=8,
         micro_batch_size=8,
-        learning_rate=3e-3,
+        learning_rate=2e-3,
         evaluate_every=100,
         save_every=100,
     )
