@@ -28,6 +28,24 @@ COMMANDS = {
         "lucid train tiny_lm --attention lucid --set learning_rate=3e-3",
     ),
     "recipes": Command("training.listing", "list the recipes", "lucid recipes"),
+    "eval": Command(
+        "evals.command",
+        "score a checkpoint: needles, BABILong, LongBench, SCROLLS, perplexity",
+        "lucid eval ./model --tasks mniah --needles 2,4,6 --lengths 2048,4096 --samples 100 --out results",
+        "eval",
+    ),
+    "compare": Command(
+        "evals.compare",
+        "score several checkpoints on the same samples, with differences",
+        "lucid compare ./softmax ./lucid --tasks mniah --needles 4 --lengths 2048 --samples 100",
+        "eval",
+    ),
+    "make-data": Command(
+        "evals.making",
+        "make prompts with answers for fine-tuning",
+        "lucid make-data babilong data/babilong_train.jsonl --tasks qa1,qa2 --lengths 0,1024 --tokenizer ./model",
+        "eval",
+    ),
     "convert": Command(
         "models.convert",
         "copy a pretrained checkpoint, with LUCID switched on",

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..data.errors import DataError
+from ..models.processes import processes
 from .checked import changed, nearest
 from .inputs import attention_of
-from .processes import processes
 from .recipes import RECIPES, Recipe
 from .run import RunError, train
 from .trainer import TrainingStopped

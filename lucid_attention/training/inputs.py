@@ -16,8 +16,8 @@ from ..data.tokenize import tokenize
 from ..models import presets
 from ..models.configuration import LucidConfig
 from ..models.dropin import enable_lucid
+from ..models.processes import processes
 from ..models.settings import uses_lucid
-from .processes import processes
 from .recipes import Recipe
 
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}

@@ -10,13 +10,13 @@ from typing import Any
 from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
+from ..models.processes import processes
 from ..models.strength import StrengthRamp, set_strength
 from ..report.curves import draw_loss
 from .checked import difference, from_dict
 from .checkpoints import PARTIAL, UNFINISHED, Found, newest, write_whole
 from .inputs import load_inputs, make_model
 from .loss import use_chunked_loss
-from .processes import processes
 from .recipes import Recipe
 from .trainer import LucidTrainer, TrainingStopped, disk_is_full
 from .watching import METRICS, MetricsFile, Progress, read_metrics

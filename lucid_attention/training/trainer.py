@@ -12,10 +12,10 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from ..models.processes import processes
 from . import sharded
 from .checkpoints import UNFINISHED, newest, rotate, seal
 from .loss import IGNORED
-from .processes import processes
 from .recipes import Recipe
 
 

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or as many as torchrun started."""
+"""The processes that work together: one, or as many as torchrun started."""
 
 import torch
 from accelerate import PartialState

@@ -1,0 +1,1 @@
+"""Evaluation: tasks for lm-evaluation-harness, and one runner for all of them."""

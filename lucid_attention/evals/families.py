@@ -1,0 +1,50 @@
+"""The families of tasks that `lucid eval` knows, a line each. What they are made of is in `runs.py`."""
+
+from . import babilong, longqa, niah, perplexity, recall, ruler
+from .runs import Family
+
+SAMPLED = ("lengths", "samples", "seed")
+LONG_QA = ("data_dir", "max_length", "questions", "answer_tokens")
+
+FAMILIES: dict[str, Family] = {
+    "sniah": Family(
+        "a needle in a haystack: RULER's niah_single 1 to 3 (noise, prose; numbers, uuids)",
+        (*SAMPLED, "keys", "haystack", "answer_tokens"),
+        niah.single,
+    ),
+    "mniah": Family(
+        "one of N needles in a haystack: RULER's multikey with any number of keys, queries and values",
+        (*SAMPLED, "needles", "queries", "values", "keys", "kind", "haystack", "answer_tokens"),
+        niah.multiple,
+    ),
+    "ruler": Family("RULER's variable tracking, common words and frequent words", SAMPLED, ruler.runs),
+    "babilong": Family(
+        "stories of bAbI, QA1 to QA5, hidden in a long text",
+        (*SAMPLED, "qa", "haystack", "scoring", "babilong_hub", "answer_tokens"),
+        babilong.runs,
+    ),
+    "longbench": Family(
+        "LongBench: 2WikiMQA, HotpotQA, MultifieldQA (F1, 0–1); from the hub or --data-dir",
+        ("part", *LONG_QA),
+        longqa.longbench,
+    ),
+    "scrolls": Family(
+        "SCROLLS: Qasper (F1), QMSum (ROUGE), 0–100; from the hub or --data-dir", LONG_QA, longqa.scrolls
+    ),
+    "perplexity": Family("loss on long documents, by position", (*SAMPLED, "text"), perplexity.by_position),
+    "context_loss": Family(
+        "loss of the same tokens after contexts of many lengths", (*SAMPLED, "text"), perplexity.by_context
+    ),
+    "recall": Family(
+        "bare tokens: values of 2 to 16 keys among fillers, for checkpoints of `lucid train tiny_needle`",
+        (*SAMPLED, "needles"),
+        recall.needles,
+        needs_tokenizer=False,
+    ),
+    "memory_update": Family(
+        "bare tokens: the latest value of a key, for checkpoints trained with --data memory_update",
+        (*SAMPLED, "needles"),
+        recall.memory_update,
+        needs_tokenizer=False,
+    ),
+}

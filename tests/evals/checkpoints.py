@@ -1,0 +1,99 @@
+"""Small checkpoints and a tokenizer for them, and `lucid eval` in this process or in forks of it."""
+
+import argparse
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lucid_attention import LucidForCausalLM
+from lucid_attention.data.tokenizer import train
+from lucid_attention.evals import command, compare
+from lucid_attention.evals.haystacks import NOISE, read_prose
+from lucid_attention.evals.needles import NEEDLE, PROMPT
+from lucid_attention.evals.spans import load_tokenizer
+from lucid_attention.models.presets import tiny
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
+COMMANDS: dict[str, Any] = {"eval": command, "compare": compare}
+
+
+def write_tokenizer(folder: Path, size: int = 900) -> Path:
+    """A byte-level tokenizer that has seen needles and some prose."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in train([*NOISE, NEEDLE, PROMPT, *read_prose("prose").sentences[:300]], size).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_checkpoint(folder: Path, tokenizer: Path, kind: str = "lucid", seed: int = 0) -> Path:
+    """A model with random weights. kind: "lucid" or "llama"."""
+    loaded = load_tokenizer(str(tokenizer))
+    # A model that does not say where it ends must not answer otherwise in a batch than alone.
+    ends = {"pad_token_id": loaded.pad_token_id, "bos_token_id": loaded.bos_token_id, "eos_token_id": None}
+    torch.manual_seed(seed)
+    sizes: dict[str, Any] = {**SMALL, **ends, "vocab_size": len(loaded), "initializer_range": 0.2}
+    model = LucidForCausalLM(tiny("lucid", **sizes)) if kind == "lucid" else LlamaForCausalLM(LlamaConfig(**sizes))
+    model.save_pretrained(folder)
+    loaded.save_pretrained(folder)
+    return folder
+
+
+def lucid(name: str, *words: object) -> int:
+    """`lucid eval` or `lucid compare` in this process."""
+    parser = argparse.ArgumentParser(prog=f"lucid {name}")
+    COMMANDS[name].add_arguments(parser)
+    return int(COMMANDS[name].run(parser.parse_args([str(word) for word in words])))
+
+
+def forked(words: Sequence[object], *, processes: int = 1, before: Callable[[], None] | None = None) -> list[int]:
+    """`lucid eval` in forks of this process, several as torchrun starts them. Gives their exit codes.
+
+    before: done first in each, such as a patch.
+    """
+    context = multiprocessing.get_context("fork")
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    children = [
+        context.Process(target=_child, args=(words, rank, processes, port, before)) for rank in range(processes)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        # As torchrun does: one that ends badly takes the others with it.
+        child.join(100)
+        if child.exitcode != 0:
+            for other in children:
+                other.kill()
+    for child in children:
+        child.join()
+    return [child.exitcode or 0 for child in children]
+
+
+def _child(words: Sequence[object], rank: int, processes: int, port: int, before: Callable[[], None] | None) -> None:
+    code = 70
+    try:
+        # pytest has its own in their place.
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        torch.set_num_threads(1)
+        PartialState._reset_state()
+        if processes > 1:
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+            os.environ |= {name: str(value) for name, value in names.items()}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if before is not None:
+            before()
+        code = lucid("eval", *words)
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+    finally:
+        os._exit(code)

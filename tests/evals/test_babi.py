@@ -1,0 +1,115 @@
+"""The worlds of bAbI: stories are told in its words, are possible, and answer their questions."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from lucid_attention.evals.babi import TASKS, Story, make_story
+from lucid_attention.evals.babi.story import _begin, _move
+from lucid_attention.evals.babi.world import PEOPLE, Fact, Stay, World
+from lucid_attention.evals.babilong_prompts import LABELS
+
+from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replayed
+
+STORIES = 150
+
+
+def stories(task: str) -> list[Story]:
+    return [make_story(task, random.Random(f"{task}/{number}")) for number in range(STORIES)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answer_follows_from_the_sentences(task: str) -> None:
+    for story in stories(task):
+        assert replayed(task, story.facts, story.question) == story.answer, story
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_sentences_are_those_of_babi_and_could_happen(task: str) -> None:
+    for story in stories(task):
+        for fact in story.facts:
+            assert any(form.fullmatch(fact) for form in FORMS[task]), fact
+        assert contradictions(story.facts) == []
+
+
+@pytest.mark.parametrize(("task", "number"), [("qa1", 1), ("qa2", 2), ("qa4", 1), ("qa5", 1)])
+def test_the_supporting_facts_suffice(task: str, number: int) -> None:
+    for story in stories(task):
+        assert len(story.supporting) == number
+        assert list(story.supporting) == sorted(set(story.supporting))
+        told = [story.facts[index] for index in story.supporting]
+        assert replayed(task, told, story.question) == story.answer, story
+
+
+def test_three_facts_tell_where_a_thing_was_before() -> None:
+    for story in stories("qa3"):
+        assert len(story.supporting) == 3
+        told = [story.facts[index] for index in story.supporting]
+        *_, thing, _, _, room = story.question.removesuffix("?").split()
+        assert {found[2] for found in map(MOVE.fullmatch, told) if found} == {story.answer, room}
+        touched = [found[2] for form in (GET, DROP) for found in map(form.fullmatch, told) if found]
+        assert touched == [thing]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_label_is_an_answer_and_no_other_word_is(task: str) -> None:
+    answers = Counter(story.answer for story in stories(task))
+    assert set(answers) == set(LABELS[task])
+    assert max(answers.values()) < STORIES / 2
+    for story in stories(task):
+        assert story.answer in story.sentence
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_story_depends_on_its_seed_alone(task: str) -> None:
+    random.seed(1)
+    first = make_story(task, random.Random(5))
+    random.seed(2)
+    assert make_story(task, random.Random(5)) == first
+    assert make_story(task, random.Random(6)) != first
+
+
+def test_stories_are_of_many_lengths() -> None:
+    for task, longest in {"qa1": 10, "qa2": 70, "qa3": 70, "qa5": 70}.items():
+        lengths = {len(story.facts) for story in stories(task)}
+        assert len(lengths) >= 5
+        assert max(lengths) <= longest
+
+
+def test_a_reader_knows_where_a_thing_is_from_who_moves_and_who_touches_it() -> None:
+    world = World({"John": "garden", "Mary": "kitchen"}, {"milk": "kitchen"})
+    told = [
+        ("move", "John", "", "kitchen"),  # 0
+        ("get", "John", "milk", ""),
+        ("drop", "John", "milk", ""),
+        ("get", "Mary", "milk", ""),  # 3: nobody was told that Mary is in the kitchen
+        ("move", "Mary", "", "office"),
+        ("drop", "Mary", "milk", ""),
+    ]
+    seen = []
+    for kind, person, thing, room in told:
+        world = world.after(Fact("", kind, person, thing, room))
+        seen.append(world.stays.get("milk", ()))
+    assert seen[0] == ()
+    assert seen[1] == (Stay("kitchen", arrival=0, held=1),)
+    assert seen[2] == seen[3] == (Stay("kitchen", arrival=0, held=2),)
+    assert seen[4] == (*seen[3], Stay("office", arrival=4, held=3))
+    assert seen[5] == (*seen[3], Stay("office", arrival=4, held=5))
+    assert world.place == {"milk": "office"}
+    assert world.carrier == {}
+
+
+def test_what_happens_leaves_the_world_before_it_as_it_was() -> None:
+    rng = random.Random(0)
+    world = _begin(PEOPLE, rng)
+    copy = repr(world)
+    after = world.after(_move(world, rng))
+    assert repr(world) == copy
+    assert after.facts
+    assert after.room != world.room
+
+
+def test_an_unknown_task_is_named() -> None:
+    with pytest.raises(ValueError, match=r"task must be one of qa1, .*got 'qa6'"):
+        make_story("qa6", random.Random(0))

@@ -1,0 +1,96 @@
+"""`lucid make-data`: what is trained on is never what is evaluated, and `lucid train` can read it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from lucid_attention.data.prompts import IGNORED, PromptAnswers
+from lucid_attention.evals.babilong import Babilong, make_sample
+from lucid_attention.evals.longqa import HALVED, documents
+from lucid_attention.evals.making import add_arguments, run
+from lucid_attention.evals.spans import count, load_tokenizer
+
+from .speakers import write_tokenizer
+from .test_longqa import data  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["Where is the football? In the kitchen."])
+
+
+def make(*words: Any) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run(parser.parse_args([str(word) for word in words]))
+
+
+def lines(file: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_babilong_is_made_for_training(tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "new" / "babilong_train.jsonl"
+    options = ["--tasks", "qa1,qa4", "--lengths", "0,2000", "--samples", 5, "--haystack", "noise"]
+    assert make("babilong", out, *options, "--tokenizer", tokenizer) == 0
+    assert "20 prompts with answers" in capsys.readouterr().out
+    made, loaded = lines(out), load_tokenizer(tokenizer)
+    assert all(line["answer"].startswith(" ") and line["answer"].strip() for line in made)
+    assert sum(1900 < count(loaded, line["prompt"]) <= 2000 for line in made) == 10
+    evaluated = {make_sample(Babilong(task, 0), loaded, i)["prompt"] for task in ("qa1", "qa4") for i in range(50)}
+    assert not evaluated & {line["prompt"] for line in made}
+
+
+def test_lucid_train_learns_the_answer_and_nothing_else(tmp_path: Path, tokenizer: str) -> None:
+    out = tmp_path / "train.jsonl"
+    assert make("babilong", out, "--tasks", "qa2", "--lengths", 0, "--samples", 4, "--tokenizer", tokenizer) == 0
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    for item in PromptAnswers(out, words, 1024, validation=0):  # type: ignore[attr-defined]
+        learned = words.decode(item["labels"][item["labels"] != IGNORED])
+        assert learned.startswith(" The ")
+        assert learned.endswith(".<|eos|>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "tasks"), [("longbench", HALVED), ("qasper", ("qasper",)), ("qmsum", ("qmsum",))], ids=lambda x: str(x)
+)
+def test_questions_for_training_are_not_evaluated(
+    kind: str, tasks: tuple[str, ...], tmp_path: Path, data: str, tokenizer: str  # noqa: F811
+) -> None:  # fmt: skip
+    out = tmp_path / "train.jsonl"
+    assert make(kind, out, "--data-dir", data) == 0
+    trained = {line["prompt"] for line in lines(out)}
+    evaluated = {each["prompt"] for task in tasks for each in documents(task, "held_out", data)}
+    assert trained
+    assert not trained & evaluated
+    assert len(PromptAnswers(out, AutoTokenizer.from_pretrained(tokenizer), 256, validation=0)) == len(lines(out))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["babilong", "OUT"], "--tokenizer is needed"),
+        (["babilong", "OUT", "--samples", "0"], "--samples must be at least 1, got 0"),
+        (["babilong", "OUT", "--tasks", "qa9", "--tokenizer", "TOKENIZER"], "task must be one of qa1"),
+        (["qasper", "OUT", "--data-dir", "nowhere"], "there is no file"),
+    ],
+)
+def test_what_stops_it_is_said_and_nothing_is_left(
+    words: list[str], said: str, tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places = {"OUT": tmp_path / "out.jsonl", "TOKENIZER": tokenizer}
+    assert make(*(places.get(word, word) for word in words)) == 1
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_exists_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.jsonl"
+    out.write_text("mine")
+    assert make("qasper", out, "--data-dir", "nowhere") == 1
+    assert "OUT must be new" in capsys.readouterr().err
+    assert out.read_text() == "mine"

@@ -1,0 +1,53 @@
+"""A model that is trained for seconds, evaluated as a user would."""
+
+import json
+import multiprocessing
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from lucid_attention.training.recipes import tiny_needle
+from lucid_attention.training.run import train
+
+from .checkpoints import lucid
+
+CHANCE = 1 / 64
+
+
+def _train(out: Path) -> None:
+    torch.set_num_threads(1)
+    os.chdir(out.parent)
+    recipe = replace(
+        tiny_needle(),
+        steps=400,
+        sequence_length=10,
+        data_options={"n": [3]},
+        batch_size=32,
+        micro_batch_size=32,
+        learning_rate=6e-3,
+        schedule="constant",
+        beta2=0.95,
+        evaluate_every=0,
+        save_every=0,
+        evaluation_sequences=8,
+    )
+    train(recipe, out)
+
+
+def test_a_checkpoint_of_tiny_needle_recalls_far_above_chance(tmp_path: Path) -> None:
+    # In a process of its own: a trainer changes much that other tests would see.
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(tmp_path / "run",))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    words = ("--tasks", "recall", "--needles", "2,3", "--lengths", "10,13", "--samples", 50, "--batch-size", 50)
+    assert lucid("eval", tmp_path / "run" / "model", *words, "--out", tmp_path / "out") == 0
+    cells = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
+    scores = {tuple(cell["labels"].values()): cell["mean"] for cell in cells}
+    assert len(scores) == 4
+    # Far above a guess among the three values that are there, too.
+    assert scores[3, 10] > 0.6 > 30 * CHANCE
+    assert min(scores.values()) > 5 * CHANCE
+    assert (tmp_path / "out" / "recall.png").exists()

@@ -1,0 +1,294 @@
+"""`lucid eval`: what is written, what is not repeated, and what is refused."""
+
+import json
+import math
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention.evals import harness, runner
+from lucid_attention.evals.checkpoint import Checkpoint
+from lucid_attention.evals.families import FAMILIES
+from lucid_attention.evals.records import Folder, Writer, read_records
+from lucid_attention.evals.runs import arguments
+
+from .checkpoints import forked, lucid, write_checkpoint, write_tokenizer
+
+SMALL = ("--tasks", "mniah", "--lengths", "320,400", "--haystack", "noise", "--answer-tokens", 12)
+GRID = (*SMALL, "--needles", "2,3", "--samples", 5)
+
+
+@pytest.fixture(scope="module")
+def whole(lucid_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of a run that nothing has disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "results"
+    assert lucid("eval", lucid_folder, *GRID, "--batch-size", 2, "--out", out) == 0
+    return out
+
+
+def contents(out: Path) -> dict[str, str]:
+    """Every result by its name, but for the picture."""
+    return {str(file.relative_to(out)): file.read_text() for file in sorted(out.rglob("*.json*"))}
+
+
+def test_results_say_what_they_are_of(whole: Path, lucid_folder: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert results["checkpoint"]["sha256"] == Checkpoint(lucid_folder).sha256
+    assert results["checkpoint"]["attention"] == "lucid"
+    assert [cell["labels"] for cell in results["cells"]] == [
+        {"needles": needles, "length": length} for needles in (2, 3) for length in (320, 400)
+    ]
+    for cell in results["cells"]:
+        assert set(cell["versions"]) == {"lucid-attention", "transformers", "torch", "lm_eval"}
+        assert cell["metadata"]["settings"]["seed"] == 0
+        assert cell["metadata"]["settings"]["haystack"] == "noise"
+        assert cell["samples"] == 5
+        records = read_records(whole / "samples" / f"{cell['name']}.jsonl")
+        assert [record["id"] for record in records] == list(range(5))
+        scores = [record["score"] for record in records]
+        assert cell["mean"] == sum(scores) / 5
+        assert all(isinstance(record["output"], str) and record["target"] for record in records)
+        for record in records:
+            assert len(record["needles"]) == cell["labels"]["needles"]
+            assert len(record["answer_spans"]) == 1
+    assert (whole / "mniah.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_standard_error_is_that_of_the_mean() -> None:
+    run = runner.Run({}, "score")
+    cell = runner.summary("x", {}, run, [0.0, 1.0, 1.0, 0.0, 1.0])
+    assert cell["mean"] == pytest.approx(0.6)
+    assert cell["standard_error"] == pytest.approx(math.sqrt(0.3 / 5))
+    assert runner.summary("x", {}, run, [1.0])["standard_error"] is None
+
+
+def test_the_table_has_a_grid_of_needles_and_lengths(
+    whole: Path, lucid_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lucid("eval", lucid_folder, *GRID, "--out", whole) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mniah: score, % ± standard error, 5 samples a cell"
+    assert lines[1].split() == ["needles", "length", "320", "length", "400"]
+    assert [line.split()[0] for line in lines[2:5]] == ["2", "3", "mean"]
+    assert "0.0 ± 0.0" in lines[2]
+
+
+def test_what_is_finished_is_not_done_again(whole: Path, lucid_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    before = contents(whole)
+    monkeypatch.setattr(Checkpoint, "load", load)
+    assert lucid("eval", lucid_folder, *GRID, "--out", whole) == 0
+    assert contents(whole) == before
+
+
+def test_another_cell_joins_the_results(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    assert lucid("eval", lucid_folder, *SMALL, "--needles", 3, "--samples", 5, "--out", out) == 0
+    assert lucid("eval", lucid_folder, *GRID, "--out", out) == 0
+    assert contents(out).keys() == contents(whole).keys()
+    names = [sorted(cell["name"] for cell in Folder(each).results()["cells"]) for each in (out, whole)]
+    assert names[0] == names[1]
+
+
+def test_a_limit_takes_the_first_samples(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
+    assert lucid("eval", lucid_folder, *GRID, "--limit", 2, "--out", tmp_path) == 0
+    limited = [read_records(file) for file in sorted((tmp_path / "samples").iterdir())]
+    everything = [read_records(file)[:2] for file in sorted((whole / "samples").iterdir())]
+    assert limited == everything
+
+
+def dies_after(batches: int) -> Callable[[], None]:
+    """A patch: the process is killed, as by a machine that goes down, in the middle of its work."""
+
+    def patch() -> None:
+        generate = harness.Prompted._model_generate
+        left = [batches]
+
+        def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return generate(self, *args, **kwargs)
+
+        harness.Prompted._model_generate = dying  # type: ignore[method-assign]
+
+    return patch
+
+
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many prompts are answered from now on, batch by batch."""
+    seen: list[int] = []
+    generate = harness.Prompted._model_generate
+
+    def counted(self: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(len(context))
+        return generate(self, context, *args, **kwargs)
+
+    monkeypatch.setattr(harness.Prompted, "_model_generate", counted)
+    return seen
+
+
+def test_after_a_kill_only_what_is_missing_is_asked(
+    whole: Path, lucid_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results"
+    words = (lucid_folder, *GRID, "--out", out)
+    # A cell and three samples of the next.
+    assert forked(words, before=dies_after(8)) == [-signal.SIGKILL]
+    partial = list((out / "samples").glob("*.jsonl.0"))
+    assert len(partial) == 1
+    assert len(read_records(partial[0])) == 3
+    # The last line was not written to its end.
+    partial[0].write_bytes(partial[0].read_bytes()[:-7])
+    seen = generated(monkeypatch)
+    assert lucid("eval", *words) == 0
+    assert sum(seen) == 20 - 5 - 2
+    assert contents(out) == contents(whole)
+
+
+def test_two_processes_give_what_one_gives(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
+    assert forked((lucid_folder, *GRID, "--batch-size", 2, "--out", tmp_path / "two"), processes=2) == [0, 0]
+    assert contents(tmp_path / "two") == contents(whole)
+
+
+def test_one_process_goes_on_where_two_were_killed(
+    whole: Path, lucid_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "results"
+    words = (lucid_folder, *GRID, "--out", out)
+    assert -signal.SIGKILL in forked(words, processes=2, before=dies_after(2))
+    there = sum(len(read_records(file)) for file in (out / "samples").glob("*.jsonl*"))
+    assert there >= 2
+    seen = generated(monkeypatch)
+    assert lucid("eval", *words) == 0
+    assert sum(seen) == 20 - there
+    assert contents(out) == contents(whole)
+
+
+def test_a_torn_record_is_cut_before_others_follow(tmp_path: Path) -> None:
+    file = tmp_path / "samples.jsonl"
+    file.write_text('{"id": 0}\n{"id": 1, "outp')
+    with Writer(file) as writer:
+        writer.write({"id": 2})
+    assert read_records(file) == [{"id": 0}, {"id": 2}]
+
+
+def test_the_hash_is_of_the_weights_and_the_configuration(lucid_folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in lucid_folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert Checkpoint(copy).sha256 == Checkpoint(lucid_folder).sha256
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert Checkpoint(copy).sha256 != Checkpoint(lucid_folder).sha256
+
+
+def test_a_model_of_a_run_is_named_for_the_run(lucid_folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "tiny_lm-lucid-0" / "model"
+    model.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_bytes((lucid_folder / name).read_bytes())
+    assert Checkpoint(model).name == "tiny_lm-lucid-0"
+    assert Checkpoint(lucid_folder).name == lucid_folder.name
+
+
+def test_list_has_a_line_for_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lucid("eval", "--tasks", "list") == 0
+    out = capsys.readouterr().out
+    for name, family in FAMILIES.items():
+        assert re.search(rf"^{name} +{re.escape(family.about)}$", out, re.MULTILINE)
+        assert "\n" not in family.about
+
+
+def test_every_option_of_a_family_is_one_of_the_command_line() -> None:
+    known = {name for name, *_ in arguments()}
+    assert all(set(family.takes) <= known for family in FAMILIES.values())
+    assert known <= {name for family in FAMILIES.values() for name in family.takes}
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: object, command: str = "eval") -> str:
+    """What the command says when it refuses: one line on stderr, and exit code 1."""
+    assert lucid(command, *words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith(f"lucid {command}: error: ")
+    return said.err
+
+
+WRONG: dict[str, tuple[tuple[object, ...], str]] = {
+    "an unknown task": (("--tasks", "mnaih"), "no task 'mnaih' (did you mean 'mniah'?)"),
+    "no task": ((), "--tasks list shows all"),
+    "sizes that cannot fit": (("--tasks", "mniah", "--needles", "99", "--lengths", "512"), "99 needles"),
+    "a length that is too long": (("--tasks", "sniah", "--lengths", "999999"), "256 to 131072, got 999999"),
+    "an option of another task": (("--tasks", "sniah", "--needles", "2"), "and not --needles"),
+    "no batch": (("--tasks", "mniah", "--batch-size", "0"), "--batch-size must be at least 1, got 0"),
+    "no sample": (("--tasks", "mniah", "--limit", "0"), "--limit must be at least 1, got 0"),
+    "a foreign vocabulary": (("--tasks", "recall", "--samples", "2"), "must have the vocabulary of Needles"),
+    "a haystack that is none": (("--tasks", "mniah", "--haystack", "nowhere"), "got 'nowhere', which is none"),
+}
+
+
+@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_command_is_one_message(
+    words: tuple[object, ...], said: str, lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A bar may have been drawn before a model says no.
+    if "recall" in words:
+        assert lucid("eval", lucid_folder, *words, "--out", tmp_path / "out") == 1
+        assert said in capsys.readouterr().err
+    else:
+        assert said in complaint(capsys, lucid_folder, *words, "--out", tmp_path / "out")
+
+
+def test_a_checkpoint_that_is_not_there_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "hf download" in complaint(capsys, tmp_path / "nowhere", "--tasks", "mniah")
+    assert "config.json" in complaint(capsys, tmp_path, "--tasks", "mniah")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    assert "Did you mean" in complaint(capsys, tmp_path, "--tasks", "mniah")
+    assert "weights" in complaint(capsys, tmp_path / "model", "--tasks", "mniah")
+
+
+def test_a_tokenizer_can_be_given_to_a_checkpoint_without_one(
+    lucid_folder: Path, tokenizer_folder: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((lucid_folder / name).read_bytes())
+    words = (bare, *GRID, "--out", tmp_path / "out")
+    assert "has no tokenizer" in complaint(capsys, *words)
+    assert "--tokenizer" in complaint(capsys, *words, "--tokenizer", tmp_path)
+    assert lucid("eval", *words, "--tokenizer", tokenizer_folder) == 0
+    # The same tokenizer, wherever it lies, makes the same samples, and the same names for them.
+    ours, theirs = (
+        {file.name: file.read_text() for file in (out / "samples").iterdir()} for out in (tmp_path / "out", whole)
+    )
+    assert ours == theirs
+
+
+def test_results_of_another_checkpoint_are_not_mixed_in(
+    whole: Path, llama_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "another checkpoint" in complaint(capsys, llama_folder, *GRID, "--out", whole)
+
+
+def test_another_tokenizer_makes_other_cells(lucid_folder: Path, tmp_path: Path, whole: Path) -> None:
+    other = write_tokenizer(tmp_path / "tokenizer", 1000)
+    checkpoint = write_checkpoint(tmp_path / "model", other)
+    names = {cell["name"] for cell in Folder(whole).results()["cells"]}
+    cells = runner.planned(Checkpoint(checkpoint), ["mniah"], runner.Options(haystack="noise"), None)
+    same = runner.planned(Checkpoint(lucid_folder), ["mniah"], runner.Options(haystack="noise"), None)
+    assert not {cell.name for cell in cells} & {cell.name for cell in same}
+    assert not {cell.name for cell in cells} & names
