@@ -52,11 +52,12 @@ def lucid_mask(
     if config is not None and not torch.compiler.is_compiling():
         check_config(config)
     plain = mask_function is causal_mask_function
-    if not (plain or _is_causal(mask_function, device)) and hasattr(config, "vocab_size"):
+    causal = plain or _is_causal(mask_function, device)
+    if not causal and hasattr(config, "vocab_size"):
         raise ValueError(
             f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
         )
-    if local_size is not None or not (plain or _is_causal(mask_function, device)):
+    if local_size is not None or not causal:
         return sdpa_mask(
             batch_size,
             q_length,
@@ -71,7 +72,6 @@ def lucid_mask(
         )
     if plain:
         return _padding(batch_size, q_length, kv_length, q_offset, attention_mask, device)
-
     if torch.compiler.is_compiling() and kv_length == q_length and not kwargs.get("use_vmap"):
         return _borders_in_graph(mask_function, batch_size, q_length, device)
 
