@@ -105,7 +105,7 @@ class _TwoSteps:
         return handed
 
     def offload(self) -> None:
-        raise NotImplementedError(
+        raise ValueError(
             "LUCID's cache cannot be offloaded: its values are written after `update`, when Transformers has already "
             "moved the layer away. Use cache_implementation=None ('dynamic') or 'static'"
         )

@@ -76,7 +76,7 @@ class PastLayer(CacheLayerMixin):
         raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
 
     def offload(self) -> None:
-        raise NotImplementedError("LucidModel does not move its cache to the CPU between layers: use a dynamic cache")
+        raise ValueError("LucidModel does not move its cache to the CPU between layers: use a dynamic cache")
 
     prefetch = offload
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -30,7 +32,6 @@ def lines(texts: list[str], field: str = "text") -> bytes:
 
 
 def write_parquet(path: Path, texts: list[str | None], column: str = "text", rows: int = 3) -> None:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table({column: pa.array(texts, pa.string())}), path, row_group_size=rows)
 
 

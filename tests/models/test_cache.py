@@ -94,7 +94,7 @@ def test_a_layer_that_was_reset_begins_anew(make):
 def test_a_layer_cannot_be_offloaded(make):
     layer = make()
     put(layer, keys(), keys())
-    with pytest.raises(NotImplementedError, match=r"cannot be offloaded.*cache_implementation=None"):
+    with pytest.raises(ValueError, match=r"cannot be offloaded.*cache_implementation=None"):
         layer.offload()
 
 

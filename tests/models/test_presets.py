@@ -10,8 +10,6 @@ from lucid_attention.models import presets
 from lucid_attention.models.configuration import LucidConfig
 from lucid_attention.models.modeling import LucidForCausalLM
 
-needs_windows = pytest.mark.skipif("sliding" not in ATTENTIONS, reason="no sliding-window attention in ATTENTIONS")
-
 
 def count(config: LucidConfig) -> int:
     with torch.device("meta"):
@@ -52,7 +50,7 @@ WITH_WINDOWS = {"gemma3_1b": (presets.gemma3_1b, GEMMA_1B), "gemma3_4b": (preset
 @pytest.mark.parametrize(
     ("preset", "expected"),
     [pytest.param(*each, id=name) for name, each in COUNTS.items()]
-    + [pytest.param(*each, id=name, marks=needs_windows) for name, each in WITH_WINDOWS.items()],
+    + [pytest.param(*each, id=name) for name, each in WITH_WINDOWS.items()],
 )
 def test_a_preset_has_as_many_parameters_as_its_shape(preset: Callable[..., LucidConfig], expected: int) -> None:
     # LUCID adds none.
@@ -90,7 +88,6 @@ def test_every_attention_fits_the_papers_model(name: str) -> None:
     assert count(presets.paper_1b(name)) == pytest.approx(COUNTS["paper_1b"][1], rel=0.05)
 
 
-@needs_windows
 def test_one_layer_of_six_has_no_window() -> None:
     config = presets.gemma3_1b(num_hidden_layers=12, attention_options={"lucid": {"sharpness": 4.0}})
     assert config.layer_attentions == (["sliding"] * 5 + ["lucid"]) * 2
