@@ -107,6 +107,8 @@ def _child(argv: list[str], rank: int, processes: int, port: int, said: str, bef
     sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     code = 70
     try:
+        # A test command in the background of a script ignores Ctrl-C, and so would its children.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(1)
         # As its user has it, not as tests/conftest.py does.
         torch.use_deterministic_algorithms(False)
