@@ -14,7 +14,7 @@ CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-oldest lint format bench clean
+.PHONY: help install demo test test-oldest browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -22,15 +22,18 @@ help: ## List the targets
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
-demo: $(STAMP) ## Run the demonstration (ARGS go to examples/demo.py)
-	@env $(CPU_ENV) $(BIN)/python examples/demo.py $(ARGS)
+demo: $(STAMP) ## Train, compare, and write runs/demo/report.html (ARGS go to lucid demo, such as --quick)
+	@env $(CPU_ENV) $(BIN)/lucid demo $(ARGS)
 
-test: lint ## Lint, then run the tests (ARGS go to pytest)
+test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \
 		tests/models tests/training tests/test_cli.py tests/test_documents.py $(ARGS)
+
+browser: $(STAMP) ## Find Chromium for the tests of the report, or install it
+	@$(BIN)/python tools/browser.py > /dev/null
 
 lint: $(STAMP) ## Check style, formatting and types
 	@$(BIN)/ruff check .

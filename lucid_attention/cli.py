@@ -46,6 +46,29 @@ COMMANDS = {
         "lucid make-data babilong data/babilong_train.jsonl --tasks qa1,qa2 --lengths 0,1024 --tokenizer ./model",
         "eval",
     ),
+    "demo": Command(
+        "experiments.demo",
+        "train and compare attentions in minutes, and write a report",
+        "lucid demo --quick",
+        "eval",
+    ),
+    "experiment": Command(
+        "experiments.command",
+        "test a claim of the paper, with a verdict",
+        "lucid experiment memory_update --scale small",
+        "eval",
+    ),
+    "analyze": Command(
+        "analysis.command",
+        "look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps",
+        "lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
+    ),
+    "report": Command(
+        "report.command",
+        "show results of experiments as a page",
+        "lucid report runs/experiments --out report.html",
+        "plot",
+    ),
     "convert": Command(
         "models.convert",
         "copy a pretrained checkpoint, with LUCID switched on",

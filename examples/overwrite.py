@@ -5,7 +5,7 @@ latest value. Softmax attention averages all values that were ever written under
 (y = P⁻¹v), so the newest value replaces the old ones. One layer of each is trained on the same data, with and without
 rotary positions, and one picture shows P, the weights on the values, and the accuracy.
 
-    python examples/demo.py [--steps 400] [--out demo.png]
+    python examples/overwrite.py [--steps 400] [--out overwrite.png]
 """
 
 import argparse
@@ -144,7 +144,7 @@ def draw(contestants: list[Contestant], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="training steps of each model (default 400)")
-    parser.add_argument("--out", type=Path, default=Path("demo.png"), help="where the picture goes (default demo.png)")
+    parser.add_argument("--out", type=Path, default=Path("overwrite.png"), help="where the picture goes (default overwrite.png)")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")

@@ -1,0 +1,126 @@
+"""How much an attention can still learn: the softmax Jacobian diag(a) − a aᵀ, and ∂o/∂q of the paper's theorem.
+
+Nothing of size N × N per query is made: sums over pairs have closed forms, and products with the Jacobian are
+
+    (diag(a) − a aᵀ) x = a ∘ (x − a·x)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .capture import Inputs, visit_layers
+from .layer import Difference, Head, Layer, PathHead
+
+Record = dict[str, Any]
+# Queries whose Jacobians are made together: [rows · D, N] numbers each.
+ROWS = 64
+# Rows of weights that are made together.
+WEIGHT_ROWS = 512
+
+
+def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
+    """The mean of a_j a_k over all rows and pairs j ≠ k of keys that the row sees: [..] for weights [.., n, N].
+
+    It is the mean size of what stands beside the diagonal of the softmax Jacobian. A row that sees one key has no pair.
+
+    visible: [n], how many keys each row sees; None for 1, 2, …, n, as in a causal map.
+    """
+    n = weights.shape[-2]
+    seen = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
+    pairs = (seen * (seen - 1)).sum()
+    if pairs == 0:
+        raise ValueError("weights must have a row that sees two keys: there are no pairs in one")
+    return _pair_sums(weights).sum(-1) / pairs
+
+
+def _pair_sums(weights: Tensor) -> Tensor:
+    """Σ_{j≠k} a_j a_k of every row: [.., n].
+
+    As Σ_j a_j (Σa − a_j): close to one-hot rows (Σa)² − Σa² would be a difference of two ones. And the largest weight
+    is subtracted from the sum of all others, not from one.
+    """
+    top, at = weights.max(-1, keepdim=True)
+    others = weights.scatter(-1, at, 0)
+    rest = others.sum(-1)
+    # Pairs with the largest weight, twice, and pairs of the others, whose differences are no larger than they are.
+    return 2 * top[..., 0] * rest + (others * (rest[..., None] - others)).sum(-1)
+
+
+def jacobians(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    rows: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> list[Record]:
+    """Both measures for every layer and head.
+
+    Args:
+        model, inputs, layers: as in `visit_layers`.
+        rows: positions of the queries whose ∂o/∂q is taken; None for at most 64, evenly spread.
+        heads: query heads, None for all.
+
+    Returns:
+        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `mean_off_diagonal` over all queries, and the mean
+        of ‖∂o/∂q‖ over `rows`; None for PaTH and differential attention, of which the theorem does not speak.
+    """
+    records: list[Record] = []
+
+    def measure(layer: Layer) -> None:
+        for head in layer.heads(heads):
+            off_diagonal = head_off_diagonal(head)
+            norms = None
+            if not isinstance(head, PathHead | Difference):
+                norms = query_jacobian_norms(head, _chosen(head, rows)).mean(1)
+            for g, name in enumerate(head.query_heads):
+                place = {"layer": head.layer, "row": head.row, "head": name}
+                norm = None if norms is None else norms[g].item()
+                records.append(place | {"off_diagonal": off_diagonal[g].item(), "query_jacobian": norm})
+
+    visit_layers(model, inputs, measure, layers=layers)
+    return records
+
+
+def _chosen(head: Head, positions: Sequence[int] | None) -> Tensor:
+    if positions is not None:
+        return head.rows_of(positions)
+    N = len(head.positions)
+    return torch.linspace(0, N - 1, min(N, ROWS)).long()
+
+
+def head_off_diagonal(head: Head) -> Tensor:
+    """`mean_off_diagonal` of all queries of a head: [G]. Weights are made in blocks of rows."""
+    N = len(head.positions)
+    total: Tensor | float = 0.0
+    pairs = 0
+    for start in range(0, N, WEIGHT_ROWS):
+        rows = torch.arange(start, min(start + WEIGHT_ROWS, N))
+        seen = head.visible(rows).sum(-1)
+        total = total + _pair_sums(head.weights(rows)).sum(-1)
+        pairs += int((seen * (seen - 1)).sum())
+    if pairs == 0:
+        raise ValueError(f"row {head.row} must have at least two tokens: one sees no pair of keys")
+    assert isinstance(total, Tensor)
+    return total / pairs
+
+
+def query_jacobian_norms(head: Head, rows: Tensor) -> Tensor:
+    """‖∂o/∂q‖ (Frobenius) of o = softmax(q Kᵀ · scale) P⁻¹, the weights of the values, for these rows: [G, n].
+
+    ∂o/∂q = scale · Kᵀ (diag(a) − a aᵀ) P⁻¹, [D, N]; without P⁻¹ where values are read as they are.
+    """
+    if isinstance(head, PathHead | Difference):
+        raise ValueError(f"layer {head.layer}: ∂o/∂q is that of softmax and LUCID attention alone")
+    norms = []
+    for some in rows.split(ROWS):
+        slope = head.scores(some)[1]
+        a = head.weights(some)
+        # Keys as columns of every row: [G, n, D, N].
+        k = slope[:, :, None] * head.k.mT
+        J = a[:, :, None] * (k - k @ a[..., None])
+        norms.append(torch.linalg.matrix_norm(head.through(J) if head.preconditioned else J))
+    return torch.cat(norms, 1)

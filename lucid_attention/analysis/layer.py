@@ -1,0 +1,205 @@
+"""What one layer attends with, and the weights that follow from it, for the rows that are asked for.
+
+    A = softmax(q kᵀ · scale + causal),     W = A P⁻¹:  the weights of the values themselves
+
+Shapes: B batch, H key/value heads, G query heads per key/value head, T positions of the input, N of them that are no
+padding, n rows (queries) asked for, D key size, E value size.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The arguments of one layer's attention, after rotary embedding and norms, as the softmax sees them.
+
+    index: of the layer among those that attend. attention: its name in `ATTENTIONS`, or "softmax".
+    q: [B, H·G, T, D]; k: [B, H, T, D]; v: [B, H, T, E]; key_mask: [B, T] bool or None; scale: of the scores.
+    preconditioned: whether the layer reads P⁻¹v. Where not, norm, sharpness and strength say what P would be.
+    norm, sharpness, strength, beta: of P, as in `lucid_attention`. sharpness: a number, [H], or None for √D.
+    window: positions that a token sees, itself included, or None. softcap: of the scores, or None.
+    factors: w: [B, H, T, D] and β: [B, H, T] of PaTH, or None.
+    lam: λ of differential attention (heads in pairs of neighbours, v: [B, H/2, T, E]), or None.
+    unlike: why weights cannot be told, or None.
+    """
+
+    index: int
+    attention: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_mask: Tensor | None = None
+    scale: float | None = None
+    preconditioned: bool = False
+    norm: str = "key"
+    sharpness: float | Tensor | None = None
+    strength: float = 1.0
+    beta: Tensor | None = None
+    window: int | None = None
+    softcap: float | None = None
+    factors: tuple[Tensor, Tensor] | None = None
+    lam: float | None = None
+    unlike: str | None = None
+
+    @property
+    def query_heads(self) -> int:
+        """Heads that have weights of their own: half of those of q in differential attention."""
+        return self.q.shape[1] // (1 if self.lam is None else 2)
+
+    def heads(self, heads: Sequence[int] | None = None) -> Iterator["Head"]:
+        """The heads of the layer, one key/value head of one row at a time. heads: query heads, None for all."""
+        chosen = range(self.query_heads) if heads is None else heads
+        for head in chosen:
+            if not 0 <= head < self.query_heads:
+                last = self.query_heads - 1
+                raise ValueError(f"heads must be query heads of layer {self.index}, 0 to {last}, got {head}")
+        groups = self.k.shape[1] // (1 if self.lam is None else 2)
+        G = self.query_heads // groups
+        for row in range(self.q.shape[0]):
+            for group in range(groups):
+                members = [head for head in chosen if head // G == group]
+                if members:
+                    yield self._head(row, group, members)
+
+    def _head(self, row: int, group: int, members: list[int]) -> "Head":
+        if self.lam is None:
+            return self._part(row, group, members, members)
+        first, second = (
+            self._part(row, 2 * group + i, [2 * each + i for each in members], members, value=group) for i in (0, 1)
+        )
+        return Difference(**{**vars(first), "second": second, "lam": self.lam, "head": group})
+
+    def _part(self, row: int, head: int, queries: list[int], names: list[int], value: int | None = None) -> "Head":
+        """One head of k with some heads of q, without padding, in float64."""
+        T = self.q.shape[2]
+        kept = torch.arange(T, device=self.q.device) if self.key_mask is None else self.key_mask[row].nonzero()[:, 0]
+        q, k = _wide(self.q[row, queries][:, kept]), _wide(self.k[row, head, kept])
+        v = _wide(self.v[row, head if value is None else value, kept])
+        c = self.sharpness[head].item() if isinstance(self.sharpness, Tensor) else self.sharpness
+        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        beta = None if self.beta is None else _wide(self.beta[row, head, kept])
+        shared: dict[str, Any] = {"layer": self.index, "row": row, "head": head, "query_heads": names, "q": q, "k": k}
+        shared |= {"v": v, "scale": scale, "positions": kept.cpu(), "preconditioned": self.preconditioned}
+        shared |= {"window": self.window, "softcap": self.softcap, "unlike": self.unlike}
+        if self.factors is not None:
+            w, b = (_wide(each[row, head, kept]) for each in self.factors)
+            return PathHead(P=KeyMatrix(LikePathKeys(k, w, b, c), len(k), self.strength), w=w, factor=b, **shared)
+        return Head(P=KeyMatrix(LikeKeys(k, self.norm, c), len(k), self.strength, beta), **shared)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """float64, where there is one."""
+    return (x.cpu() if x.device.type == "mps" else x).to(torch.float64)
+
+
+@dataclass(frozen=True)
+class Head:
+    """One key/value head of one row, without padding: a masked key is neither in P nor in the softmax.
+
+    head: the key/value head; query_heads: those of its group that were asked for, G.
+    positions: [N], where its tokens stand in the input. q: [G, N, D]; k: [N, D]; v: [N, E]; P: of its keys.
+    """
+
+    layer: int
+    row: int
+    head: int
+    query_heads: list[int]
+    positions: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    P: KeyMatrix
+    scale: float
+    preconditioned: bool
+    window: int | None = None
+    softcap: float | None = None
+    unlike: str | None = None
+
+    def rows_of(self, positions: Sequence[int]) -> Tensor:
+        """Which rows are the queries at these positions of the input: [n]."""
+        place = {position: row for row, position in enumerate(self.positions.tolist())}
+        for position in positions:
+            if position not in place:
+                raise ValueError(
+                    f"a query must be at a token of row {self.row}, which are at {self.positions[0]} to "
+                    f"{self.positions[-1]} without padding, got position {position}"
+                )
+        return torch.tensor([place[position] for position in positions], dtype=torch.long)
+
+    def products(self, rows: Tensor) -> Tensor:
+        """q_i·k_j for every key, or what the attention has in its place: [G, n, N]."""
+        return self.q[:, rows.to(self.q.device)] @ self.k.mT
+
+    def visible(self, rows: Tensor) -> Tensor:
+        """[n, N]: which keys each query sees."""
+        query, key = rows[:, None], torch.arange(len(self.positions))
+        seen = key <= query
+        if self.window is not None:
+            seen = seen & (self.positions > self.positions[query] - self.window)
+        return seen.to(self.q.device)
+
+    def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [G, n, N], and their derivative with respect to q_i·k_j: [G, n, N]."""
+        if self.unlike is not None:
+            raise ValueError(f"layer {self.layer} has no weights to show: {self.unlike}")
+        scores = self.scale * self.products(rows)
+        if self.softcap is None:
+            return scores, torch.full_like(scores, self.scale)
+        capped = torch.tanh(scores / self.softcap)
+        return self.softcap * capped, self.scale * (1 - capped**2)
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """A of these queries: [G, n, N]."""
+        return self.scores(rows)[0].masked_fill(~self.visible(rows), -math.inf).softmax(-1)
+
+    def effective(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+        """W = A P⁻¹ of these queries, A where values are read as they are: [G, n, N]. weights: A, if it is there."""
+        a = self.weights(rows) if weights is None else weights
+        return self.through(a) if self.preconditioned else a
+
+    def through(self, a: Tensor) -> Tensor:
+        """a P⁻¹, for a: [.., N]; with step sizes a P⁻¹ diag(β)."""
+        solved = self.P.solve_transposed(a.flatten(0, -2).mT).mT.reshape(a.shape)
+        return solved if self.P.beta is None else solved * self.P.beta
+
+
+@dataclass(frozen=True)
+class PathHead(Head):
+    """Keys are moved by the Householder factors of later positions. w: [N, D]; factor: β, [N]."""
+
+    w: Tensor = field(default_factory=lambda: torch.empty(0))
+    factor: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def products(self, rows: Tensor) -> Tensor:
+        out = self.q.new_zeros(self.q.shape[0], len(rows), len(self.positions))
+        order = rows.argsort()
+        at = 0
+        while at < len(rows):
+            start = int(rows[order[at]])
+            members = order[at:][rows[order[at:]] < start + BLOCK]
+            stop = int(rows[members[-1]]) + 1
+            scores = scores_of_path(self.q[:, start:stop], self.k, self.w, self.factor, start, stop)
+            out[:, members, :stop] = scores[:, rows[members] - start]
+            at += len(members)
+        return out
+
+
+@dataclass(frozen=True)
+class Difference(Head):
+    """The difference of two softmaxes: A is that of the first, W = A₁ − λ A₂. P would be that of the first's keys."""
+
+    second: Head | None = None
+    lam: float = 0.0
+
+    def effective(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+        assert self.second is not None
+        a = self.weights(rows) if weights is None else weights
+        return a - self.lam * self.second.weights(rows)

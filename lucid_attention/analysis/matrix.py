@@ -1,0 +1,142 @@
+"""The matrix P of one head, in float64, a block of rows at a time: exact to look at, and never larger than asked for.
+
+    P = I + s · diag(β) stril exp(…)
+
+Shapes: N positions of one head, D key size, n a prefix of N: every method works with the leading n × n block.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..ops.keys import inverse_norms
+from ..ops.path.api import rebase_keys
+from ..ops.path.reference import path_scores
+
+# Rows that are made together.
+BLOCK = 512
+# Up to this many positions the rows of a head are kept, at most 290 MB: iterations need them again and again.
+KEPT = 8192
+
+
+class Exponents(Protocol):
+    """Where the entries of P come from."""
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        """What stands in the exponential in rows start to stop, for all columns before stop: [stop − start, stop]."""
+        ...
+
+
+class KeyMatrix:
+    """P of one head.
+
+    exponents: of its entries, the diagonal and what is above it excepted.
+    size: N. strength: s. beta: [N] or None.
+    """
+
+    def __init__(self, exponents: Exponents, size: int, strength: float = 1.0, beta: Tensor | None = None) -> None:
+        self.size, self.strength, self.beta = size, strength, beta
+        self._exponents = exponents
+        self._kept: dict[int, Tensor] = {}
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows start to stop of P, up to the last column that is not zero: [stop − start, stop]."""
+        P = self.strength * self._exponents(start, stop).exp().tril(start - 1)
+        if self.beta is not None:
+            P = self.beta[start:stop, None] * P
+        # The diagonal is one by definition, and nothing is rounded there.
+        P[:, start:].diagonal().fill_(1)
+        return P
+
+    def _blocks(self, n: int, *, backwards: bool = False) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, stop, rows) of the leading n × n block."""
+        starts = range(0, n, BLOCK)
+        for start in reversed(starts) if backwards else starts:
+            stop = min(start + BLOCK, self.size)
+            rows = self._kept.get(start)
+            if rows is None:
+                rows = self.rows(start, stop)
+                if self.size <= KEPT:
+                    self._kept[start] = rows
+            end = min(stop, n)
+            yield start, end, rows[: end - start, :end]
+
+    def dense(self, n: int | None = None) -> Tensor:
+        """[n, n]; all of it for None."""
+        n = self.size if n is None else n
+        blocks = list(self._blocks(n))
+        return torch.cat([torch.nn.functional.pad(rows, (0, n - rows.shape[1])) for _, _, rows in blocks])
+
+    def gram(self, x: Tensor) -> Tensor:
+        """Pᵀ P x, for x: [n, m]: every row is made once."""
+        out = torch.zeros_like(x)
+        for _, stop, rows in self._blocks(x.shape[0]):
+            out[:stop] += rows.mT @ (rows @ x[:stop])
+        return out
+
+    def solve(self, x: Tensor) -> Tensor:
+        """P⁻¹ x, for x: [n, m], by forward substitution."""
+        y = torch.zeros_like(x)
+        for start, stop, rows in self._blocks(x.shape[0]):
+            rest = x[start:stop] - rows[:, :start] @ y[:start]
+            y[start:stop] = torch.linalg.solve_triangular(rows[:, start:], rest, upper=False, unitriangular=True)
+        return y
+
+    def solve_transposed(self, x: Tensor) -> Tensor:
+        """P⁻ᵀ x, for x: [n, m], by backward substitution."""
+        y = x.clone()
+        for start, stop, rows in self._blocks(x.shape[0], backwards=True):
+            y[start:stop] = torch.linalg.solve_triangular(
+                rows[:, start:].mT, y[start:stop], upper=True, unitriangular=True
+            )
+            y[:start] -= rows[:, :start].mT @ y[start:stop]
+        return y
+
+
+class LikeKeys:
+    """c (cos θ_ij − 1) of normalised keys; for norm="row_max" c/D · k_i·k_j less its largest value up to i.
+
+    k: [N, D]; norm: as in `lucid_attention`; sharpness: c, None for √D.
+    """
+
+    def __init__(self, k: Tensor, norm: str = "key", sharpness: float | None = None) -> None:
+        self._c = math.sqrt(k.shape[-1]) if sharpness is None else float(sharpness)
+        self._raw = norm == "row_max"
+        self._k = k if self._raw else k * inverse_norms(k)
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        products = self._k[start:stop] @ self._k[:stop].mT
+        if not self._raw:
+            return self._c * (products - 1)
+        scores = self._c / self._k.shape[-1] * products
+        later = torch.ones_like(scores, dtype=torch.bool).triu(start + 1)
+        # What is above the diagonal is not seen, and must not overflow.
+        scores = scores.masked_fill(later, -math.inf)
+        return scores - scores.amax(-1, keepdim=True)
+
+
+class LikePathKeys:
+    """c (k̂_jᵀ (∏ H_s) k̂_i − 1): of LUCID-PaTH. k, w: [N, D]; beta: [N], of the Householder factors."""
+
+    def __init__(self, k: Tensor, w: Tensor, beta: Tensor, sharpness: float | None = None) -> None:
+        self._c = math.sqrt(k.shape[-1]) if sharpness is None else float(sharpness)
+        self._k, self._w, self._beta = k * inverse_norms(k), w, beta
+
+    def __call__(self, start: int, stop: int) -> Tensor:
+        scores = scores_of_path(self._k[None, start:stop], self._k, self._w, self._beta, start, stop)
+        return self._c * (scores[0] - 1)
+
+
+def scores_of_path(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, start: int, stop: int) -> Tensor:
+    """q_iᵀ H_i … H_{j+1} k_j for queries start to stop: [G, stop − start, stop].
+
+    q: [G, stop − start, D], of these positions; k, w: [N, D]; beta: [N]. No more than this block is in memory.
+    """
+    before, here = slice(0, start), slice(start, stop)
+    past = rebase_keys(k[None, None, before], w[None, None, before], beta[None, None, before]) if start else None
+    new = k[None, None, here], w[None, None, here], beta[None, None, here]
+    scores, _ = path_scores(q[None], *new, past, None, None)
+    return scores[0]

@@ -1,0 +1,1 @@
+"""One file per claim of the paper: what to run, what came out, whether it holds."""

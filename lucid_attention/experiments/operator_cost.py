@@ -1,0 +1,70 @@
+"""Cost of the operator (§2.1, §2.3): LUCID stays in the cost class of softmax attention.
+
+The paper: "LUCID … retains O(N²d) complexity like standard softmax attention". One solve a key/value head costs as many
+operations as attention of one head, so the bound on the ratio is 1 + H_kv/H.
+"""
+
+from collections.abc import Sequence
+
+from .cost import cost_figure, cost_job
+from .jobs import Job
+from .result import Claim, Conclusion, table
+from .steps import Step
+from .study import Done
+
+CLAIM = Claim(
+    title="The cost class of softmax attention",
+    section="A.4",
+    says="LUCID retains O(N²d) complexity like standard softmax attention, and grouped key/value heads make its share "
+    "small.",
+    paper="O(N²d), no ratio given for the operator",
+)
+# Above what counting operations allows.
+ALLOWED = 1.15
+SHAPES = ((8, 8), (32, 4))
+
+
+def cases(scale: str) -> list[tuple[str, Job]]:
+    """Shapes and passes, with their jobs."""
+    lengths: Sequence[int] = {"smoke": (64, 128), "quick": (512, 1024, 2048)}.get(scale, (512, 1024, 2048, 4096))
+    found = []
+    for heads, kv_heads in SHAPES:
+        for backward in (False, True):
+            if backward and scale in ("smoke", "quick"):
+                continue
+            name = f"{heads}/{kv_heads} heads of 64, {'forward and backward' if backward else 'forward'}"
+            found.append((name, cost_job(lengths, heads, kv_heads, 64, backward, f"cost, {name}")))
+    return found
+
+
+def plan(scale: str, done: Done) -> list[Job]:
+    """Timings, one after another."""
+    return [job for _, job in cases(scale)]
+
+
+def conclude(scale: str, done: Done) -> Conclusion:
+    """Against the bound, at the longest length."""
+    records = {name: done[job] for name, job in cases(scale)}
+    rows, within = [], []
+    for name, record in records.items():
+        ratios = [round(each, 2) for each in record["ratio"]]
+        rows.append([name, round(record["bound"], 3), *ratios])
+        within.append(record["ratio"][-1] <= ALLOWED * record["bound"])
+    longest = next(iter(records.values()))["lengths"][-1]
+    ours = "; ".join(f"{name}: {record['ratio'][-1]:.2f} ×" for name, record in records.items())
+    verdict = "holds" if all(within) else "partly" if any(within) else "does not hold"
+    lengths = next(iter(records.values()))["lengths"]
+    return Conclusion(
+        ours=f"{ours} (N = {longest}, over SDPA)",
+        verdict="too small to judge" if scale == "smoke" else verdict,
+        because=f"Time over that of torch's SDPA at N = {longest}, in turn on one thread: {ours}. The count of "
+        f"operations allows 1 + H_kv/H; up to {ALLOWED:.2f} times that counts as holding.",
+        seeds=1,
+        figures=[cost_figure(record, name) for name, record in records.items()],
+        tables=[table("Time over that of SDPA", ["", "bound", *(f"N = {n}" for n in lengths)], rows)],
+    )
+
+
+def paper() -> list[Step]:
+    """The same command, on the machine in question."""
+    return [Step(("experiment", "operator_cost", "--scale", "small"))]

@@ -1,0 +1,176 @@
+"""What an experiment concludes: numbers, figures and tables that `lucid report` reads as JSON. No pictures here."""
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 1
+RESULT = "result.json"
+VERDICTS = ("holds", "partly", "does not hold", "measured", "too small to judge")
+
+Figure = dict[str, Any]
+Table = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says.
+
+    title: in a few words. section: where. says: the claim, in a sentence or two. paper: its numbers, short.
+    """
+
+    title: str
+    section: str
+    says: str
+    paper: str
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What came out here.
+
+    ours: the numbers, short. verdict: one of VERDICTS. because: why this verdict. seeds: how many were run.
+    """
+
+    ours: str
+    verdict: str
+    because: str
+    seeds: int
+    figures: Sequence[Figure] = field(default=())
+    tables: Sequence[Table] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict must be one of {', '.join(VERDICTS)}, got {self.verdict!r}")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation over seeds; as text, `99.9 ± 0.1`."""
+
+    mean: float
+    std: float
+    count: int
+    digits: int = 1
+
+    def __str__(self) -> str:
+        shown = f"{self.mean:.{self.digits}f}"
+        return shown if self.count < 2 else f"{shown} ± {self.std:.{self.digits}f}"
+
+
+def spread(values: Iterable[float], digits: int = 1) -> Spread:
+    """Of one value or more."""
+    numbers = [float(value) for value in values]
+    if not numbers:
+        raise ValueError("spread needs at least one value, got none")
+    mean = statistics.fmean(numbers)
+    # statistics.stdev does not take NaN, which is what a diverged run has.
+    std = math.sqrt(sum((number - mean) ** 2 for number in numbers) / max(1, len(numbers) - 1))
+    return Spread(mean, std, len(numbers), digits)
+
+
+def series(
+    name: str,
+    role: str,
+    x: Sequence[float],
+    y: Sequence[float | None],
+    *,
+    spread: Sequence[float] | None = None,
+    dashed: bool = False,
+) -> dict[str, Any]:
+    """A line of `lines`."""
+    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": spread}
+
+
+def lines(
+    title: str,
+    x: str,
+    y: str,
+    series: Sequence[Mapping[str, Any]],
+    *,
+    log: str = "",
+    range: Sequence[float] | None = None,
+    marks: Sequence[tuple[float, str]] = (),
+    note: str = "",
+) -> Figure:
+    """Curves. x, y: labels. log: which axes are logarithmic: "", "x", "y" or "xy"."""
+    return {
+        "kind": "lines",
+        "title": title,
+        "note": note,
+        "x": {"label": x, "log": "x" in log},
+        "y": {"label": y, "log": "y" in log, "range": None if range is None else list(range)},
+        "series": [dict(each) for each in series],
+        "marks": [{"x": at, "name": name} for at, name in marks],
+    }
+
+
+def heatmaps(
+    title: str,
+    rows: str,
+    columns: str,
+    panels: Mapping[str, tuple[Sequence[Any], Sequence[Any], Sequence[Sequence[float | None]]]],
+    *,
+    range: tuple[float, float],
+    unit: str = "",
+    signed: bool = False,
+    numbers: bool = True,
+    note: str = "",
+) -> Figure:
+    """Maps side by side, on one scale. panels: name → (row names, column names, values by row)."""
+    return {
+        "kind": "heatmaps",
+        "title": title,
+        "note": note,
+        "rows": {"label": rows},
+        "columns": {"label": columns},
+        "range": list(range),
+        "unit": unit,
+        "signed": signed,
+        "numbers": numbers,
+        "panels": [
+            {"name": name, "rows": list(r), "columns": list(c), "values": [finite(row) for row in values]}
+            for name, (r, c, values) in panels.items()
+        ],
+    }
+
+
+def bar(name: str, role: str, value: Spread | float) -> dict[str, Any]:
+    """A bar of `bars`."""
+    if isinstance(value, Spread):
+        around = finite([value.std])[0] if value.count > 1 else None
+        return {"name": name, "role": role, "value": finite([value.mean])[0], "spread": around}
+    return {"name": name, "role": role, "value": finite([value])[0], "spread": None}
+
+
+def bars(
+    title: str,
+    value: str,
+    groups: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    range: tuple[float, float] | None = None,
+    references: Mapping[str, float] | None = None,
+    note: str = "",
+) -> Figure:
+    """Bars in groups. value: label of the axis. references: lines across, such as chance."""
+    return {
+        "kind": "bars",
+        "title": title,
+        "note": note,
+        "value": {"label": value, "range": None if range is None else list(range)},
+        "groups": [{"name": name, "bars": [dict(each) for each in group]} for name, group in groups.items()],
+        "references": [{"name": name, "value": at} for name, at in (references or {}).items()],
+    }
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, note: str = "") -> Table:
+    """Cells are text, numbers, spreads or None."""
+    shown = [[str(cell) if isinstance(cell, Spread) else cell for cell in row] for row in rows]
+    return {"title": title, "note": note, "columns": list(columns), "rows": shown}
+
+
+def finite(values: Iterable[float | None]) -> list[float | None]:
+    """JSON has no NaN and no infinity: None in their place."""
+    return [None if value is None or not math.isfinite(value) else float(value) for value in values]

@@ -1,0 +1,147 @@
+"""The full recipes of the paper: commands for a cluster, each of which resumes by itself and can be checked here."""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from ..training.command import add_arguments as add_train_arguments
+from ..training.command import resolved
+from ..training.recipes import Recipe
+
+# An H100 in bfloat16, and the share of it that training of this kind reaches.
+PEAK, REACHED = 989e12, 0.4
+# Where the arguments of commands are.
+MODULES = {
+    "eval": "evals.command",
+    "make-data": "evals.making",
+    "analyze": "analysis.command",
+    "convert": "models.convert",
+    "tokenize": "data.tokenize",
+    "experiment": "experiments.command",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command. words: what follows `lucid`. processes: one a GPU."""
+
+    words: tuple[str, ...]
+    processes: int = 1
+
+    @property
+    def line(self) -> str:
+        """As typed."""
+        if self.processes == 1:
+            return shlex.join(["lucid", *self.words])
+        return shlex.join(["torchrun", f"--nproc-per-node={self.processes}", "-m", "lucid_attention.cli", *self.words])
+
+    def recipe(self) -> Recipe | None:
+        """Of `lucid train`; None for other commands."""
+        if self.words[0] != "train":
+            return None
+        words = list(self.words[1:])
+        if "--from" in words:
+            # The checkpoint is made by an earlier step, so it cannot be asked for its attention yet.
+            at = words.index("--from")
+            words[at : at + 2] = []
+        return resolved(_parsed(add_train_arguments, "train", words))
+
+    def check(self) -> None:
+        """Refuse what would be refused when it runs: unknown names, recipes that do not fit, misspelt options."""
+        command = self.words[0]
+        if command == "train":
+            recipe = self.recipe()
+            assert recipe is not None
+            parameters(recipe)
+        elif command in MODULES:
+            module = import_module(f"..{MODULES[command]}", __package__)
+            _parsed(module.add_arguments, command, list(self.words[1:]))
+        else:
+            raise ValueError(f"a step must be one of train, {', '.join(MODULES)}, got {command!r}")
+
+    def gpu_hours(self) -> float | None:
+        """An estimate from the count of operations; None for what does not train."""
+        recipe = self.recipe()
+        return None if recipe is None else training_operations(recipe) / (PEAK * REACHED) / 3600
+
+    def run(self) -> int:
+        """Run it, and give its exit code."""
+        words = ["-m", "lucid_attention.cli", *self.words]
+        if self.processes > 1:
+            words = ["-m", "torch.distributed.run", f"--nproc-per-node={self.processes}", *words]
+        return subprocess.run([sys.executable, *words], check=False).returncode
+
+
+def _parsed(add_arguments: Any, command: str, words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"lucid {command}", exit_on_error=False)
+    add_arguments(parser)
+    try:
+        return parser.parse_args(words)
+    except (argparse.ArgumentError, SystemExit) as error:
+        raise ValueError(f"lucid {command} does not take {shlex.join(words)}: {error}") from error
+
+
+def training_operations(recipe: Recipe) -> float:
+    """Floating point operations: 6 a weight and token, and those of the scores, which LUCID's solve adds to."""
+    config = _config(recipe.preset, tuple(sorted(recipe.model.items())))
+    tokens = recipe.steps * recipe.batch_size * recipe.sequence_length
+    heads = config.num_attention_heads
+    solved = config.num_key_value_heads if "lucid" in str(recipe.attention) else 0
+    per_token = 6 * recipe.sequence_length * config.head_dim * (heads + solved) * config.num_hidden_layers
+    recomputed = 4 / 3 if recipe.gradient_checkpointing else 1
+    return recomputed * tokens * (6 * parameters(recipe) + per_token)
+
+
+def parameters(recipe: Recipe) -> int:
+    """Of the recipe's model, which is made without memory for its weights."""
+    import torch
+
+    from ..models.modeling import LucidForCausalLM
+
+    config = _config(recipe.preset, tuple(sorted(recipe.model.items())))
+    attention = recipe.attention if isinstance(recipe.attention, str) else list(recipe.attention)
+    with torch.device("meta"):
+        model = LucidForCausalLM(type(config)(**{**config.to_dict(), "attention": attention}))
+    return sum(weight.numel() for weight in model.parameters())
+
+
+@lru_cache
+def _config(preset: str, changes: tuple[tuple[str, Any], ...]) -> Any:
+    from ..models import presets
+
+    return getattr(presets, preset)(**dict(changes))
+
+
+def train(recipe: str, attention: str, *more: str, out: str | None = None, processes: int = 8) -> Step:
+    """`lucid train RECIPE --attention NAME`, with GPUs of one machine."""
+    folder = out or f"runs/paper/{recipe}-{attention}"
+    return Step(("train", recipe, "--attention", attention, "--out", folder, *more), processes)
+
+
+def tune(recipe: str, start: str, out: str, *more: str, processes: int = 8) -> Step:
+    """`lucid train RECIPE --from CHECKPOINT`."""
+    return Step(("train", recipe, "--from", start, "--out", out, *more), processes)
+
+
+def evaluate(checkpoint: str, tasks: str, out: str, *more: str, processes: int = 8) -> Step:
+    """`lucid eval CHECKPOINT --tasks NAMES`."""
+    return Step(("eval", checkpoint, "--tasks", tasks, "--out", out, *more), processes)
+
+
+def check_steps(steps: Sequence[Step]) -> None:
+    """Check every command, and that what it reads is written by one before it."""
+    written: set[str] = set()
+    for step in steps:
+        step.check()
+        for word in step.words:
+            folder = word.removesuffix("/model")
+            if word.startswith("runs/") and word.endswith("/model") and folder not in written:
+                raise ValueError(f"{step.line}: nothing before it writes {folder}")
+        if "--out" in step.words:
+            written.add(step.words[step.words.index("--out") + 1])

@@ -1,0 +1,165 @@
+"""Prompts with answers, and a tokenizer, for small models of text: the training side of what `lucid eval` asks them."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from ..data.tokenizer import BOS, EOS, PAD
+from ..evals.haystacks import read_prose
+from ..evals.making import Line, babilong_lines, question_lines
+from ..evals.needles import Draft, Needles, draft, largest, write
+from ..evals.spans import count, load_tokenizer
+from .docstring_questions import NAMES, write_questions
+
+# Far from the seeds of evaluations, which are small numbers.
+TRAINING_SEED = 1_000_003
+# Numbers are split into pairs of digits, from the right.
+PAIRS = r"\d{1,2}(?=(\d\d)*(?!\d))"
+SAMPLE = 400
+
+
+@dataclass(frozen=True)
+class NeedleTexts:
+    """Needles of RULER for training: every key of a text is asked for in turn, so that much is learned from it.
+
+    needles: numbers of them, in turn. length: tokens, at most, of all. keys, kind, haystack: as in `Needles`.
+    """
+
+    needles: tuple[int, ...] = (1, 2, 4)
+    length: int = 320
+    keys: str = "numbers"
+    kind: str = "numbers"
+    haystack: str = "noise"
+
+    def sample(self) -> Iterator[str]:
+        """Texts to train a tokenizer on."""
+        for index in range(SAMPLE):
+            settings, drawn = self._drawn(index)
+            prompt, prefix, _ = write(settings, drawn, 20)
+            yield f"{prompt} {prefix}{all_answers(drawn, prefix)}"
+
+    def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
+        """With as much hay as there is room for, or less."""
+        loaded = load_tokenizer(tokenizer)
+        for index in range(samples):
+            settings, drawn = self._drawn(index)
+            _, prefix, _ = write(settings, drawn, 0)
+            answer = all_answers(drawn, prefix)
+
+            def tokens(units: int, settings: Needles = settings, drawn: Draft = drawn) -> int:
+                question, prefix, _ = write(settings, drawn, units)
+                return count(loaded, f"{question} {prefix}")
+
+            # The end token follows the answer.
+            room = self.length - count(loaded, answer) - 1
+            most = largest(tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens")
+            question, prefix, _ = write(settings, drawn, Random(f"hay/{index}").randint(0, most))
+            yield {"prompt": f"{question} {prefix}", "answer": answer}
+
+    def _drawn(self, index: int) -> tuple[Needles, Draft]:
+        settings = Needles(
+            length=256,
+            needles=self.needles[index % len(self.needles)],
+            keys=self.keys,
+            kind=self.kind,
+            haystack=self.haystack,
+            seed=TRAINING_SEED,
+        )
+        return settings, draft(settings, index)
+
+
+def all_answers(drawn: Draft, prefix: str) -> str:
+    """The value that is asked for, then those of all other keys, each after the words that an answer begins with."""
+    values = dict(zip(drawn.keys, drawn.values, strict=True))
+    others = [f" {prefix.replace(drawn.query, key)} {value}." for key, value in values.items() if key != drawn.query]
+    return f" {values[drawn.query]}." + "".join(others)
+
+
+@dataclass(frozen=True)
+class Stories:
+    """Stories of bAbI in some background. tasks, lengths, haystack: as for `lucid make-data babilong`."""
+
+    tasks: tuple[str, ...] = ("qa1",)
+    lengths: tuple[int, ...] = (0,)
+    haystack: str = "prose"
+
+    def sample(self) -> Iterator[str]:
+        """Texts to train a tokenizer on; any tokenizer will do for stories without background."""
+        from ..evals.babi import make_story
+        from ..evals.babilong_prompts import rendered
+
+        random = Random("stories")
+        for index in range(SAMPLE):
+            story = make_story(self.tasks[index % len(self.tasks)], random)
+            yield f"{rendered(story.task, ' '.join(story.facts), story.question)} {story.sentence}"
+        if self.haystack == "prose":
+            yield from islice(read_prose("prose").sentences, 0, None, 4)
+
+    def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
+        """As many in all."""
+        each = -(-samples // (len(self.tasks) * len(self.lengths)))
+        return babilong_lines(
+            tasks=self.tasks,
+            lengths=self.lengths,
+            samples=each,
+            seed=TRAINING_SEED,
+            tokenizer=tokenizer,
+            haystack=self.haystack,
+        )
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Questions about functions of the standard library. functions: in every text. held_out: of each data set."""
+
+    functions: int = 4
+    held_out: int = 50
+
+    def sample(self) -> Iterator[str]:
+        """Texts to train a tokenizer on: of the training side."""
+        from .docstring_questions import row
+
+        for index in range(SAMPLE):
+            made = row("train", self.functions, TRAINING_SEED, index)
+            yield f"{made['input']}\n\nQuestion: \nAnswer: {made['output']}"
+
+    def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
+        """As many in all; `folder` gets them, and those that are held out, in the format of SCROLLS."""
+        each = -(-samples // len(NAMES))
+        write_questions(folder, count=self.functions, samples=each, held_out=self.held_out)
+        return question_lines(NAMES, str(folder))
+
+
+class Texts(NamedTuple):
+    """kind: in KINDS, with its settings. samples: to learn from. vocabulary: of the tokenizer, at most."""
+
+    kind: str
+    settings: dict[str, Any]
+    samples: int
+    vocabulary: int
+
+
+KINDS: dict[str, Callable[..., Any]] = {"needles": NeedleTexts, "stories": Stories, "questions": Questions}
+
+
+def write_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
+    """A byte-level BPE that writes numbers in pairs of digits: as others, larger ones, do in threes."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PAIRS), "isolated"), bytes_of])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[BOS, EOS, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    known = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "clean_up_tokenization_spaces": False}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **known).save_pretrained(folder)

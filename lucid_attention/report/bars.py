@@ -1,0 +1,133 @@
+"""Bars: a panel for each group, a named bar for each attention, its number at the end."""
+
+from typing import Any
+
+from .numbers import places_of, with_spread
+from .svg import SENTINELS, draw, fitted
+
+WIDTH = 4.4
+ROW = 0.25
+# Groups of so few bars share a panel.
+FEW = 3
+LONGEST_NAME = 26
+# Width of a letter and height of a line of text, in inches.
+LETTER, LINE = 0.082, 0.18
+
+
+def draw_bars(figure: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
+    """A `bars` figure as (heading, SVG) of its panels, all on one scale."""
+    low, high = _limits(figure)
+    groups = figure["groups"]
+    if len(groups) > 1 and max(len(group["bars"]) for group in groups) <= FEW:
+        return [("", _panel(figure, groups, (low, high), figure["title"], prefix))]
+    panels = []
+    for number, group in enumerate(groups):
+        label = f"{figure['title']}: {group['name']}" if group.get("name") else figure["title"]
+        panels.append((str(group.get("name", "")), _panel(figure, [group], (low, high), label, f"{prefix}p{number}")))
+    return panels
+
+
+def _limits(figure: dict[str, Any]) -> tuple[float, float]:
+    if figure["value"].get("range"):
+        low, high = figure["value"]["range"]
+        return float(low), float(high)
+    ends = [0.0]
+    for bar in (bar for group in figure["groups"] for bar in group["bars"]):
+        if bar.get("value") is not None:
+            ends += [bar["value"] - (bar.get("spread") or 0.0), bar["value"] + (bar.get("spread") or 0.0)]
+    ends += [each["value"] for each in figure.get("references") or [] if each.get("value") is not None]
+    low, high = min(ends), max(ends)
+    return (low * 1.05, high * 1.05) if high > low else (0.0, 1.0)
+
+
+def _panel(
+    figure: dict[str, Any], groups: list[dict[str, Any]], limits: tuple[float, float], label: str, prefix: str
+) -> str:
+    rows: list[tuple[str, dict[str, Any] | None]] = []
+    for group in groups:
+        if len(groups) > 1:
+            rows.append((str(group.get("name", "")), None))
+        rows += [(bar["name"], bar) for bar in group["bars"]]
+    references = [each for each in figure.get("references") or [] if each.get("value") is not None]
+    height = 0.75 + ROW * len(rows) + LINE * len(references)
+    letters = max((len(fitted(name, LONGEST_NAME)) for name, bar in rows if bar is not None), default=0)
+    places = places_of(bar.get("value") for group in figure["groups"] for bar in group["bars"])
+
+    def plot(axes: Any) -> None:
+        axes.grid(visible=False, axis="y")
+        for place, (name, bar) in enumerate(rows):
+            if bar is None:
+                axes.text(
+                    0, place + 0.1, fitted(name, 40), transform=axes.get_yaxis_transform(), va="center", weight="bold"
+                )
+            else:
+                _bar(axes, place, bar, limits, places)
+        named = [(place, name) for place, (name, bar) in enumerate(rows) if bar is not None]
+        axes.set_yticks([place for place, _ in named], [fitted(name, LONGEST_NAME) for _, name in named])
+        for label, (place, _) in zip(axes.get_yticklabels(), named, strict=True):
+            bar = rows[place][1] or {}
+            label.set(color=SENTINELS["ink"], weight="bold" if bar["role"] == "lucid" else "normal")
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        low, high = limits
+        room = _room_for_numbers(rows, places, WIDTH - LETTER * letters - 0.2)
+        axes.set_xlim(low, high + room * (high - low))
+        axes.spines["bottom"].set_bounds(low, high)
+        axes.spines["left"].set_visible(low >= 0)
+        if low < 0:
+            axes.axvline(0, color=SENTINELS["muted"], linewidth=0.8)
+        axes.set_xticks([at for at in axes.get_xticks() if low - 1e-9 <= at <= high + 1e-9])
+        axes.set_xlabel(fitted(figure["value"].get("label", ""), 40, 2), x=0.5 / (1 + room))
+        for level, reference in enumerate(references):
+            _reference(axes, reference, limits, level)
+
+    return draw(WIDTH, height, plot, label, prefix)
+
+
+def _room_for_numbers(rows: list[tuple[str, dict[str, Any] | None]], places: int, width: float) -> float:
+    """Room to keep behind the longest bar, as a share of it. width: of bar and number, in inches."""
+    bars = [bar for _, bar in rows if bar is not None]
+    numbers = [with_spread(bar.get("value"), bar.get("spread"), places) for bar in bars]
+    needed = LETTER * max(map(len, numbers), default=0) + 0.1
+    return needed / max(width - needed, 0.8)
+
+
+def _bar(axes: Any, place: int, bar: dict[str, Any], limits: tuple[float, float], places: int) -> None:
+    value, spread = bar.get("value"), bar.get("spread")
+    low, high = limits
+    lucid = bar["role"] == "lucid"
+    end = max(0.0, low)
+    if value is not None:
+        start, reach = max(0.0, low), min(max(value, low), high)
+        axes.barh(place, reach - start, left=start, height=0.66, color=SENTINELS[bar["role"]], linewidth=0)
+        if spread:
+            whisker = {"ecolor": SENTINELS["ink"], "elinewidth": 1.1, "capsize": 2.2, "fmt": "none"}
+            axes.errorbar(reach, place, xerr=spread, **whisker)
+        end = max(end, reach + (spread or 0.0))
+    number = axes.annotate(
+        with_spread(value, spread, places),
+        (end, place),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        weight="bold" if lucid else "normal",
+        fontsize=10,
+        annotation_clip=False,
+    )
+    # Its room is reserved: all panels of a figure are equally wide.
+    number.set_in_layout(False)
+
+
+def _reference(axes: Any, reference: dict[str, Any], limits: tuple[float, float], level: int) -> None:
+    axes.axvline(reference["value"], color=SENTINELS["muted"], linewidth=1.1, linestyle=(0, (3, 2)), zorder=4)
+    late = reference["value"] > (limits[0] + limits[1]) / 2
+    axes.annotate(
+        fitted(reference.get("name", ""), 40),
+        (reference["value"], 1),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, 2 + 12 * level),
+        textcoords="offset points",
+        ha="right" if late else "left",
+        va="bottom",
+        fontsize=10,
+        color=SENTINELS["muted"],
+    )

@@ -1,0 +1,123 @@
+"""Heat maps side by side on one scale: scores with their numbers, or large matrices as pixels."""
+
+import math
+from typing import Any
+
+from .numbers import places_of, shown, with_spread
+from .svg import SENTINELS, draw, fitted
+
+# Both look the same with and without red-green blindness; brightness alone tells the first one.
+SEQUENTIAL, DIVERGING = "cividis", "RdBu"
+STOPS = 9
+# Of names that are too many to write all.
+STEPS = (1, 2, 4, 5, 8, 10, 20, 40, 50, 80, 100, 200, 400, 500, 800, 1000, 2000, 5000, 10_000, 100_000)
+
+
+def draw_panels(figure: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
+    """A `heatmaps` figure as (heading, SVG) of its panels."""
+    drawn = []
+    for number, panel in enumerate(figure["panels"]):
+        width, height = _size(panel, figure)
+        label = f"{figure['title']}: {panel.get('name', '')}"
+        picture = draw(width, height, lambda axes, panel=panel: _plot(axes, figure, panel), label, f"{prefix}p{number}")  # type: ignore[misc]
+        drawn.append((str(panel.get("name", "")), picture))
+    return drawn
+
+
+def gradient(figure: dict[str, Any]) -> list[str]:
+    """Colours from the low to the high end of a figure's scale."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    colours = colormaps[_colours(figure)]
+    return [to_hex(colours(stop / (STOPS - 1))) for stop in range(STOPS)]
+
+
+def limits(figure: dict[str, Any]) -> tuple[float, float]:
+    """Ends of the scale; around zero for signed values."""
+    low, high = (float(each) for each in figure["range"])
+    if figure.get("signed"):
+        high = max(abs(low), abs(high))
+        low = -high
+    return low, (high if high > low else low + 1.0)
+
+
+def _colours(figure: dict[str, Any]) -> str:
+    return DIVERGING if figure.get("signed") else SEQUENTIAL
+
+
+def _numbers(figure: dict[str, Any]) -> bool:
+    return bool(figure.get("numbers", True))
+
+
+def _size(panel: dict[str, Any], figure: dict[str, Any]) -> tuple[float, float]:
+    rows, columns = len(panel["rows"]), len(panel["columns"])
+    if _numbers(figure):
+        return max(3.6, min(5.2, 0.9 + 0.46 * columns)), 0.75 + 0.34 * rows
+    width = 2.35
+    return width, 0.55 + (width - 0.55) * min(max(rows / columns, 0.3), 1.6)
+
+
+def _plot(axes: Any, figure: dict[str, Any], panel: dict[str, Any]) -> None:
+    import numpy as np
+    from matplotlib import colormaps
+
+    low, high = limits(figure)
+    grid = np.array([[math.nan if value is None else value for value in row] for row in panel["values"]], dtype=float)
+    axes.grid(visible=False)
+    axes.set_facecolor(SENTINELS["missing"])
+    if _numbers(figure):
+        rows, columns = grid.shape
+        edges = {"edgecolors": SENTINELS["paper"], "linewidth": 1.5}
+        sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
+        axes.pcolormesh(*sides, np.ma.masked_invalid(grid), cmap=_colours(figure), vmin=low, vmax=high, **edges)
+        axes.set_xlim(-0.5, columns - 0.5)
+        axes.set_ylim(rows - 0.5, -0.5)
+        _write_numbers(axes, grid, colormaps[_colours(figure)], (low, high))
+    else:
+        # Pixels stay pixels: the page enlarges them without blurring.
+        shape = {"aspect": "auto", "interpolation": "none"}
+        axes.imshow(np.ma.masked_invalid(grid), cmap=_colours(figure), vmin=low, vmax=high, **shape)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.tick_params(length=0)
+    _name(axes.set_xticks, panel["columns"], 10 if _numbers(figure) else 4)
+    _name(axes.set_yticks, panel["rows"], 30 if _numbers(figure) else 5)
+    axes.set(xlabel=fitted(figure["columns"].get("label", ""), 36), ylabel=fitted(figure["rows"].get("label", ""), 24))
+
+
+def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float]) -> None:
+    import numpy as np
+
+    low, high = ends
+    crowded = grid.shape[1] > 8
+    places = 0 if crowded and high >= 10 else places_of([low, high, *grid[~np.isnan(grid)]])
+    for y, row in enumerate(grid):
+        for x, value in enumerate(row):
+            if math.isnan(value):
+                axes.text(x, y, "–", ha="center", va="center_baseline", color=SENTINELS["muted"])
+                continue
+            red, green, blue, _ = colours(min(max((value - low) / (high - low), 0.0), 1.0))
+            ink = "white" if _brightness(red, green, blue) < 0.179 else "black"
+            axes.text(
+                x,
+                y,
+                with_spread(value, None, places),
+                ha="center",
+                va="center_baseline",
+                color=ink,
+                fontsize=8.5 if crowded else 10,
+            )
+
+
+def _brightness(red: float, green: float, blue: float) -> float:
+    """Relative luminance (WCAG): below 0.18 white letters have more contrast than black ones."""
+    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in (red, green, blue)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _name(set_ticks: Any, names: list[Any], most: int) -> None:
+    """Names at rows or columns, every second, third, ... if there are too many."""
+    step = next(step for step in STEPS if len(names) <= most * step)
+    places = list(range(0, len(names), step))
+    set_ticks(places, [fitted(shown(names[place]), 14) for place in places])

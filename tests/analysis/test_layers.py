@@ -1,0 +1,175 @@
+"""Weights: read with them, the values give what the layer gives; with identity values, what the operators give."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lucid_attention import lucid_attention
+from lucid_attention.analysis import layer as layer_module
+from lucid_attention.analysis import matrix
+from lucid_attention.analysis.capture import visit_layers
+from lucid_attention.analysis.layer import Layer
+from tests.models.decoder import decoder
+from tests.ops import oracles
+
+from .subjects import Plain, layers_of, llama, tokens
+
+T = 23
+CASES = {
+    "softmax": {},
+    "sliding": {"window": 5},
+    "lucid": {},
+    "lucid, row max": {"norm": "row_max"},
+    "lucid, qk": {"norm": "qk"},
+    "lucid, beta": {"learn_beta": True},
+    "lucid, sharpness": {"learn_sharpness": True, "sharpness": 1.5},
+    "lucid, strength": {"strength": 0.4},
+    "lucid, off": {"strength": 0.0},
+    "lucid, wide values": {"value_dim": 11},
+    "path": {},
+    "lucid_path": {},
+    "lucid_path, sharpness": {"learn_sharpness": True, "sharpness": 1.5},
+    "diff": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one block of rows in every test."""
+    monkeypatch.setattr(matrix, "BLOCK", 7)
+    monkeypatch.setattr(layer_module, "BLOCK", 7)
+
+
+def subject(case: str) -> Plain:
+    name = case.partition(",")[0]
+    model = Plain(name, name, **CASES[case]).double()
+    with torch.no_grad():
+        for layer in model.layers:
+            if getattr(layer, "log_sharpness", None) is not None:
+                layer.log_sharpness += torch.tensor([-0.4, 0.5])
+    return model
+
+
+def read(layer: Layer, rows: Tensor, key_mask: Tensor | None = None) -> Tensor:
+    """o of some rows, [B, heads, n, E], by W and the values alone."""
+    o = torch.zeros(layer.q.shape[0], layer.query_heads, len(rows), layer.v.shape[-1], dtype=torch.float64)
+    for head in layer.heads():
+        asked = rows if key_mask is None else rows[key_mask[head.row, rows]]
+        where = torch.isin(rows, asked).nonzero()[:, 0]
+        got = head.effective(head.rows_of(asked.tolist())) @ head.v
+        o[head.row, torch.tensor(head.query_heads)[:, None], where] = got
+    return o
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("padding", [False, True], ids=["plain", "padded"])
+def test_what_is_read_with_effective_weights_is_the_output_of_the_layer(case, padding):
+    model = subject(case)
+    mask = torch.ones(2, T, dtype=torch.bool)
+    if padding:
+        mask[0, :4], mask[1, 9:11] = False, False
+    inputs = {"input_ids": tokens(2, T), "key_mask": mask if padding else None}
+    rows = torch.tensor([22, 4, 17, 8, 9])
+    outputs = []
+    for module in model.layers:
+        module.register_forward_hook(lambda module, x, o: outputs.append(o[0]))
+    layers = layers_of(model, inputs)
+    assert len(layers) == len(outputs) == 2
+    for layer, module, o in zip(layers, model.layers, outputs, strict=True):
+        mine = read(layer, rows, mask if padding else None)
+        if case == "diff":
+            mine = (1 - module.lambda_init) * module.o_norm(mine)
+        mine = module.o_proj(mine.transpose(1, 2).flatten(2))
+        kept = mask[:, rows]
+        torch.testing.assert_close(mine[kept], o[:, rows][kept], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("build", ["plain", "decoder", "drop-in"])
+def test_identity_values_show_the_effective_weights(build):
+    """W from the operator: with V = I its output is W, whatever the analysis does."""
+    model = {"plain": lambda: Plain("lucid", "lucid"), "decoder": decoder, "drop-in": lambda: llama("lucid")}[build]()
+    for layer in layers_of(model, tokens(2, T)):
+        assert layer.preconditioned
+        q, k = layer.q.double(), layer.k.double()
+        identity = torch.eye(T, dtype=torch.float64).expand(2, k.shape[1], T, T)
+        truth = oracles.lucid_attention(q, k, identity)
+        torch.testing.assert_close(lucid_attention(q, k, identity), truth, rtol=1e-9, atol=1e-10)
+        for head in layer.heads():
+            rows = torch.arange(T)
+            torch.testing.assert_close(head.effective(rows), truth[head.row, head.query_heads], rtol=1e-9, atol=1e-10)
+            a = oracles.read_out(q, k, identity)[head.row, head.query_heads]
+            torch.testing.assert_close(head.weights(rows), a, rtol=1e-9, atol=1e-10)
+            assert (head.effective(rows) - a).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid"])
+def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
+    model = llama(implementation).double()
+    ids, mask = tokens(2, T), torch.ones(2, T, dtype=torch.long)
+    mask[0, :6] = 0
+    outputs = []
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, x: outputs.append(x[0]))
+    layers = layers_of(model, {"input_ids": ids, "attention_mask": mask})
+    assert len(layers) == len(outputs) == 3
+    rows = torch.tensor([22, 6, 12])
+    for layer, o in zip(layers, outputs, strict=True):
+        assert layer.preconditioned == (implementation == "lucid")
+        mine = read(layer, rows, mask.bool()).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(mine, o[:, rows], rtol=1e-9, atol=1e-10)
+
+
+def test_the_settings_of_a_drop_in_model_reach_the_analysis():
+    from lucid_attention import enable_lucid
+
+    model = enable_lucid(llama("sdpa"), layers=[1, 2], strength=0.5, sharpness=1.5)
+    off, *on = layers_of(model, tokens(1, T))
+    assert (off.preconditioned, off.strength, off.attention) == (False, 1.0, "softmax")
+    assert [(each.preconditioned, each.strength, each.sharpness, each.attention) for each in on] == [
+        (True, 0.5, 1.5, "lucid")
+    ] * 2
+    layer = on[0]
+    identity = torch.eye(T, dtype=torch.float64).expand(1, 2, T, T)
+    truth = oracles.lucid_attention(layer.q.double(), layer.k.double(), identity, sharpness=1.5, strength=0.5)
+    for head in layer.heads([3]):
+        torch.testing.assert_close(head.effective(torch.arange(T))[0], truth[0, 3], rtol=1e-9, atol=1e-10)
+
+
+def test_windows_and_caps_of_an_architecture_are_followed():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    options = {"sliding_window": 5, "attn_logit_softcapping": 0.5, "query_pre_attn_scalar": 3, "initializer_range": 0.5}
+    config = Gemma2Config(vocab_size=48, num_key_value_heads=2, head_dim=8, **sizes, **options)
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM._from_config(config, attn_implementation="eager").double().eval()
+    outputs = []
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_pre_hook(lambda module, x: outputs.append(x[0]))
+    layers = layers_of(model, tokens(1, T))
+    assert [each.attention for each in layers] == ["sliding", "softmax"]
+    rows = torch.tensor([3, 22])
+    for layer, o in zip(layers, outputs, strict=True):
+        assert layer.softcap == 0.5
+        mine = read(layer, rows).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(mine, o[:, rows], rtol=1e-9, atol=1e-10)
+
+
+def test_heads_are_shown_one_at_a_time_and_by_name():
+    seen: list[tuple[int, list[int], tuple[int, ...]]] = []
+
+    def consume(layer: Layer) -> None:
+        seen.extend((head.head, head.query_heads, tuple(head.q.shape)) for head in layer.heads([3, 1, 0]))
+
+    visit_layers(Plain("lucid"), tokens(1, T), consume)
+    assert seen == [(0, [1, 0], (2, T, 6)), (1, [3], (1, T, 6))]
+    with pytest.raises(ValueError, match=r"heads must be query heads of layer 0, 0 to 3, got 4"):
+        visit_layers(Plain("lucid"), tokens(1, T), lambda layer: next(layer.heads([4])))
+
+
+def test_a_query_at_padding_is_refused():
+    mask = torch.ones(1, T, dtype=torch.bool)
+    mask[0, :4] = False
+    layer = layers_of(Plain("lucid"), {"input_ids": tokens(1, T), "key_mask": mask})[0]
+    with pytest.raises(ValueError, match=r"at 4 to 22 without padding, got position 2"):
+        next(layer.heads()).rows_of([5, 2])

@@ -1,0 +1,134 @@
+"""Jobs are known by what they compute; their records are there as a whole or not at all."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lucid_attention.experiments import jobs
+from lucid_attention.experiments.jobs import Job, Store, Work
+
+ONE = Job("cost:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 2}})
+SAME = {
+    "order of arguments": Job("cost:operator_cost", {"c": {"y": 2, "x": 1}, "b": [2, 3], "a": 1}),
+    "tuple for a list": Job("cost:operator_cost", {"a": 1, "b": (2, 3), "c": {"x": 1, "y": 2}}),
+    "label, time, alone": Job("cost:operator_cost", ONE.arguments, "a name", 99.0, alone=True),
+}
+OTHERS = {
+    "value": Job("cost:operator_cost", {"a": 2, "b": [2, 3], "c": {"x": 1, "y": 2}}),
+    "inner value": Job("cost:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 3}}),
+    "order of a list": Job("cost:operator_cost", {"a": 1, "b": [3, 2], "c": {"x": 1, "y": 2}}),
+    "one argument more": Job("cost:operator_cost", {**ONE.arguments, "d": None}),
+    "function": Job("cost:check_answers", ONE.arguments),
+    "module": Job("costs:operator_cost", ONE.arguments),
+}
+
+
+@pytest.mark.parametrize("same", SAME)
+def test_equal_work_is_the_same_job(same: str) -> None:
+    assert SAME[same].key == ONE.key
+    assert SAME[same] == ONE
+    assert len({SAME[same], ONE}) == 1
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_work_is_another_job(other: str) -> None:
+    assert OTHERS[other].key != ONE.key
+    assert OTHERS[other] != ONE
+
+
+def test_another_release_does_the_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Job(ONE.function, ONE.arguments).key
+    monkeypatch.setattr(jobs, "version", lambda name: "9.9")
+    assert Job(ONE.function, ONE.arguments).key != before
+
+
+def test_an_unknown_function_is_found_before_anything_runs() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        Job("no_such_module:f", {}).resolve()
+    with pytest.raises(AttributeError, match="no_such_function"):
+        Job("cost:no_such_function", {}).resolve()
+
+
+def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    assert ONE not in store
+    assert len(store) == 0
+    store.write(ONE, {"accuracy": 99.9, "curve": [1, None]}, 12.3456)
+    for reader in (store, Store(tmp_path / "jobs")):
+        assert ONE in reader
+        assert reader[ONE] == {"accuracy": 99.9, "curve": [1, None]}
+        assert reader[SAME["label, time, alone"]] == reader[ONE]
+        assert list(reader) == [ONE]
+        assert len(reader) == 1
+        entry = reader.entry(ONE)
+        assert entry is not None
+        assert entry["seconds"] == 12.346
+    assert OTHERS["value"] not in store
+
+
+def test_a_record_that_another_process_writes_later_is_seen(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert ONE not in store
+    Store(tmp_path).write(ONE, {"value": 1}, 0.0)
+    assert store[ONE] == {"value": 1}
+
+
+@pytest.mark.parametrize("cut", [0, 1, -1])
+def test_a_half_written_record_is_no_record(cut: int, tmp_path: Path) -> None:
+    Store(tmp_path).write(ONE, {"value": 1}, 0.0)
+    path = Store(tmp_path).folder_of(ONE) / jobs.RECORD
+    path.write_text(path.read_text()[:cut])
+    store = Store(tmp_path)
+    assert ONE not in store
+    assert list(store) == []
+    assert len(store) == 0
+    with pytest.raises(KeyError, match="not finished"):
+        store[ONE]
+    store.write(ONE, {"value": 2}, 0.0)
+    assert store[ONE] == {"value": 2}
+
+
+def test_what_was_being_written_when_the_power_went_is_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    store = Store(tmp_path)
+    monkeypatch.setattr(Path, "rename", stop)
+    with pytest.raises(KeyboardInterrupt):
+        store.write(ONE, {"value": 1}, 0.0)
+    assert ONE not in store
+    assert len(store) == 0
+
+
+def test_a_record_that_json_cannot_write_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.write(ONE, {"loss": float("nan")}, 0.0)
+    assert ONE not in store
+
+
+def test_a_forgotten_job_is_not_finished(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(ONE, {"value": 1}, 0.0)
+    assert ONE in store
+    store.forget(ONE)
+    assert ONE not in store
+    assert ONE not in Store(tmp_path)
+    store.forget(ONE)
+
+
+def test_a_job_reads_what_earlier_ones_left_and_only_that(tmp_path: Path) -> None:
+    store, earlier = Store(tmp_path), OTHERS["value"]
+    work = Work(store, ONE)
+    assert work.folder.is_dir()
+    assert work.folder.parent == tmp_path
+    for ask in (work.record_of, work.folder_of):
+        with pytest.raises(KeyError, match=r"the earlier one is not finished in .*"):
+            ask(Job(earlier.function, earlier.arguments, "the earlier one"))
+    store.write(earlier, {"value": 7}, 0.0)
+    assert work.record_of(earlier) == {"value": 7}
+    assert json.loads((work.folder_of(earlier) / jobs.RECORD).read_text())["record"] == {"value": 7}
+    assert work.folder_of(earlier) != work.folder

@@ -1,0 +1,226 @@
+"""`language_model`: it runs, tunes both sides, gives softmax attention LUCID's time, and says what the records say."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention.experiments import language_model
+from lucid_attention.experiments.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.language_model_jobs import range_ends
+from lucid_attention.experiments.language_model_runs import (
+    SETTINGS,
+    extent,
+    loss_of,
+    position_jobs,
+    setting_jobs,
+    setting_run,
+    sweep_jobs,
+    timing,
+    tuned,
+)
+from lucid_attention.experiments.pool import do
+from lucid_attention.experiments.small_training import SmallRun, load_small, score
+from lucid_attention.experiments.steps import check_steps
+
+RATIO = 1.5
+
+
+class Records(Mapping[Job, Record]):
+    """Finished jobs, made up: losses come from a function of the settings of a run."""
+
+    def __init__(self, loss: Callable[[SmallRun], float | None], missing: str = "nothing") -> None:
+        self.loss, self.missing = loss, missing
+
+    def __getitem__(self, job: Job) -> Record:
+        if "train_small" in job.function:
+            loss = self.loss(SmallRun(**job.arguments))
+            steps = job.arguments["steps"]
+            curve = {"step": [1, steps], "loss": [5.0, loss], "seconds": [0.1, 1.0]}
+            return {"curve": curve, "tests": [{"n": 0, "length": 256, "accuracy": 50.0, "loss": loss}]}
+        if "by_position" in job.function:
+            run = SmallRun(**job.arguments["run"])
+            ends = range_ends(run.length)
+            return {"ends": ends, "losses": [self.loss(run)] * len(ends)}
+        return {"milliseconds": [60.0, 40.0], "ratio": RATIO}
+
+    def __contains__(self, job: object) -> bool:
+        return isinstance(job, Job) and self.missing not in job.function
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def best_at(points: dict[str, tuple[float, float]]) -> Callable[[SmallRun], float]:
+    """Losses that are lowest at a learning rate and an embedding size of each side."""
+
+    def loss(run: SmallRun) -> float:
+        return 2.0 if (run.rate, run.embedding_std) == points[run.attention] else 3.0
+
+    return loss
+
+
+def lower_by(gaps: dict[str, float], spread: float = 0.0) -> Records:
+    """Records in which LUCID's loss is lower by so much in a setting, with a spread over seeds."""
+
+    def setting(run: SmallRun) -> str:
+        if (run.rate, run.embedding_std) == (3e-3, 0.02):
+            return "untuned"
+        if not run.rope:
+            return "no positions"
+        return "one wide head" if run.heads == 1 else "long context" if run.length == 1024 else "tuned"
+
+    def loss(run: SmallRun) -> float:
+        if run.steps == extent("small").sweep_steps:
+            return best_at({"softmax": (1e-2, 1.0), "lucid": (1e-2, 1.0)})(run)
+        if run.attention == "lucid":
+            return 2.0 - gaps.get(setting(run), 0.0) + spread * (run.seed - 1)
+        late = run.steps > extent("small").steps
+        return 2.0 - (gaps.get("tuned", 0.0) - gaps.get("equal time", 0.0) if late else 0.0)
+
+    return Records(loss)
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """All jobs of the smallest scale, done here."""
+    store = Store(tmp_path_factory.mktemp("jobs"))
+    while waiting := [job for job in language_model.plan("smoke", store) if job not in store]:
+        for job in waiting:
+            failed = do(job, store.folder)
+            assert failed is None, Path(str(failed)).read_text()
+    return store
+
+
+def test_it_runs_and_claims_nothing_at_the_smallest_scale(smoke: Store) -> None:
+    conclusion = language_model.conclude("smoke", smoke)
+    assert conclusion.verdict == "too small to judge"
+    assert [figure["kind"] for figure in conclusion.figures] == ["lines", "lines", "lines", "heatmaps"]
+    assert len(conclusion.tables[0]["rows"]) == len(SETTINGS)
+    json.dumps([conclusion.figures, conclusion.tables], allow_nan=False)
+
+
+def test_the_loss_by_position_is_the_loss_of_the_model(smoke: Store) -> None:
+    job = position_jobs("smoke", smoke)[-1]
+    run = SmallRun(**job.arguments["run"])
+    record, lengths = smoke[job], []
+    for start, end in zip([0, *record["ends"]], record["ends"], strict=False):
+        lengths.append(end - start)
+    mean = sum(a * b for a, b in zip(record["losses"], lengths, strict=True)) / run.length
+    batch = run.make_task().test(2 * run.test_batch, 0, run.length)
+    whole = score(load_small(Work(smoke, job), run), batch)["loss"]
+    assert mean == pytest.approx(whole, rel=1e-5)
+    assert len(set(record["losses"])) == len(lengths) > 1
+
+
+def test_ranges_of_positions_double_up_to_the_length() -> None:
+    assert range_ends(256) == [8, 16, 32, 64, 128, 256]
+    assert range_ends(40) == [8, 16, 32, 40]
+    assert range_ends(8) == [8]
+
+
+def test_first_come_the_sweeps_and_the_times() -> None:
+    size = extent("small")
+    jobs = language_model.plan("small", {})
+    trained = [SmallRun(**job.arguments) for job in jobs if "train_small" in job.function]
+    points = {(run.attention, run.rate, run.embedding_std) for run in trained}
+    assert len(points) == len(trained) == 2 * len(size.rates) * len(size.stds)
+    assert not {run.seed for run in trained} & set(size.seeds)
+    assert [job.alone for job in jobs if job not in sweep_jobs("small")[: len(trained)]] == [True, True]
+
+
+def test_the_loss_by_position_waits_for_the_models() -> None:
+    records = lower_by({})
+    assert not any("by_position" in job.function for job in language_model.plan("small", {}))
+    assert set(position_jobs("small", records)) <= set(language_model.plan("small", records))
+    unfinished = {job: records[job] for job in sweep_jobs("small")}
+    planned = language_model.plan("small", unfinished)
+    assert set(setting_jobs("small", records)) <= set(planned)
+    assert not any("by_position" in job.function for job in planned)
+
+
+def test_each_side_gets_what_its_own_sweep_found() -> None:
+    points = {"softmax": (3e-3, 1.0), "lucid": (1e-2, 0.02)}
+    records = Records(best_at(points))
+    for side, (rate, std) in points.items():
+        assert tuned("small", side, records) == {"rate": rate, "embedding_std": std}
+        for setting in SETTINGS:
+            run = setting_run("small", setting, side, 1, records)
+            assert (run.rate, run.embedding_std) == ((3e-3, 0.02) if setting == "untuned" else (rate, std))
+            assert (run.attention, run.seed) == (side, 1)
+
+
+def test_a_diverged_run_is_not_chosen() -> None:
+    def loss(run: SmallRun) -> float | None:
+        return None if run.rate > 3e-3 else 3.0 + run.embedding_std
+
+    assert tuned("small", "softmax", Records(loss)) == {"rate": 3e-3, "embedding_std": 0.02}
+    assert loss_of({"tests": [{"loss": None}]}) == pytest.approx(math.log(256))
+    conclusion = language_model.conclude("small", Records(lambda run: None if run.seed == 0 else 2.0))
+    json.dumps([conclusion.figures, conclusion.tables], allow_nan=False)
+
+
+def test_softmax_attention_gets_the_time_of_lucid() -> None:
+    records = lower_by({})
+    steps = extent("small").steps
+    late = setting_run("small", "equal time", "softmax", 0, records)
+    assert late.steps == round(RATIO * steps) > steps
+    assert setting_run("small", "equal time", "lucid", 0, records) == setting_run("small", "tuned", "lucid", 0, records)
+    timed = timing("small").arguments
+    assert (timed["run"]["attention"], timed["against"]["attention"]) == ("lucid", "softmax")
+
+
+def test_settings_change_what_they_say_and_nothing_else() -> None:
+    records = lower_by({})
+    base = setting_run("small", "tuned", "lucid", 0, records)
+    long = setting_run("small", "long context", "lucid", 0, records)
+    assert long.length == 4 * base.length
+    assert long.length * long.batch == base.length * base.batch
+    assert setting_run("small", "no positions", "lucid", 0, records) == base.but(rope=False)
+    assert setting_run("small", "one wide head", "lucid", 0, records) == base.but(heads=1, head_dim=64)
+
+
+CASES: list[tuple[dict[str, float], float, str, str]] = [
+    ({"tuned": 0.05, "equal time": 0.03}, 0.01, "holds", "at equal steps and at equal time"),
+    ({"tuned": 0.05, "equal time": 0.005}, 0.01, "partly", "at equal steps, and not at equal time"),
+    ({"tuned": 0.05, "equal time": -0.05}, 0.01, "partly", "at equal steps, and not at equal time"),
+    ({"no positions": 0.1}, 0.01, "partly", "without RoPE"),
+    ({"long context": 0.1, "one wide head": 0.1}, 0.01, "partly", "one wide head, with the longer context"),
+    ({"tuned": 0.005, "equal time": 0.005}, 0.01, "does not hold", "in no setting"),
+    ({"untuned": 0.05}, 0.01, "does not hold", "untuned"),
+    ({name: -0.05 for name in SETTINGS}, 0.01, "does not hold", "in no setting"),
+]
+
+
+@pytest.mark.parametrize(
+    ("gaps", "spread", "verdict", "because"), CASES, ids=[f"{case[2]} {case[0]}" for case in CASES]
+)
+def test_the_verdict_is_what_the_records_say(gaps: dict[str, float], spread: float, verdict: str, because: str) -> None:
+    conclusion = language_model.conclude("small", lower_by(gaps, spread))
+    assert conclusion.verdict == verdict
+    assert because in conclusion.because
+    assert conclusion.seeds == 3
+
+
+def test_tables_show_gaps_seed_by_seed() -> None:
+    tables = language_model.conclude("small", lower_by({"tuned": 0.05, "equal time": 0.03}, 0.01)).tables
+    rows: dict[str, Any] = {row[0]: row for row in tables[0]["rows"]}
+    assert rows["4 heads of 16, 256 tokens; 500 steps each"][1:4] == ["2.000 ± 0.000", "1.950 ± 0.010", "0.050 ± 0.010"]
+    assert rows["equal time: 750 steps of softmax"][1:4] == ["1.980 ± 0.000", "1.950 ± 0.010", "0.030 ± 0.010"]
+    assert tables[1]["rows"][0][1:] == ["40.0", "60.0", "1.50"]
+
+
+def test_the_papers_commands_can_run() -> None:
+    steps = language_model.paper()
+    check_steps(steps)
+    recipes = [recipe for recipe in (step.recipe() for step in steps) if recipe is not None]
+    assert [recipe.attention for recipe in recipes] == ["softmax", "lucid"] * 4
+    assert [recipe.sequence_length for recipe in recipes] == [4096, 4096, 32_768, 32_768] * 2
+    assert recipes[4].model == {"num_attention_heads": 128, "num_key_value_heads": 128, "head_dim": 16}
+    assert recipes[6].model == {"rope_theta": None}

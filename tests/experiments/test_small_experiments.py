@@ -1,0 +1,181 @@
+"""What the experiments with small models conclude, from records that are known."""
+
+import json
+from typing import Any
+
+import pytest
+
+from lucid_attention.experiments import compute_matched, finetuning_length, memory_update, needle_grid, variants
+from lucid_attention.experiments.contestants import chance_of_guessing
+from lucid_attention.experiments.jobs import Job, Record
+from lucid_attention.experiments.steps import check_steps
+from tests.experiments.faking import fake, small_run
+
+SMALL = [memory_update, needle_grid, variants, finetuning_length, compute_matched]
+
+
+def by_attention(lucid: float, softmax: float, **special: float) -> Any:
+    """Accuracies by attention; special: by an argument that stands out, such as token_shift."""
+
+    def rule(job: Job) -> Record:
+        arguments = job.arguments
+        value = lucid if arguments.get("attention") == "lucid" else softmax
+        for name, accuracy in special.items():
+            if arguments.get(name) and arguments.get("attention") == "softmax":
+                value = accuracy
+        return small_run(job, value)
+
+    return rule
+
+
+@pytest.mark.parametrize("experiment", SMALL, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("scale", ["smoke", "small"])
+def test_a_conclusion_is_json_and_names_every_contestant(experiment: Any, scale: str) -> None:
+    done = fake(experiment, scale, by_attention(99.5, 20.0))
+    conclusion = experiment.conclude(scale, done)
+    text = json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
+    assert "LUCID" in text or "key norm" in text
+    assert "softmax" in text
+    assert conclusion.seeds == (1 if scale == "smoke" else 3)
+    assert (conclusion.verdict == "too small to judge") == (scale == "smoke")
+
+
+@pytest.mark.parametrize("experiment", SMALL, ids=lambda module: module.__name__.rpartition(".")[2])
+def test_the_full_recipe_can_be_checked_here(experiment: Any) -> None:
+    steps = experiment.paper()
+    check_steps(steps)
+    assert steps
+
+
+@pytest.mark.parametrize(
+    ("lucid", "softmax", "verdict"),
+    [(99.5, 20, "holds"), (98, 20, "partly"), (99.5, 30, "partly"), (15, 20, "does not hold")],
+)
+def test_memory_update_holds_if_lucid_solves_it_and_softmax_is_blind(
+    lucid: float, softmax: float, verdict: str
+) -> None:
+    done = fake(memory_update, "small", by_attention(lucid, softmax))
+    assert memory_update.conclude("small", done).verdict == verdict
+
+
+def test_softmax_gets_as_many_steps_as_fit_into_the_time_of_lucid() -> None:
+    done = fake(memory_update, "small", by_attention(99.5, 20))
+    steps = {job.arguments["steps"] for job in done if job.arguments.get("attention") == "softmax"}
+    assert steps == {500, 625}
+    groups = memory_update.groups("small", done)
+    assert [group[-1].name for group in groups.values()] == ["softmax, equal time"] * 3
+    assert all(group[-1].run.attention == "softmax" for group in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict"),
+    [
+        (by_attention(99.9, 11), "holds"),
+        (by_attention(99.9, 11, token_shift=100), "partly"),
+        (by_attention(99.9, 11, mlp=99.5), "partly"),
+        (by_attention(99.9, 95), "does not hold"),
+        (by_attention(98.0, 11), "does not hold"),
+    ],
+)
+def test_needle_grid_says_when_something_cheaper_closes_the_gap(rule: Any, verdict: str) -> None:
+    conclusion = needle_grid.conclude("small", fake(needle_grid, "small", rule))
+    assert conclusion.verdict == verdict
+    assert ("token shift gets 100.0" in conclusion.because) == (
+        rule(_softmax(token_shift=True))["tests"][0]["accuracy"] == 100
+    )
+
+
+def _softmax(**changes: Any) -> Job:
+    return needle_grid.RUN.but(attention="softmax", **changes).job()
+
+
+def test_the_demonstration_asks_for_less() -> None:
+    assert (
+        len(fake(needle_grid, "quick", by_attention(99, 9))) < len(fake(needle_grid, "demo", by_attention(99, 9))) < 60
+    )
+    for scale in ("quick", "demo"):
+        assert needle_grid.conclude(scale, fake(needle_grid, scale, by_attention(99.9, 9))).verdict == "holds"
+        assert memory_update.conclude(scale, fake(memory_update, scale, by_attention(99.9, 9))).verdict == "holds"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "verdict"),
+    [({}, 70, "holds"), ({"norm": "qk"}, 90, "does not hold"), ({"norm": "row_max"}, 80, "partly")],
+)
+def test_variants_compares_with_the_key_norm(option: dict[str, str], value: float, verdict: str) -> None:
+    def rule(job: Job) -> Record:
+        options = job.arguments["options"]
+        return small_run(job, value if options == option and option else 80 if not options else 60)
+
+    assert variants.conclude("small", fake(variants, "small", rule)).verdict == verdict
+
+
+def test_a_diverged_variant_is_shown_as_such() -> None:
+    def rule(job: Job) -> Record:
+        record = small_run(job, 50)
+        if job.arguments["options"] == {"norm": "row_max"}:
+            record["tests"][0]["loss"] = None
+        return record
+
+    conclusion = variants.conclude("small", fake(variants, "small", rule))
+    json.dumps(conclusion.figures, allow_nan=False)
+    assert "row maximum nan" in conclusion.because
+
+
+@pytest.mark.parametrize(
+    ("gaps", "control", "verdict"), [((10, 30), 0, "holds"), ((10, 30), 30, "partly"), ((30, 10), 0, "does not hold")]
+)
+def test_finetuning_length_asks_whether_the_gap_grows(gaps: tuple[int, int], control: int, verdict: str) -> None:
+    def rule(job: Job) -> Record:
+        arguments = job.arguments
+        if arguments["start"] is None or arguments["attention"] == "softmax":
+            shifted = arguments["token_shift"] and arguments["length"] == 256
+            return small_run(job, 40 + (control if shifted else 0))
+        return small_run(job, 40 + gaps[arguments["length"] > 64])
+
+    assert finetuning_length.conclude("small", fake(finetuning_length, "small", rule)).verdict == verdict
+
+
+def test_tuning_begins_with_the_trained_model_of_the_same_seed() -> None:
+    done = fake(finetuning_length, "small", by_attention(99, 9))
+    tuned = [job for job in done if job.arguments["start"] is not None]
+    assert len(tuned) == 27
+    for job in tuned:
+        start = job.arguments["start"]
+        assert (start["seed"], start["attention"]) == (job.arguments["seed"], job.arguments["attention"])
+        assert Job(job.function, start) in done
+        assert job.arguments["batch"] * job.arguments["length"] == 1024
+
+
+@pytest.mark.parametrize(("more", "verdict"), [(20, "holds"), (90, "does not hold")])
+def test_compute_matched_asks_what_is_left_of_the_gap(more: float, verdict: str) -> None:
+    def rule(job: Job) -> Record:
+        if job.arguments["attention"] == "lucid":
+            return small_run(job, 99)
+        return small_run(job, more if job.arguments["steps"] % 500 else 20)
+
+    assert compute_matched.conclude("small", fake(compute_matched, "small", rule)).verdict == verdict
+
+
+def test_experiments_share_what_they_train() -> None:
+    rule = by_attention(99, 9)
+    shared = set(fake(compute_matched, "small", rule)) & (
+        set(fake(memory_update, "small", rule)) | set(fake(needle_grid, "small", rule))
+    )
+    assert len(shared) == 24
+
+
+def test_guessing_without_order_is_as_good_as_counted() -> None:
+    import torch
+
+    from lucid_attention.data.overwrites import overwrites
+
+    inputs, labels = overwrites(4000, 8, 64, torch.Generator().manual_seed(0))
+    key, value = inputs.unbind(-1)
+    asked = labels[:, 56:] != -100
+    assert asked.all()
+    written = (key[:, None, :56] == key[:, 56:, None]).double()
+    # Any write of the key, with equal chances; a value that is right by accident is left out.
+    guessed = (1 / written.sum(-1)).mean()
+    assert abs(100 * float(guessed) - chance_of_guessing(8, 64)) < 0.2
+    assert (value[:, 56:] == 64).all()
