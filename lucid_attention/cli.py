@@ -50,7 +50,6 @@ COMMANDS = {
         "experiments.demo",
         "train and compare attentions in minutes, and write a report",
         "lucid demo --quick",
-        "eval",
     ),
     "experiment": Command(
         "experiments.command",

@@ -20,6 +20,7 @@ from .text import TASKS, Shown, from_source, from_task, from_text
 
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 FORMAT = 1
+DEFAULTS = {"last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
 # Of maps, if nothing was chosen: a picture of every head of a large model is a thousand pictures.
 SOME_HEADS = 4
 EPILOG = """\
@@ -56,14 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--find", action="append", default=[], metavar="PHRASE", help="what should be read, for hit_rate (repeatable)"
     )
-    parser.add_argument("--last", type=int, default=1, metavar="N", help="how many of the last tokens ask (default: 1)")
+    parser.add_argument("--last", type=int, metavar="N", help="how many of the last tokens ask (default: 1)")
     parser.add_argument("--layers", type=_counts, default=None, metavar="N,N", help="counted from 0 (default: all)")
     parser.add_argument("--heads", type=_counts, default=None, metavar="N,N", help="query heads (default: all)")
-    parser.add_argument("--bins", type=int, default=128, metavar="N", help="largest size of maps (default: 128)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the item of a task (default: 0)")
+    parser.add_argument("--bins", type=int, metavar="N", help="largest size of maps (default: 128)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the item of a task (default: 0)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="for a checkpoint that has none")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as they are saved)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they are saved)")
     parser.add_argument("--out", metavar="FOLDER", help="of numbers and pictures (default: runs/analysis/NAME)")
+    parser.set_defaults(**DEFAULTS)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -187,15 +189,12 @@ def _command(args: argparse.Namespace) -> str:
     """As it could be typed on any machine: paths that begin at the root are shortened to names."""
     words = ["lucid", "analyze", _short(args.checkpoint)]
     for name, value in vars(args).items():
-        if name in ("checkpoint", "out") or value in (None, []) or (name, value) in DEFAULTS:
+        if name in ("checkpoint", "out") or value in (None, [], DEFAULTS.get(name)):
             continue
         for each in value if isinstance(value, list) else [value]:
             text = ",".join(map(str, each)) if isinstance(each, tuple) else _short(str(each))
             words += [f"--{name.replace('_', '-')}", text]
     return shlex.join(words)
-
-
-DEFAULTS = {("last", 1), ("bins", 128), ("seed", 0), ("dtype", "auto")}
 
 
 def _short(text: str) -> str:

@@ -81,8 +81,8 @@ def head_hit_rates(head: Head, queries: Sequence[Query]) -> list[Record]:
     """The same for the queries of one head and row."""
     rows = head.rows_of([query.position for query in queries])
     inside = torch.stack([_inside(head.positions, query) for query in queries]).to(head.q.device)
-    a = head.weights(rows)
-    w = head.effective(rows, a)
+    softmaxes = head.softmaxes(rows)
+    a, w = softmaxes[0], head.joined(softmaxes)
     size = w.abs()
     total = size.sum(-1)
     measured = torch.stack(

@@ -15,10 +15,8 @@ from .capture import Inputs, visit_layers
 from .layer import Difference, Head, Layer, PathHead
 
 Record = dict[str, Any]
-# Queries whose Jacobians are made together: [rows · D, N] numbers each.
+# Queries whose ∂o/∂q is taken, if none were chosen.
 ROWS = 64
-# Rows of weights that are made together.
-WEIGHT_ROWS = 512
 
 
 def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
@@ -97,8 +95,7 @@ def head_off_diagonal(head: Head) -> Tensor:
     N = len(head.positions)
     total: Tensor | float = 0.0
     pairs = 0
-    for start in range(0, N, WEIGHT_ROWS):
-        rows = torch.arange(start, min(start + WEIGHT_ROWS, N))
+    for rows in head.row_blocks(torch.arange(N)):
         seen = head.visible(rows).sum(-1)
         total = total + _pair_sums(head.weights(rows)).sum(-1)
         pairs += int((seen * (seen - 1)).sum())
@@ -116,7 +113,7 @@ def query_jacobian_norms(head: Head, rows: Tensor) -> Tensor:
     if isinstance(head, PathHead | Difference):
         raise ValueError(f"layer {head.layer}: ∂o/∂q is that of softmax and LUCID attention alone")
     norms = []
-    for some in rows.split(ROWS):
+    for some in head.row_blocks(rows, head.k.shape[-1]):
         slope = head.scores(some)[1]
         a = head.weights(some)
         # Keys as columns of every row: [G, n, D, N].

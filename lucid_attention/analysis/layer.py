@@ -16,6 +16,9 @@ from torch import Tensor
 
 from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
 
+# Weights that are made together, of all heads of a group: 128 MB.
+NUMBERS = 1 << 24
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -160,10 +163,22 @@ class Head:
         """A of these queries: [G, n, N]."""
         return self.scores(rows)[0].masked_fill(~self.visible(rows), -math.inf).softmax(-1)
 
-    def effective(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
-        """W = A P⁻¹ of these queries, A where values are read as they are: [G, n, N]. weights: A, if it is there."""
-        a = self.weights(rows) if weights is None else weights
-        return self.through(a) if self.preconditioned else a
+    def effective(self, rows: Tensor) -> Tensor:
+        """W = A P⁻¹ of these queries, A where values are read as they are: [G, n, N]."""
+        return self.joined(self.softmaxes(rows))
+
+    def softmaxes(self, rows: Tensor) -> list[Tensor]:
+        """A, and where there is a second softmax that one, too: [G, n, N] each."""
+        return [self.weights(rows)]
+
+    def joined(self, softmaxes: list[Tensor]) -> Tensor:
+        """W from what `softmaxes` gives, or from the same means over rows of it: [G, n, N]."""
+        return self.through(softmaxes[0]) if self.preconditioned else softmaxes[0]
+
+    def row_blocks(self, rows: Tensor, numbers_per_weight: int = 1) -> Iterator[Tensor]:
+        """The rows, so many at a time that no more than `NUMBERS` numbers are made of them."""
+        each = self.q.shape[0] * len(self.positions) * numbers_per_weight
+        yield from rows.split(max(1, NUMBERS // each))
 
     def through(self, a: Tensor) -> Tensor:
         """a P⁻¹, for a: [.., N]; with step sizes a P⁻¹ diag(β)."""
@@ -199,7 +214,9 @@ class Difference(Head):
     second: Head | None = None
     lam: float = 0.0
 
-    def effective(self, rows: Tensor, weights: Tensor | None = None) -> Tensor:
+    def softmaxes(self, rows: Tensor) -> list[Tensor]:
         assert self.second is not None
-        a = self.weights(rows) if weights is None else weights
-        return a - self.lam * self.second.weights(rows)
+        return [self.weights(rows), self.second.weights(rows)]
+
+    def joined(self, softmaxes: list[Tensor]) -> Tensor:
+        return softmaxes[0] - self.lam * softmaxes[1]

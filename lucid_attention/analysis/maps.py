@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .capture import Inputs, visit_layers
 from .layer import Head, Layer
 
-# Rows and columns of a map of a longer text: means over squares of it.
+# Rows and columns of the map of a longer text: means over squares of the whole map.
 BINS = 256
 
 
@@ -48,23 +48,33 @@ def attention_maps(
 
 
 def head_maps(head: Head, bins: int = BINS) -> tuple[list[int], Tensor, Tensor]:
-    """Borders of the bins, A and W: [G, bins, bins] each."""
+    """Borders of the bins, A and W: [G, bins, bins] each.
+
+    P⁻¹ acts on columns: the mean of rows of W is made of the mean of rows of A, with one solve per bin.
+    """
     N = len(head.positions)
     bins = min(bins, N)
     borders = [round(i * N / bins) for i in range(bins + 1)]
-    column = torch.zeros(N, bins, dtype=torch.float64)
-    for i in range(bins):
-        column[borders[i] : borders[i + 1], i] = 1 / (borders[i + 1] - borders[i])
-    column = column.to(head.q.device)
+    device = head.q.device
+    bin_of = torch.bucketize(torch.arange(N), torch.tensor(borders[1:]), right=True).to(device)
+    sizes = torch.tensor(borders, dtype=torch.float64, device=device).diff()
     found: tuple[list[Tensor], list[Tensor]] = [], []
-    # Whole bins, of about so many rows together.
-    step = max(1, bins * BINS // N)
-    for first in range(0, bins, step):
-        stop = min(first + step, bins)
-        rows = torch.arange(borders[first], borders[stop])
-        within = column[rows.to(column.device), first:stop].mT
-        a = head.weights(rows)
-        for maps, weights in zip(found, (a, head.effective(rows, a)), strict=True):
-            maps.append((within @ weights @ column).float().cpu())
+    for some in head.row_blocks(torch.arange(bins)):
+        first, stop = int(some[0]), int(some[-1]) + 1
+        softmaxes = _mean_rows(head, torch.arange(borders[first], borders[stop]), bin_of, sizes, first, stop)
+        for maps, rows in zip(found, (softmaxes[0], head.joined(softmaxes)), strict=True):
+            sums = rows.new_zeros(*rows.shape[:2], bins).index_add_(2, bin_of, rows)
+            maps.append((sums / sizes).float().cpu())
     a, w = (torch.cat(maps, 1) for maps in found)
     return borders, a, w
+
+
+def _mean_rows(head: Head, rows: Tensor, bin_of: Tensor, sizes: Tensor, first: int, stop: int) -> list[Tensor]:
+    """The softmaxes of these rows, which fill the bins first to stop, averaged in each bin: [G, stop − first, N]."""
+    sums: list[Tensor] = []
+    for some in head.row_blocks(rows):
+        for i, weights in enumerate(head.softmaxes(some)):
+            if i == len(sums):
+                sums.append(weights.new_zeros(weights.shape[0], stop - first, weights.shape[2]))
+            sums[i].index_add_(1, bin_of[some.to(bin_of.device)] - first, weights)
+    return [each / sizes[first:stop, None] for each in sums]

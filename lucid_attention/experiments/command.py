@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .full_scale import run_steps
 from .jobs import Store
 from .pool import JobsFailed
 from .progress import clock
@@ -70,7 +71,7 @@ def _one(name: str, args: argparse.Namespace) -> int:
         dry_run(name, args.scale, args.out)
         return 0
     if args.scale == "paper":
-        return run_paper(name)
+        return run_steps(name, args.out)
     print(f"{name} ({args.scale}): {load(name).CLAIM.title}", flush=True)
     result = run_experiment(name, args.scale, args.out, processes=args.processes, restart=args.restart)
     show(result)
@@ -105,19 +106,6 @@ def dry_run(name: str, scale: str, out: Path) -> None:
     seconds = clock(sum(job.seconds for job in jobs))
     print(f"{name}: {len(planned) - len(jobs)} jobs finished, {len(jobs)} to do, about {seconds} of one core;", end=" ")
     print("others may follow from what these find")
-
-
-def run_paper(name: str) -> int:
-    """The commands one after another. Each goes on where it was stopped, and does nothing if it is finished."""
-    steps = load(name).paper()
-    check_steps(steps)
-    for number, step in enumerate(steps, 1):
-        print(f"{number}/{len(steps)}: {step.line}", flush=True)
-        code = step.run()
-        if code:
-            print(f"lucid experiment: step {number} of {len(steps)} ended with {code}: {step.line}", file=sys.stderr)
-            return code
-    return 0
 
 
 def show(result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from .jobs import Job
 from .language_model_findings import TIME_BAR, clear, described, figures, gap, losses, tables
-from .language_model_runs import SIDES, decoder_timing, extent, position_jobs, setting_jobs, sweep_jobs, tuned
+from .language_model_runs import SIDES, choose, decoder_timing, extent, position_jobs, setting_jobs, sweep_jobs
 from .result import Claim, Conclusion, Spread
 from .steps import Step, evaluate, train
 from .study import Done
@@ -38,19 +38,21 @@ def plan(scale: str, done: Done) -> list[Job]:
     first = sweep_jobs(scale)
     if not all(job in done for job in first):
         return first
-    second = setting_jobs(scale, done)
+    choice = choose(scale, done)
+    second = setting_jobs(choice)
     if not all(job in done for job in second):
         return [*first, *second]
-    return [*first, *second, *position_jobs(scale, done)]
+    return [*first, *second, *position_jobs(choice)]
 
 
 def conclude(scale: str, done: Done) -> Conclusion:
     """LUCID must be ahead by more than the spread over seeds, at equal steps and at equal time."""
-    gaps = {name: gap(scale, name, done) for name in ("tuned", "equal time", "untuned", *VARIATIONS)}
+    choice = choose(scale, done)
+    gaps = {name: gap(choice, name, done) for name in ("tuned", "equal time", "untuned", *VARIATIONS)}
     verdict, because = judged(gaps)
     ratio = done[decoder_timing(scale)]["ratio"]
-    level = " and ".join(f"{losses(scale, 'tuned', side, done)} ({side})" for side in SIDES)
-    chosen = [described(tuned(scale, side, done)) for side in SIDES]
+    level = " and ".join(f"{losses(choice, 'tuned', side, done)} ({side})" for side in SIDES)
+    chosen = [described(choice.tuned[side]) for side in SIDES]
     same = chosen[0] if chosen[0] == chosen[1] else f"softmax {chosen[0]}, LUCID {chosen[1]}"
     time = f"A step at 512 tokens and width 256 takes {ratio:.2f} times as long (at most {TIME_BAR})."
     smoke = scale == "smoke"
@@ -61,8 +63,8 @@ def conclude(scale: str, done: Done) -> Conclusion:
         verdict="too small to judge" if smoke else verdict,
         because="It only shows that it runs." if smoke else f"{because} Tuned: {same}. {time}",
         seeds=len(extent(scale).seeds),
-        figures=figures(scale, done),
-        tables=tables(scale, done),
+        figures=figures(choice, done),
+        tables=tables(choice, done),
     )
 
 

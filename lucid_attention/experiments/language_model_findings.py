@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from .language_model_runs import (
     SIDES,
+    Choice,
     decoder_timing,
     extent,
     known,
@@ -12,7 +13,6 @@ from .language_model_runs import (
     setting_run,
     sweep_losses,
     timing,
-    tuned,
 )
 from .result import Figure, Spread, Table, heatmaps, lines, series, spread, table
 from .small_training import SmallRun
@@ -24,19 +24,19 @@ TIME_BAR = 1.25
 NATS = "loss, nats a character"
 
 
-def runs_of(scale: str, setting: str, side: str, done: Done) -> list[SmallRun]:
+def runs_of(choice: Choice, setting: str, side: str) -> list[SmallRun]:
     """The runs of a setting, a seed each."""
-    return [setting_run(scale, setting, side, seed, done) for seed in extent(scale).seeds]
+    return [setting_run(choice, setting, side, seed) for seed in extent(choice.scale).seeds]
 
 
-def losses(scale: str, setting: str, side: str, done: Done) -> Spread:
+def losses(choice: Choice, setting: str, side: str, done: Done) -> Spread:
     """On the unseen text, over the seeds."""
-    return spread([loss_of(done[run.job()]) for run in runs_of(scale, setting, side, done)], digits=3)
+    return spread([loss_of(done[run.job()]) for run in runs_of(choice, setting, side)], digits=3)
 
 
-def gap(scale: str, setting: str, done: Done) -> Spread:
+def gap(choice: Choice, setting: str, done: Done) -> Spread:
     """By how much LUCID's loss is lower, seed by seed."""
-    pairs = zip(*(runs_of(scale, setting, side, done) for side in SIDES), strict=True)
+    pairs = zip(*(runs_of(choice, setting, side) for side in SIDES), strict=True)
     return spread([loss_of(done[a.job()]) - loss_of(done[b.job()]) for a, b in pairs], digits=3)
 
 
@@ -52,19 +52,19 @@ def curve(runs: Sequence[SmallRun], done: Done) -> tuple[list[float], list[float
     return list(curves[0]["step"]), [each.mean for each in found], [each.std for each in found]
 
 
-def figures(scale: str, done: Done) -> list[Figure]:
+def figures(choice: Choice, done: Done) -> list[Figure]:
     """Learning curves by steps and by time, loss by position, the sweep."""
     by_step, by_time, lowest, early = [], [], [], []
-    milliseconds = dict(zip(("lucid", "softmax"), done[timing(scale)]["milliseconds"], strict=True))
+    milliseconds = dict(zip(("lucid", "softmax"), done[timing(choice.scale)]["milliseconds"], strict=True))
     for side in SIDES:
-        steps, y, deviations = curve(runs_of(scale, "tuned", side, done), done)
+        steps, y, deviations = curve(runs_of(choice, "tuned", side), done)
         by_step.append(series(NAMES[side], side, steps, y, spread=deviations))
-        steps, y, deviations = curve(runs_of(scale, "equal time", side, done), done)
+        steps, y, deviations = curve(runs_of(choice, "equal time", side), done)
         seconds = [step * milliseconds[side] / 1000 for step in steps]
         by_time.append(series(NAMES[side], side, seconds, y, spread=deviations))
         lowest.append(min(y))
         early.append(y[min(2, len(y) - 1)])
-        steps, y, deviations = curve(runs_of(scale, "untuned", side, done), done)
+        steps, y, deviations = curve(runs_of(choice, "untuned", side), done)
         by_step.append(series(f"{NAMES[side]}, untuned", side, steps, y, spread=deviations, dashed=True))
     # The first points are far above; what matters is below.
     shown = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
@@ -79,17 +79,17 @@ def figures(scale: str, done: Done) -> list[Figure]:
             range=shown,
             note=f"{mean} Seconds are steps times the time of a step, measured for both in turn.",
         ),
-        position_figure(scale, done),
-        sweep_figure(scale, done),
+        position_figure(choice, done),
+        sweep_figure(choice, done),
     ]
 
 
-def position_figure(scale: str, done: Done) -> Figure:
+def position_figure(choice: Choice, done: Done) -> Figure:
     """By how much LUCID's loss is lower, by position."""
     drawn = []
     for setting, dashed in (("tuned", True), ("long context", False)):
         for side in SIDES:
-            runs = runs_of(scale, setting, side, done)
+            runs = runs_of(choice, setting, side)
             records = [done[position_job(run)] for run in runs]
             found = [spread(values) for values in zip(*(each["losses"] for each in records), strict=True)]
             name = f"{NAMES[side]}, {runs[0].length} tokens"
@@ -99,16 +99,16 @@ def position_figure(scale: str, done: Done) -> Figure:
     return lines("Loss by position", "position up to", NATS, drawn, log="x", note=note)
 
 
-def sweep_figure(scale: str, done: Done) -> Figure:
+def sweep_figure(choice: Choice, done: Done) -> Figure:
     """Both sweeps, on one scale."""
-    size = extent(scale)
+    size = extent(choice.scale)
     panels, found, chosen = {}, [], []
     for side in SIDES:
-        known = sweep_losses(scale, side, done)
+        known = sweep_losses(choice.scale, side, done)
         values = [[known[rate, std] for std in size.stds] for rate in size.rates]
         panels[NAMES[side]] = ([f"{rate:g}" for rate in size.rates], [f"{std:g}" for std in size.stds], values)
         found += list(known.values())
-        chosen.append(f"{NAMES[side]} {described(tuned(scale, side, done))}")
+        chosen.append(f"{NAMES[side]} {described(choice.tuned[side])}")
     return heatmaps(
         f"The sweep: loss after {size.sweep_steps} steps",
         "learning rate",
@@ -125,26 +125,25 @@ def described(settings: dict[str, float]) -> str:
     return f"rate {settings['rate']:g}, embeddings {settings['embedding_std']:g}"
 
 
-def tables(scale: str, done: Done) -> list[Table]:
+def tables(choice: Choice, done: Done) -> list[Table]:
     """Every setting beside the paper's number, and the times."""
-    size = extent(scale)
+    size = extent(choice.scale)
     base = size.base
-    late = setting_run(scale, "equal time", "softmax", size.seeds[0], done).steps
     shape = f"{base.heads} heads of {base.head_dim}, {base.length} tokens"
     # What the setting is, and the paper's number for what is nearest to it.
     rows = {
         "tuned": (f"{shape}; {size.steps} steps each", "0.1 (heads of 16, 4096 tokens)"),
-        "equal time": (f"equal time: {late} steps of softmax", "not given"),
+        "equal time": (f"equal time: {choice.late} steps of softmax", "not given"),
         "untuned": ("untuned: rate 0.003, embeddings 0.02", "not given"),
         "no positions": ("without RoPE", "0.12 (32 768 tokens)"),
         "one wide head": (f"one head of {size.wide}", "0.012 (heads of 64, 4096 tokens)"),
         "long context": (f"{size.long} tokens", "0.048 (heads of 64, 32 768 tokens)"),
     }
     found = [
-        [what, *(losses(scale, name, side, done) for side in SIDES), gap(scale, name, done), paper]
+        [what, *(losses(choice, name, side, done) for side in SIDES), gap(choice, name, done), paper]
         for name, (what, paper) in rows.items()
     ]
-    sweeps = "; ".join(f"{NAMES[side]} {described(tuned(scale, side, done))}" for side in SIDES)
+    sweeps = "; ".join(f"{NAMES[side]} {described(choice.tuned[side])}" for side in SIDES)
     return [
         table(
             "Loss on unseen text",
@@ -154,19 +153,19 @@ def tables(scale: str, done: Done) -> list[Table]:
             f"Tuned for each side at {shape}, and kept elsewhere: {sweeps}. A step of the long context has as many "
             "tokens.",
         ),
-        time_table(scale, done),
-        position_table(scale, done),
+        time_table(choice, done),
+        position_table(choice, done),
     ]
 
 
-def time_table(scale: str, done: Done) -> Table:
+def time_table(choice: Choice, done: Done) -> Table:
     """Milliseconds of a step."""
-    size = extent(scale)
+    size = extent(choice.scale)
     sizes = size.decoder["sizes"]
     measured = {
-        f"the model here: width {size.base.width}, {size.base.batch} × {size.base.length} tokens": timing(scale),
+        f"the model here: width {size.base.width}, {size.base.batch} × {size.base.length} tokens": timing(choice.scale),
         f"decoder: width {sizes['hidden_size']}, {size.decoder['batch']} × {size.decoder['length']} tokens": (
-            decoder_timing(scale)
+            decoder_timing(choice.scale)
         ),
     }
     rows = []
@@ -177,16 +176,16 @@ def time_table(scale: str, done: Done) -> Table:
     return table("Time of a training step", ["model", "softmax", "LUCID", "ratio"], rows, note=note)
 
 
-def position_table(scale: str, done: Done) -> Table:
+def position_table(choice: Choice, done: Done) -> Table:
     """By how much LUCID's loss is lower in each range of positions."""
     rows: dict[int, list[str | None]] = {}
     for column, setting in enumerate(("tuned", "long context")):
-        pairs = list(zip(*(runs_of(scale, setting, side, done) for side in SIDES), strict=True))
+        pairs = list(zip(*(runs_of(choice, setting, side) for side in SIDES), strict=True))
         records = [[done[position_job(run)] for run in pair] for pair in pairs]
         for index, end in enumerate(records[0][0]["ends"]):
             gaps = [softmax["losses"][index] - lucid["losses"][index] for softmax, lucid in records]
             rows.setdefault(end, [None, None])[column] = str(spread(gaps, digits=3))
-    size = extent(scale)
+    size = extent(choice.scale)
     columns = ["positions up to", f"{size.base.length} tokens", f"{size.long} tokens"]
     body = [[end, *cells] for end, cells in sorted(rows.items())]
     return table("LUCID lower by, by position", columns, body, note="Nats a character, seed by seed, tuned models.")

@@ -12,6 +12,7 @@ from ..models import presets
 from ..models.modeling import LucidForCausalLM
 from ..training.loss import use_chunked_loss
 from .jobs import Record, Work
+from .language_model_runs import known
 from .small_training import SmallRun, load_small
 
 
@@ -23,6 +24,8 @@ def loss_by_position(work: Work, run: dict[str, Any]) -> Record:
     settings = SmallRun(**run)
     inputs, labels = settings.make_task().test(2 * settings.test_batch, 0, settings.length)
     losses = token_losses(load_small(work, settings), inputs, labels).mean(0)
+    if not losses.isfinite().all():
+        losses = torch.full_like(losses, known(None))
     ends = range_ends(settings.length)
     starts = [0, *ends[:-1]]
     return {"ends": ends, "losses": [float(losses[a:b].mean()) for a, b in zip(starts, ends, strict=True)]}

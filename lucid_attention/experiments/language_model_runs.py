@@ -1,7 +1,7 @@
 """The runs of `language_model`: a sweep for each side, then every setting with what the sweep found."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,17 +111,32 @@ def decoder_timing(scale: str) -> Job:
     return Job("language_model_jobs:time_decoders", arguments, "decoder, time of a step", 5.0 * rounds, alone=True)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What the first jobs decide. tuned: settings of each side. late: steps of softmax attention in LUCID's time."""
+
+    scale: str
+    tuned: Mapping[str, dict[str, float]]
+    late: int
+
+
+def choose(scale: str, done: Done) -> Choice:
+    """From the sweep and the times."""
+    late = max(1, round(extent(scale).steps * done[timing(scale)]["ratio"]))
+    return Choice(scale, {side: tuned(scale, side, done) for side in SIDES}, late)
+
+
 # What each setting changes beside the learning rate and the embeddings, which are the tuned ones.
 SETTINGS = ("tuned", "equal time", "untuned", "no positions", "one wide head", "long context")
 
 
-def setting_run(scale: str, setting: str, side: str, seed: int, done: Done) -> SmallRun:
+def setting_run(choice: Choice, setting: str, side: str, seed: int) -> SmallRun:
     """A run of a setting. At equal time it is softmax attention that gets more steps."""
-    size = extent(scale)
-    chosen = UNTUNED if setting == "untuned" else tuned(scale, side, done)
+    size = extent(choice.scale)
+    chosen = UNTUNED if setting == "untuned" else choice.tuned[side]
     run = size.base.but(attention=side, steps=size.steps, seed=seed, **chosen)
     if setting == "equal time" and side == "softmax":
-        return run.but(steps=max(1, round(size.steps * done[timing(scale)]["ratio"])))
+        return run.but(steps=choice.late)
     if setting == "no positions":
         return run.but(rope=False)
     if setting == "one wide head":
@@ -140,13 +155,13 @@ def sweep_jobs(scale: str) -> list[Job]:
     return [*(training_job(run, "sweep") for run in runs), timing(scale), decoder_timing(scale)]
 
 
-def setting_jobs(scale: str, done: Done) -> list[Job]:
+def setting_jobs(choice: Choice) -> list[Job]:
     """Every setting, both sides, every seed."""
     runs = [
-        (setting, setting_run(scale, setting, side, seed, done))
+        (setting, setting_run(choice, setting, side, seed))
         for setting in SETTINGS
         for side in SIDES
-        for seed in extent(scale).seeds
+        for seed in extent(choice.scale).seeds
     ]
     return [training_job(run, setting) for setting, run in runs]
 
@@ -164,11 +179,11 @@ def position_job(run: SmallRun) -> Job:
     return Job("language_model_jobs:loss_by_position", {"run": asdict(run)}, "loss by position", 8)
 
 
-def position_jobs(scale: str, done: Done) -> list[Job]:
+def position_jobs(choice: Choice) -> list[Job]:
     """Of the tuned models, with the short and the long context."""
     return [
-        position_job(setting_run(scale, setting, side, seed, done))
+        position_job(setting_run(choice, setting, side, seed))
         for setting in ("tuned", "long context")
         for side in SIDES
-        for seed in extent(scale).seeds
+        for seed in extent(choice.scale).seeds
     ]

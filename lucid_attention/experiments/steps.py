@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+import torch
+
+from ..models.modeling import LucidForCausalLM
 from ..training.command import add_arguments as add_train_arguments
 from ..training.command import resolved
+from ..training.inputs import new_config
 from ..training.recipes import Recipe
 
 # An H100 in bfloat16, and the share of it that training of this kind reaches.
@@ -89,33 +92,23 @@ def _parsed(add_arguments: Any, command: str, words: list[str]) -> argparse.Name
 
 def training_operations(recipe: Recipe) -> float:
     """Floating point operations: 6 a weight and token, and those of the scores, which LUCID's solve adds to."""
-    config = _config(recipe.preset, tuple(sorted(recipe.model.items())))
+    config = new_config(recipe)
     tokens = recipe.steps * recipe.batch_size * recipe.sequence_length
-    heads = config.num_attention_heads
-    solved = config.num_key_value_heads if "lucid" in str(recipe.attention) else 0
-    per_token = 6 * recipe.sequence_length * config.head_dim * (heads + solved) * config.num_hidden_layers
+    scores = 0.0
+    for name in config.layer_attentions:
+        solved = config.num_key_value_heads if "lucid" in name else 0
+        heads = config.num_attention_heads + (solved or 0)
+        seen = config.options_of(name).get("window", recipe.sequence_length)
+        scores += 6 * min(seen, recipe.sequence_length) * config.head_dim * heads
     recomputed = 4 / 3 if recipe.gradient_checkpointing else 1
-    return recomputed * tokens * (6 * parameters(recipe) + per_token)
+    return recomputed * tokens * (6 * parameters(recipe) + scores)
 
 
 def parameters(recipe: Recipe) -> int:
     """Of the recipe's model, which is made without memory for its weights."""
-    import torch
-
-    from ..models.modeling import LucidForCausalLM
-
-    config = _config(recipe.preset, tuple(sorted(recipe.model.items())))
-    attention = recipe.attention if isinstance(recipe.attention, str) else list(recipe.attention)
     with torch.device("meta"):
-        model = LucidForCausalLM(type(config)(**{**config.to_dict(), "attention": attention}))
+        model = LucidForCausalLM(new_config(recipe))
     return sum(weight.numel() for weight in model.parameters())
-
-
-@lru_cache
-def _config(preset: str, changes: tuple[tuple[str, Any], ...]) -> Any:
-    from ..models import presets
-
-    return getattr(presets, preset)(**dict(changes))
 
 
 def train(recipe: str, attention: str, *more: str, out: str | None = None, processes: int = 8) -> Step:

@@ -106,9 +106,13 @@ def run_together(
             run_jobs(fresh, store, progress, processes)
     finally:
         progress.close()
-    return [
-        write_result(each, name, scale, Path(out), store, planned[name], command) for name, each in experiments.items()
-    ]
+    results = []
+    for name, each in experiments.items():
+        entries = [store.entry(job) or {} for job in planned[name]]
+        seconds = sum(float(entry.get("seconds", 0)) for entry in entries)
+        conclusion, day = each.conclude(scale, store), _newest(store, planned[name])
+        results.append(save_result(each.CLAIM, conclusion, name, scale, Path(out), command, seconds, day))
+    return results
 
 
 def _forget(experiment: Experiment, scale: str, store: Store) -> None:
@@ -120,12 +124,17 @@ def _forget(experiment: Experiment, scale: str, store: Store) -> None:
             shutil.rmtree(store.folder_of(job), ignore_errors=True)
 
 
-def write_result(
-    experiment: Experiment, name: str, scale: str, out: Path, store: Store, jobs: Sequence[Job], command: str
+def save_result(
+    claim: Claim,
+    conclusion: Conclusion,
+    name: str,
+    scale: str,
+    out: Path,
+    command: str,
+    seconds: float,
+    finished: str | None = None,
 ) -> dict[str, Any]:
-    """Conclude, and write it down."""
-    claim, conclusion = experiment.CLAIM, experiment.conclude(scale, store)
-    seconds = sum(float((store.entry(job) or {}).get("seconds", 0)) for job in jobs)
+    """Write OUT/NAME-SCALE/result.json, and give what is written."""
     result = {
         "format": FORMAT,
         "name": name,
@@ -139,7 +148,7 @@ def write_result(
         "because": conclusion.because,
         "command": command,
         "machine": machine(),
-        "finished": _newest(store, jobs),
+        "finished": finished or datetime.now(UTC).date().isoformat(),
         "seconds": round(seconds, 1),
         "seeds": conclusion.seeds,
         "figures": list(conclusion.figures),

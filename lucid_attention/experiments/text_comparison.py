@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .jobs import Job, Record
 from .result import Figure, Spread, lines, series, spread
@@ -11,12 +11,23 @@ from .text_training import TextRun
 Done = Mapping[Job, Record]
 Cell = Mapping[str, Any]
 
+SMOKE = ("too small to judge", "A smoke test: it shows that the parts fit, and nothing else.")
+
+
+class Arm(NamedTuple):
+    """role: of its colour."""
+
+    attention: str
+    name: str
+    role: str
+
+
+# Softmax attention with the time that LUCID takes.
 LONGER = "softmax_longer"
-# (attention, name, role of its colour) of every arm; LONGER is softmax attention with the time that LUCID takes.
 ARMS = {
-    "softmax": ("softmax", "softmax", "softmax"),
-    "lucid": ("lucid", "LUCID", "lucid"),
-    LONGER: ("softmax", "softmax, equal time", "control"),
+    "softmax": Arm("softmax", "softmax", "softmax"),
+    "lucid": Arm("lucid", "LUCID", "lucid"),
+    LONGER: Arm("softmax", "softmax, equal time", "control"),
 }
 
 
@@ -39,15 +50,15 @@ class Comparison:
 
     def runs(self, arm: str, done: Done) -> list[TextRun]:
         """One a seed; of LONGER once it is known how long LUCID takes."""
-        base = self.base.but(attention=ARMS[arm][0])
+        base = self.base.but(attention=ARMS[arm].attention)
         if arm == LONGER:
             base = base.but(steps=round(self.base.steps * self.time_ratio(done)))
         return [base.but(seed=seed) for seed in range(self.seeds)]
 
     def jobs(self, arm: str, done: Done) -> list[Job]:
         """Of the runs of an arm."""
-        each = self.milliseconds[ARMS[arm][0] == "lucid"]
-        return [run.job(f"{ARMS[arm][1]}, seed {run.seed}", each) for run in self.runs(arm, done)]
+        each = self.milliseconds[ARMS[arm].attention == "lucid"]
+        return [run.job(f"{ARMS[arm].name}, seed {run.seed}", each) for run in self.runs(arm, done)]
 
     def time_ratio(self, done: Done) -> float:
         """How many times as long LUCID takes for a step, measured in the runs; at least 1."""
@@ -56,6 +67,14 @@ class Comparison:
             for arm in ("softmax", "lucid")
         }
         return max(1.0, round(speed["softmax"] / speed["lucid"], 2))
+
+    def time_note(self, done: Done) -> str:
+        """What stands beside numbers at equal time."""
+        if not self.equal_time:
+            return ""
+        return (
+            f"A step of LUCID took {self.time_ratio(done):.2f} times as long, which is what equal time gives softmax."
+        )
 
     def plan(self, done: Done) -> list[Job]:
         """Texts; then both attentions with equal steps; then softmax attention with equal time."""
@@ -84,8 +103,8 @@ class Comparison:
             by_step = [spread(losses, 3) for losses in zip(*(curve["loss"] for curve in curves), strict=True)]
             drawn.append(
                 series(
-                    ARMS[arm][1],
-                    ARMS[arm][2],
+                    ARMS[arm].name,
+                    ARMS[arm].role,
                     curves[0]["step"],
                     [each.mean for each in by_step],
                     spread=[each.std for each in by_step] if self.seeds > 1 else None,

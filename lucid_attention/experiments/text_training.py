@@ -32,6 +32,7 @@ class TextRun:
     texts: arguments of `make_texts`.
     attention, options: as in `LucidConfig`; model: its other fields, over those of the preset `tiny`.
     sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
+    embedding_std: of the embeddings as they begin; other weights have 1/8, 1/√64. Of 1, softmax attention learns soonest.
     asked: fields of `Asked`.
     """
 
@@ -40,6 +41,7 @@ class TextRun:
     attention: str = "lucid"
     options: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    embedding_std: float = 1.0
     sequence_length: int = 256
     steps: int = 1000
     batch: int = 8
@@ -116,6 +118,7 @@ def _written(file: Path) -> Iterator[None]:
 
 def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
+    import torch
     from transformers import AutoTokenizer, set_seed
 
     from ..models.modeling import LucidForCausalLM
@@ -129,11 +132,14 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
         pad_token_id=words.pad_token_id,
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,
+        initializer_range=0.125,
         attention_options=dict(run.options),
         max_position_embeddings=run.sequence_length,
         **run.model,
     )
-    LucidForCausalLM(config).save_pretrained(folder)
+    model = LucidForCausalLM(config)
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=run.embedding_std)
+    model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 

@@ -51,7 +51,7 @@ class Extent:
 def extent(scale: str) -> Extent:
     """Of "smoke" or "small". The models are those of `language_model`, with good settings of its sweep."""
     size = language_model(scale)
-    small = size.base.but(attention="softmax", steps=size.steps, rate=1e-2, embedding_std=1.0)
+    small = size.base.but(attention="softmax", steps=size.steps, rate=1e-2, embedding_std=0.3)
     models = {run.head_dim: run for run in (small, small.but(heads=1, head_dim=size.wide))}
     return Extent(models, (0,), 4, 2, 2) if scale == "smoke" else Extent(models, (0, 1, 2), 150, 100, 10)
 

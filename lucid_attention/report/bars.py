@@ -6,10 +6,11 @@ from .numbers import places_of, with_spread
 from .svg import SENTINELS, draw, fitted
 
 WIDTH = 4.4
-ROW = 0.25
+# Height of a bar's row, in inches; of one whose name takes two lines.
+ROW, DOUBLE_ROW = 0.25, 0.37
 # Groups of so few bars share a panel.
 FEW = 3
-LONGEST_NAME = 26
+LONGEST_NAME = 24
 # Width of a letter and height of a line of text, in inches.
 LETTER, LINE = 0.082, 0.18
 
@@ -49,9 +50,11 @@ def _panel(
             rows.append((str(group.get("name", "")), None))
         rows += [(bar["name"], bar) for bar in group["bars"]]
     references = [each for each in figure.get("references") or [] if each.get("value") is not None]
-    height = 0.75 + ROW * len(rows) + LINE * len(references)
-    letters = max((len(fitted(name, LONGEST_NAME)) for name, bar in rows if bar is not None), default=0)
-    places = places_of(bar.get("value") for group in figure["groups"] for bar in group["bars"])
+    names = {place: fitted(name, LONGEST_NAME, 2) for place, (name, bar) in enumerate(rows) if bar is not None}
+    row = DOUBLE_ROW if any("\n" in name for name in names.values()) else ROW
+    height = 0.75 + row * len(rows) + LINE * len(references)
+    letters = max((len(line) for name in names.values() for line in name.split("\n")), default=0)
+    places = bar_places(figure)
 
     def plot(axes: Any) -> None:
         axes.grid(visible=False, axis="y")
@@ -62,11 +65,9 @@ def _panel(
                 )
             else:
                 _bar(axes, place, bar, limits, places)
-        named = [(place, name) for place, (name, bar) in enumerate(rows) if bar is not None]
-        axes.set_yticks([place for place, _ in named], [fitted(name, LONGEST_NAME) for _, name in named])
-        for label, (place, _) in zip(axes.get_yticklabels(), named, strict=True):
-            bar = rows[place][1] or {}
-            label.set(color=SENTINELS["ink"], weight="bold" if bar["role"] == "lucid" else "normal")
+        axes.set_yticks(list(names), list(names.values()), color=SENTINELS["ink"], linespacing=0.95)
+        for name_drawn, place in zip(axes.get_yticklabels(), names, strict=True):
+            name_drawn.set_weight("bold" if (rows[place][1] or {})["role"] == "lucid" else "normal")
         axes.set_ylim(len(rows) - 0.4, -0.6)
         low, high = limits
         room = _room_for_numbers(rows, places, WIDTH - LETTER * letters - 0.2)
@@ -81,6 +82,12 @@ def _panel(
             _reference(axes, reference, limits, level)
 
     return draw(WIDTH, height, plot, label, prefix)
+
+
+def bar_places(figure: dict[str, Any]) -> int:
+    """Places after the point, for all numbers of the figure."""
+    values = [bar.get("value") for group in figure["groups"] for bar in group["bars"]]
+    return places_of([*values, *(figure["value"].get("range") or [])])
 
 
 def _room_for_numbers(rows: list[tuple[str, dict[str, Any] | None]], places: int, width: float) -> float:

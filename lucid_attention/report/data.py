@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from .numbers import places_of, shown, with_spread
+from .bars import bar_places
+from .numbers import shown, with_spread
 
 # A map of more cells is shown as plain text: thousands of table cells make a page slow.
 MOST_CELLS = 400
@@ -35,7 +36,7 @@ def _of_lines(figure: dict[str, Any], most_rows: int) -> list[dict[str, Any]]:
 def _of_bars(figure: dict[str, Any], most_rows: int) -> list[dict[str, Any]]:
     groups = figure["groups"]
     names = list(dict.fromkeys(bar["name"] for group in groups for bar in group["bars"]))
-    places = places_of(bar.get("value") for group in groups for bar in group["bars"])
+    places = bar_places(figure)
     cells = [
         {bar["name"]: with_spread(bar.get("value"), bar.get("spread"), places) for bar in group["bars"]}
         for group in groups

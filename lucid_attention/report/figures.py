@@ -6,9 +6,9 @@ from typing import Any
 from .bars import draw_bars
 from .data import tables_of
 from .lines import draw_lines
-from .numbers import shown
+from .numbers import shown, typeset
 from .palette import OUTLINES, Look, looks
-from .panels import draw_panels, gradient, limits
+from .panels import draw_panels, gradient, is_small, limits
 
 MOST_ROWS = 60
 
@@ -21,7 +21,7 @@ def figure_html(figure: dict[str, Any], command: str, prefix: str) -> str:
     elif kind == "bars":
         legend, body = "", _panels(draw_bars(figure, prefix), "bars")
     else:
-        shape = "cells" if figure.get("numbers", True) else "pixels"
+        shape = "pixels" if not figure.get("numbers", True) else "small cells" if is_small(figure) else "cells"
         legend, body = _scale(figure), _panels(draw_panels(figure, prefix), shape)
     note = f'<p class="note">{escape(figure["note"])}</p>' if figure.get("note") else "<div></div>"
     size = "wide" if body.count("<svg") > 1 else "narrow"
@@ -35,10 +35,9 @@ def figure_html(figure: dict[str, Any], command: str, prefix: str) -> str:
 
 def table_html(table: dict[str, Any]) -> str:
     """A table that scrolls sideways in itself, so that the page never does."""
-    title = f"<caption>{escape(table['title'])}</caption>" if table["title"] else ""
+    heading = f'<p class="caption">{escape(typeset(table["title"]))}</p>' if table["title"] else ""
     note = f'<p class="note">{escape(table["note"])}</p>' if table.get("note") else ""
     if "text" in table:
-        heading = f'<p class="caption">{escape(table["title"])}</p>'
         return f'{heading}<pre class="matrix" tabindex="0">{escape(table["text"])}</pre>{note}'
     numeric = [at > 0 and all(_is_number(row[at]) for row in table["rows"]) for at in range(len(table["columns"]))]
     sides = [' class="number"' if each else "" for each in numeric]
@@ -46,8 +45,9 @@ def table_html(table: dict[str, Any]) -> str:
         f'<th scope="col"{side}>{escape(str(each))}</th>' for each, side in zip(table["columns"], sides, strict=True)
     )
     rows = "".join(f"<tr>{''.join(map(_cell, row, range(len(row)), sides))}</tr>" for row in table["rows"])
-    body = f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<div class="scroll" tabindex="0">{body}</div>{note}'
+    label = escape(table["title"])
+    body = f'<table aria-label="{label}"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'{heading}<div class="scroll" tabindex="0">{body}</div>{note}'
 
 
 def command_html(command: str) -> str:
@@ -56,7 +56,7 @@ def command_html(command: str) -> str:
 
 
 def _cell(value: Any, column: int, side: str) -> str:
-    text = escape(shown(value))
+    text = escape(typeset(shown(value)))
     return f"<td{side}>{text}</td>" if column else f'<th scope="row">{text}</th>'
 
 

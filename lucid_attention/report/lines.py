@@ -68,7 +68,7 @@ def _curve(axes: Any, series: dict[str, Any], style: Look, log: bool, order: int
 
 
 def _ticks(axes: Any, figure: dict[str, Any]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     points = sorted({value for series in figure["series"] for value in series["x"] if value is not None})
     if figure["x"].get("log"):
@@ -84,9 +84,15 @@ def _ticks(axes: Any, figure: dict[str, Any]) -> None:
             axes.xaxis.set_major_locator(FixedLocator(points))
     if figure["y"].get("log"):
         low, high = axes.get_ylim()
-        if low > 0 and math.log10(high / low) < 2.2:
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        decades = math.log10(high / low) if low > 0 else math.inf
         axes.yaxis.set_minor_locator(NullLocator())
+        if decades < 0.5:
+            # So little of the axis that it is as good as linear.
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+            axes.yaxis.set_major_formatter(ScalarFormatter())
+            return
+        if decades < 2.2:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
@@ -116,7 +122,6 @@ def _mark(axes: Any, mark: dict[str, Any], level: int, late: bool) -> None:
         textcoords="offset points",
         ha="right" if late else "left",
         va="bottom",
-        fontsize=10,
         color=SENTINELS["muted"],
     )
 

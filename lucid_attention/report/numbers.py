@@ -1,11 +1,18 @@
 """Numbers as people read them."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 MISSING = "–"
+
+
+def typeset(text: str) -> str:
+    """Minus signs for hyphens before numbers; a number stays with its spread and its percent sign when lines break."""
+    text = re.sub(r"(?<![^\s(\[,;:/→])-(?=\d)", "−", text)
+    return text.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
 
 
 def shown(value: Any) -> str:

@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from .figures import command_html, figure_html, table_html
-from .numbers import duration, shown
+from .numbers import duration, shown, typeset
 from .palette import style_sheet
 from .records import VERDICTS
 
@@ -112,6 +112,7 @@ def _section(result: dict[str, Any], name: str) -> str:
         figure_html(figure, command, f"{name}-{number}") for number, figure in enumerate(result["figures"], 1)
     )
     tables = "".join(f'<div class="table">{table_html(table)}</div>' for table in result["tables"])
+    tables = f'<div class="tables">{tables}</div>' if tables else ""
     seeds = result.get("seeds")
     facts = [f"scale {result['scale']}", duration(result.get("seconds"))]
     if seeds is not None:
@@ -133,13 +134,13 @@ def _section(result: dict[str, Any], name: str) -> str:
 <div class="figures">{figures}</div>
 </div>
 {tables}
-<div class="made"><p>Made by</p>{command_html(command)}<p>{" · ".join(facts)}</p></div>
+<div class="made"><p>Made by</p>{command_html(command)}<p>{" · ".join(facts)}</p>
+<p><a href="#overview">Back to the overview</a></p></div>
 </section>"""
 
 
 def _text(value: str) -> str:
-    """Escaped; a number stays with its spread and its unit when lines break."""
-    return escape(value).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    return escape(typeset(value))
 
 
 def _chip(verdict: str) -> str:

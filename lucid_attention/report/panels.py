@@ -9,6 +9,9 @@ from .svg import SENTINELS, draw, fitted
 # Both look the same with and without red-green blindness; brightness alone tells the first one.
 SEQUENTIAL, DIVERGING = "cividis", "RdBu"
 STOPS = 9
+# More columns than these leave room for small numbers only.
+CROWDED = 8
+FEW_COLUMNS = 4
 # Of names that are too many to write all.
 STEPS = (1, 2, 4, 5, 8, 10, 20, 40, 50, 80, 100, 200, 400, 500, 800, 1000, 2000, 5000, 10_000, 100_000)
 
@@ -42,6 +45,11 @@ def limits(figure: dict[str, Any]) -> tuple[float, float]:
     return low, (high if high > low else low + 1.0)
 
 
+def is_small(figure: dict[str, Any]) -> bool:
+    """Whether more panels fit side by side: all have few columns."""
+    return all(len(panel["columns"]) <= FEW_COLUMNS for panel in figure["panels"])
+
+
 def _colours(figure: dict[str, Any]) -> str:
     return DIVERGING if figure.get("signed") else SEQUENTIAL
 
@@ -53,7 +61,7 @@ def _numbers(figure: dict[str, Any]) -> bool:
 def _size(panel: dict[str, Any], figure: dict[str, Any]) -> tuple[float, float]:
     rows, columns = len(panel["rows"]), len(panel["columns"])
     if _numbers(figure):
-        return max(3.6, min(5.2, 0.9 + 0.46 * columns)), 0.75 + 0.34 * rows
+        return 2.9 if is_small(figure) else max(3.6, min(5.2, 0.9 + 0.46 * columns)), 0.75 + 0.3 * rows
     width = 2.35
     return width, 0.55 + (width - 0.55) * min(max(rows / columns, 0.3), 1.6)
 
@@ -73,7 +81,7 @@ def _plot(axes: Any, figure: dict[str, Any], panel: dict[str, Any]) -> None:
         axes.pcolormesh(*sides, np.ma.masked_invalid(grid), cmap=_colours(figure), vmin=low, vmax=high, **edges)
         axes.set_xlim(-0.5, columns - 0.5)
         axes.set_ylim(rows - 0.5, -0.5)
-        _write_numbers(axes, grid, colormaps[_colours(figure)], (low, high))
+        _write_numbers(axes, grid, colormaps[_colours(figure)], (low, high), _places(figure, columns > CROWDED))
     else:
         # Pixels stay pixels: the page enlarges them without blurring.
         shape = {"aspect": "auto", "interpolation": "none"}
@@ -86,12 +94,16 @@ def _plot(axes: Any, figure: dict[str, Any], panel: dict[str, Any]) -> None:
     axes.set(xlabel=fitted(figure["columns"].get("label", ""), 36), ylabel=fitted(figure["rows"].get("label", ""), 24))
 
 
-def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float]) -> None:
-    import numpy as np
+def _places(figure: dict[str, Any], crowded: bool) -> int:
+    """After the point, for all panels of a figure."""
+    if crowded and limits(figure)[1] >= 10:
+        return 0
+    values = [value for panel in figure["panels"] for row in panel["values"] for value in row]
+    return places_of([*values, *figure["range"]])
 
+
+def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float], places: int) -> None:
     low, high = ends
-    crowded = grid.shape[1] > 8
-    places = 0 if crowded and high >= 10 else places_of([low, high, *grid[~np.isnan(grid)]])
     for y, row in enumerate(grid):
         for x, value in enumerate(row):
             if math.isnan(value):
@@ -106,7 +118,7 @@ def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float]
                 ha="center",
                 va="center_baseline",
                 color=ink,
-                fontsize=8.5 if crowded else 10,
+                fontsize=8.5 if grid.shape[1] > CROWDED else 10,
             )
 
 

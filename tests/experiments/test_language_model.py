@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +13,43 @@ from lucid_attention.experiments.jobs import Job, Record, Store, Work
 from lucid_attention.experiments.language_model_jobs import range_ends
 from lucid_attention.experiments.language_model_runs import (
     SETTINGS,
+    choose,
     extent,
+    known,
     loss_of,
     position_jobs,
     setting_jobs,
     setting_run,
     sweep_jobs,
     timing,
-    tuned,
 )
 from lucid_attention.experiments.pool import do
 from lucid_attention.experiments.small_training import SmallRun, load_small, score
 from lucid_attention.experiments.steps import check_steps
 
+from .faking import fake
+
 RATIO = 1.5
 
 
-class Records(Mapping[Job, Record]):
-    """Finished jobs, made up: losses come from a function of the settings of a run."""
+Loss = Callable[[SmallRun], float | None]
 
-    def __init__(self, loss: Callable[[SmallRun], float | None], missing: str = "nothing") -> None:
-        self.loss, self.missing = loss, missing
 
-    def __getitem__(self, job: Job) -> Record:
-        if "train_small" in job.function:
-            loss = self.loss(SmallRun(**job.arguments))
-            steps = job.arguments["steps"]
-            curve = {"step": [1, steps], "loss": [5.0, loss], "seconds": [0.1, 1.0]}
-            return {"curve": curve, "tests": [{"n": 0, "length": 256, "accuracy": 50.0, "loss": loss}]}
-        if "by_position" in job.function:
+def records(loss: Loss) -> dict[Job, Record]:
+    """Records of all jobs, with losses that are a function of the settings of a run."""
+
+    def rule(job: Job) -> Record:
+        if job.function == "language_model_jobs:loss_by_position":
             run = SmallRun(**job.arguments["run"])
             ends = range_ends(run.length)
-            return {"ends": ends, "losses": [self.loss(run)] * len(ends)}
-        return {"milliseconds": [60.0, 40.0], "ratio": RATIO}
+            return {"ends": ends, "losses": [known(loss(run))] * len(ends)}
+        if job.function != "small_training:train_small":
+            return {"milliseconds": [60.0, 40.0], "ratio": RATIO}
+        found = loss(SmallRun(**job.arguments))
+        curve = {"step": [1, job.arguments["steps"]], "loss": [5.0, found], "seconds": [0.1, 1.0]}
+        return {"curve": curve, "tests": [{"n": 0, "length": 256, "accuracy": 50.0, "loss": found}]}
 
-    def __contains__(self, job: object) -> bool:
-        return isinstance(job, Job) and self.missing not in job.function
-
-    def __iter__(self) -> Iterator[Job]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    return fake(language_model, "small", rule)
 
 
 def best_at(points: dict[str, tuple[float, float]]) -> Callable[[SmallRun], float]:
@@ -66,7 +61,7 @@ def best_at(points: dict[str, tuple[float, float]]) -> Callable[[SmallRun], floa
     return loss
 
 
-def lower_by(gaps: dict[str, float], spread: float = 0.0) -> Records:
+def lower_by(gaps: dict[str, float], spread: float = 0.0) -> dict[Job, Record]:
     """Records in which LUCID's loss is lower by so much in a setting, with a spread over seeds."""
 
     def setting(run: SmallRun) -> str:
@@ -84,7 +79,7 @@ def lower_by(gaps: dict[str, float], spread: float = 0.0) -> Records:
         late = run.steps > extent("small").steps
         return 2.0 - (gaps.get("tuned", 0.0) - gaps.get("equal time", 0.0) if late else 0.0)
 
-    return Records(loss)
+    return records(loss)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +102,7 @@ def test_it_runs_and_claims_nothing_at_the_smallest_scale(smoke: Store) -> None:
 
 
 def test_the_loss_by_position_is_the_loss_of_the_model(smoke: Store) -> None:
-    job = position_jobs("smoke", smoke)[-1]
+    job = position_jobs(choose("smoke", smoke))[-1]
     run = SmallRun(**job.arguments["run"])
     record, lengths = smoke[job], []
     for start, end in zip([0, *record["ends"]], record["ends"], strict=False):
@@ -136,22 +131,22 @@ def test_first_come_the_sweeps_and_the_times() -> None:
 
 
 def test_the_loss_by_position_waits_for_the_models() -> None:
-    records = lower_by({})
+    done = lower_by({})
     assert not any("by_position" in job.function for job in language_model.plan("small", {}))
-    assert set(position_jobs("small", records)) <= set(language_model.plan("small", records))
-    unfinished = {job: records[job] for job in sweep_jobs("small")}
+    assert set(position_jobs(choose("small", done))) <= set(language_model.plan("small", done))
+    unfinished = {job: done[job] for job in sweep_jobs("small")}
     planned = language_model.plan("small", unfinished)
-    assert set(setting_jobs("small", records)) <= set(planned)
+    assert set(setting_jobs(choose("small", done))) <= set(planned)
     assert not any("by_position" in job.function for job in planned)
 
 
 def test_each_side_gets_what_its_own_sweep_found() -> None:
     points = {"softmax": (3e-3, 1.0), "lucid": (1e-2, 0.02)}
-    records = Records(best_at(points))
+    choice = choose("small", records(best_at(points)))
     for side, (rate, std) in points.items():
-        assert tuned("small", side, records) == {"rate": rate, "embedding_std": std}
+        assert choice.tuned[side] == {"rate": rate, "embedding_std": std}
         for setting in SETTINGS:
-            run = setting_run("small", setting, side, 1, records)
+            run = setting_run(choice, setting, side, 1)
             assert (run.rate, run.embedding_std) == ((3e-3, 0.02) if setting == "untuned" else (rate, std))
             assert (run.attention, run.seed) == (side, 1)
 
@@ -160,30 +155,30 @@ def test_a_diverged_run_is_not_chosen() -> None:
     def loss(run: SmallRun) -> float | None:
         return None if run.rate > 3e-3 else 3.0 + run.embedding_std
 
-    assert tuned("small", "softmax", Records(loss)) == {"rate": 3e-3, "embedding_std": 0.02}
+    assert choose("small", records(loss)).tuned["softmax"] == {"rate": 3e-3, "embedding_std": 0.02}
     assert loss_of({"tests": [{"loss": None}]}) == pytest.approx(math.log(256))
-    conclusion = language_model.conclude("small", Records(lambda run: None if run.seed == 0 else 2.0))
+    conclusion = language_model.conclude("small", records(lambda run: None if run.seed == 0 else 2.0))
     json.dumps([conclusion.figures, conclusion.tables], allow_nan=False)
 
 
 def test_softmax_attention_gets_the_time_of_lucid() -> None:
-    records = lower_by({})
+    choice = choose("small", lower_by({}))
     steps = extent("small").steps
-    late = setting_run("small", "equal time", "softmax", 0, records)
+    late = setting_run(choice, "equal time", "softmax", 0)
     assert late.steps == round(RATIO * steps) > steps
-    assert setting_run("small", "equal time", "lucid", 0, records) == setting_run("small", "tuned", "lucid", 0, records)
+    assert setting_run(choice, "equal time", "lucid", 0) == setting_run(choice, "tuned", "lucid", 0)
     timed = timing("small").arguments
     assert (timed["run"]["attention"], timed["against"]["attention"]) == ("lucid", "softmax")
 
 
 def test_settings_change_what_they_say_and_nothing_else() -> None:
-    records = lower_by({})
-    base = setting_run("small", "tuned", "lucid", 0, records)
-    long = setting_run("small", "long context", "lucid", 0, records)
+    choice = choose("small", lower_by({}))
+    base = setting_run(choice, "tuned", "lucid", 0)
+    long = setting_run(choice, "long context", "lucid", 0)
     assert long.length == 4 * base.length
     assert long.length * long.batch == base.length * base.batch
-    assert setting_run("small", "no positions", "lucid", 0, records) == base.but(rope=False)
-    assert setting_run("small", "one wide head", "lucid", 0, records) == base.but(heads=1, head_dim=64)
+    assert setting_run(choice, "no positions", "lucid", 0) == base.but(rope=False)
+    assert setting_run(choice, "one wide head", "lucid", 0) == base.but(heads=1, head_dim=64)
 
 
 CASES: list[tuple[dict[str, float], float, str, str]] = [
@@ -194,7 +189,7 @@ CASES: list[tuple[dict[str, float], float, str, str]] = [
     ({"long context": 0.1, "one wide head": 0.1}, 0.01, "partly", "one wide head, with the longer context"),
     ({"tuned": 0.005, "equal time": 0.005}, 0.01, "does not hold", "in no setting"),
     ({"untuned": 0.05}, 0.01, "does not hold", "untuned"),
-    ({name: -0.05 for name in SETTINGS}, 0.01, "does not hold", "in no setting"),
+    (dict.fromkeys(SETTINGS, -0.05), 0.01, "does not hold", "in no setting"),
 ]
 
 

@@ -1,7 +1,6 @@
 """`warm_start`: the ramp begins with exactly the softmax model, and the verdict is what the records say."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,7 @@ def test_the_ways_wait_for_the_trained_models() -> None:
     first = warm_start.plan("small", {})
     assert len(first) == 6
     assert all(job.arguments["attention"] == "softmax" for job in first)
-    later = warm_start.plan("small", dict.fromkeys(first, {}))
+    later = warm_start.plan("small", {job: {} for job in first})
     assert len(later) == 6 + 3 * 2 * 3
 
 

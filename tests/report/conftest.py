@@ -6,7 +6,7 @@ import pytest
 
 from lucid_attention.report.write import write_report
 
-from .samples import all_results
+from .breaking import all_results
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Results like those of the experiments, with made-up numbers: every kind of figure, and texts that break things."""
+"""Results like those of the experiments, with made-up numbers: every kind of figure."""
 
 import math
 from typing import Any
@@ -15,7 +15,6 @@ NAMES = {
     "gsa": "GSA",
     "sliding": "sliding window",
 }
-NASTY = "</title><script>alert('x')</script> & \"quotes\" <img src=http://example.invalid/x.png onerror=alert(1)>"
 LENGTHS = [64, 128, 256, 512, 1024, 2048, 4096]
 
 
@@ -150,7 +149,7 @@ def needle_grid() -> dict[str, Any]:
         ["softmax", "11.2 ± 2.0", 0.11, "the gap"],
         ["softmax + token shift on k and v", "100.0 ± 0.0", None, "closes the gap: what is missing is the neighbour"],
         ["MLP ×2", "99.1 ± 0.7", 0.99, "no difference left"],
-        ["embeddings of std 1", float("nan"), 1.0, NASTY],
+        ["embeddings of std 1", float("nan"), 1.0, None],
     ]
     table = {
         "title": "Controls",
@@ -344,57 +343,6 @@ def attention_maps() -> dict[str, Any]:
     )
 
 
-def nasty() -> dict[str, Any]:
-    """Long words, markup in every text, missing numbers, empty figures."""
-    empty_lines = {
-        "kind": "lines",
-        "title": NASTY,
-        "note": NASTY,
-        "x": {"label": NASTY, "log": True},
-        "y": {"label": "y", "log": True, "range": None},
-        "series": [{"name": NASTY, "role": "gsa", "x": [1, 2], "y": [None, 0.0], "spread": None}],
-        "marks": [{"x": 1.5, "name": NASTY}],
-    }
-    empty_bars = {
-        "kind": "bars",
-        "title": "Nothing measured",
-        "value": {"label": "ΔL, nats", "range": None},
-        "groups": [{"name": "", "bars": [{"name": NASTY, "role": "lucid", "value": None, "spread": None}]}],
-    }
-    differences = {
-        "kind": "bars",
-        "title": "Difference of losses",
-        "value": {"label": "ΔL, nats", "range": None},
-        "groups": [
-            {
-                "name": "",
-                "bars": [
-                    {"name": "equal steps", "role": "lucid", "value": -0.012, "spread": 0.006},
-                    {"name": "equal time", "role": "lucid", "value": 0.017, "spread": 0.007},
-                ],
-            }
-        ],
-        "references": [{"name": "no gain", "value": 0.0}],
-    }
-    return result(
-        "no<t> & a/name",
-        title=NASTY,
-        section="A.5",
-        claim=NASTY + " Überlänge κ ≤ ∞ 日本語 " + "unbroken" * 30,
-        paper="−0.03 nats",
-        ours="too few steps: " + NASTY,
-        verdict="too small to judge",
-        because=NASTY,
-        command="lucid experiment language_model --scale small --only '<a> & b' " + "--very-long-option value " * 6,
-        machine=NASTY,
-        seconds=None,
-        seeds=None,
-        scale="smoke",
-        figures=[empty_lines, empty_bars, differences],
-        tables=[{"title": NASTY, "note": NASTY, "columns": [NASTY, "b"], "rows": [[None, 65536], [1e-9, -2.5]]}],
-    )
-
-
-def all_results() -> list[dict[str, Any]]:
-    made = (memory_update, needle_grid, learnability, condition_number, cost, attention_maps, nasty)
+def sound_results() -> list[dict[str, Any]]:
+    made = (memory_update, needle_grid, learnability, condition_number, cost, attention_maps)
     return [each() for each in made]

@@ -1,0 +1,131 @@
+"""§4.3: stories hidden in a long text (BABILong).
+
+The paper (figure "BABILong"): fine-tuned on QA1 to QA5 and asked at 32K, 64K and 128K tokens, standard and Diff
+attention fall from about 0.14 to near zero, LUCID-PaTH stays between 0.21 and 0.25.
+
+Here: QA1 and its facts among docstrings of Python's standard library, at the length of the story alone and at a short
+one; small models learn from stories that are never asked, and are scored by the evaluation harness.
+"""
+
+from .jobs import Job
+from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .steps import Step, evaluate, train, tune
+from .study import Done
+from .text_comparison import ARMS, SMOKE, Comparison, judged, percent
+from .text_training import TextRun
+
+CLAIM = Claim(
+    title="Facts of a story are found in a long text",
+    section="4.3",
+    says="Fine-tuned on BABILong, standard and Diff attention lose the facts as the context grows from 32K to 128K "
+    "tokens, while LUCID with PaTH positions keeps its accuracy.",
+    paper="mean of QA1–QA5: standard and Diff ~0.14 at 32K, near zero at 128K; LUCID-PaTH 0.21–0.25 at all lengths",
+)
+ATTENTIONS = ("softmax", "diff", "path", "lucid_path")
+# Six rooms, none of which is likelier.
+CHANCE = 100 / 6
+
+
+def comparison(scale: str) -> Comparison:
+    """The runs of a scale."""
+    smoke = scale == "smoke"
+    tasks, lengths = (("qa1",), (0,)) if smoke else (("qa1",), (0, 320))
+    steps, batch = (2, 4) if smoke else (1000, 8)
+    base = TextRun(
+        texts={
+            "kind": "stories",
+            "settings": {"tasks": tasks, "lengths": lengths},
+            "samples": 200 if smoke else steps * batch,
+            "vocabulary": 1000,
+        },
+        asked={
+            "tasks": ("babilong",),
+            "options": {"qa": tasks, "lengths": lengths, "samples": 2 if smoke else 100, "answer_tokens": 16},
+        },
+        model={"intermediate_size": 128, "num_hidden_layers": 2},
+        sequence_length=320,
+        steps=steps,
+        batch=batch,
+    )
+    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(80, 110), equal_time=not smoke)
+
+
+def plan(scale: str, done: Done) -> list[Job]:
+    """Texts, then models."""
+    return comparison(scale).plan(done)
+
+
+def conclude(scale: str, done: Done) -> Conclusion:
+    """Judged by the mean over tasks at the longest context."""
+    runs = comparison(scale)
+    longest = max(runs.base.asked["options"]["lengths"])
+    scores = {arm: right(runs, done, arm, longest) for arm in runs.arms}
+    verdict, because = judged(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
+    if scale == "smoke":
+        verdict, because = SMOKE
+    alone = {arm: right(runs, done, arm, 0) for arm in runs.arms}
+    ours = "; ".join(f"{ARMS[arm].name} {scores[arm]} % (facts alone: {alone[arm]} %)" for arm in runs.arms)
+    return Conclusion(
+        ours=f"{' and '.join(runs.base.asked['options']['qa']).upper()} with {longest} tokens: {ours}",
+        verdict=verdict,
+        because=f"{because} PaTH positions and contexts of 32K and more are not tried at this scale.",
+        seeds=runs.seeds,
+        figures=[_bars(runs, done), runs.learning_curves(done, "to answer about stories")],
+        tables=[_table(runs, done)],
+    )
+
+
+def right(runs: Comparison, done: Done, arm: str, length: int, task: str | None = None) -> Spread:
+    """Percent of the answers at a length, of a task or of all, by the original's strict score."""
+
+    def meant(cell: dict[str, dict[str, int | str]]) -> bool:
+        return cell["labels"]["length"] == length and task in (None, cell["labels"]["task"])
+
+    return percent(runs.score(done, arm, "strict", meant))
+
+
+def _said(length: int) -> str:
+    return f"{length} tokens" if length else "facts alone"
+
+
+def _bars(runs: Comparison, done: Done) -> Figure:
+    groups = {
+        _said(length): [bar(ARMS[arm].name, ARMS[arm].role, right(runs, done, arm, length)) for arm in runs.arms]
+        for length in runs.base.asked["options"]["lengths"]
+    }
+    return bars(
+        "Right answers about stories", "right answers, %", groups, range=(0, 100), references={"any room": CHANCE}
+    )
+
+
+def _table(runs: Comparison, done: Done) -> Table:
+    options = runs.base.asked["options"]
+    rows = [
+        [ARMS[arm].name, task.upper(), *(right(runs, done, arm, length, task) for length in options["lengths"])]
+        for arm in runs.arms
+        for task in options["qa"]
+    ]
+    rows += [["paper, standard", "QA1–QA5", "~14 at 32K"], ["paper, LUCID-PaTH", "QA1–QA5", "21–25 at 32K to 128K"]]
+    columns = ["attention", "task", *map(_said, options["lengths"])]
+    padded = [[*row, *[None] * (len(columns) - len(row))] for row in rows]
+    note = f"Percent, mean ± standard deviation over seeds. {runs.time_note(done)}"
+    return table("Right answers, strict score", columns, padded, note=note)
+
+
+def paper() -> list[Step]:
+    """Every attention of the figure: pretraining, long-context tuning, tuning on stories, 32K to 128K."""
+    steps, data = [], "data/babilong_train.jsonl"
+    for number, attention in enumerate(ATTENTIONS):
+        first, tuned, last = (f"runs/paper/{name}-{attention}" for name in ("pretrain_2k", "finetune_64k", "babilong"))
+        steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
+        if number == 0:
+            # All models have one tokenizer, that of their pretraining data.
+            lengths = "--lengths=0,1024,2048,4096,8192,16384,32000"
+            steps.append(Step(("make-data", "babilong", data, "--samples=1000", lengths, f"--tokenizer={first}/model")))
+        steps += [
+            tune("babilong", f"{tuned}/model", last, f"--data={data}"),
+            evaluate(
+                f"{last}/model", "babilong", f"results/paper/babilong-{attention}", "--lengths=32768,65536,131072"
+            ),
+        ]
+    return steps

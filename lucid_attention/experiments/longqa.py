@@ -1,0 +1,129 @@
+"""§4.4: questions about long documents (LongBench, SCROLLS).
+
+The paper (table "LongBench and SCROLLS"): LUCID 0.274 / 0.086 / 0.144 F1 on 2WikiMQA, HotpotQA and MultifieldQA, 10.55
+on Qasper, ROUGE-1 14.79 and ROUGE-L 12.60 on QMSum; standard attention 0.240 / 0.073 / 0.113, 7.69, 11.79, 10.39.
+
+Those data are not on every machine. The small scale asks a stand-in: what a function of Python's standard library
+does, from a list of functions with the first lines of their docstrings. Prompts, splits and metrics are those of
+SCROLLS here: F1 as for Qasper, ROUGE as for QMSum. No function that is asked for, and no line, is in the training data.
+"""
+
+from .jobs import Job
+from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .steps import Step, evaluate, train, tune
+from .study import Done
+from .text_comparison import ARMS, SMOKE, Comparison, judged
+from .text_training import TextRun
+
+CLAIM = Claim(
+    title="Questions about long documents are answered better",
+    section="4.4",
+    says="Fine-tuned on LongBench and SCROLLS, LUCID and LUCID-PaTH answer questions about long documents better than "
+    "standard attention and most others.",
+    paper="LUCID against standard: 2WikiMQA 0.274 / 0.240, HotpotQA 0.086 / 0.073, MultifieldQA 0.144 / 0.113, Qasper "
+    "10.55 / 7.69, QMSum ROUGE-1 14.79 / 11.79, ROUGE-L 12.60 / 10.39",
+)
+PAPER = {
+    "softmax": ("Standard", (0.240, 0.073, 0.113, 7.69, 11.79, 10.39)),
+    "diff": ("Diff", (0.263, 0.081, 0.139, 8.70, 13.19, 11.07)),
+    "delta": ("DeltaNet", (0.036, 0.019, 0.076, 7.06, 10.74, 8.72)),
+    "gla": ("GLA", (0.228, 0.045, 0.114, 8.17, 10.97, 9.20)),
+    "gsa": ("GSA", (0.232, 0.051, 0.116, 7.54, 9.11, 7.81)),
+    "path": ("PaTH", (0.283, 0.079, 0.139, 10.57, 14.62, 12.00)),
+    "lucid": ("LUCID", (0.274, 0.086, 0.144, 10.55, 14.79, 12.60)),
+    "lucid_path": ("LUCID-PaTH", (0.275, 0.085, 0.149, 11.70, 14.83, 12.57)),
+}
+COLUMNS = ("2WikiMQA", "HotpotQA", "MultifieldQA", "Qasper", "QMSum R-1", "QMSum R-L")
+METRICS = {"f1": "F1", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
+
+
+def comparison(scale: str) -> Comparison:
+    """The runs of a scale."""
+    smoke = scale == "smoke"
+    steps, batch = (2, 4) if smoke else (1000, 8)
+    base = TextRun(
+        texts={
+            "kind": "questions",
+            "settings": {"functions": 4, "held_out": 2 if smoke else 60},
+            "samples": 200 if smoke else steps * batch,
+            "vocabulary": 1000,
+        },
+        asked={"tasks": ("scrolls",), "options": {"max_length": 256, "answer_tokens": 32}, "with_data": True},
+        model={"intermediate_size": 128, "num_hidden_layers": 2},
+        sequence_length=256,
+        steps=steps,
+        batch=batch,
+    )
+    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(70, 100), equal_time=not smoke)
+
+
+def plan(scale: str, done: Done) -> list[Job]:
+    """Texts, then models."""
+    return comparison(scale).plan(done)
+
+
+def conclude(scale: str, done: Done) -> Conclusion:
+    """Judged by F1."""
+    runs = comparison(scale)
+    scores = {arm: runs.score(done, arm, "f1") for arm in runs.arms}
+    verdict, because = judged(scores, floor=20, ceiling=90, what="F1 of answers", unit="")
+    if scale == "smoke":
+        verdict, because = SMOKE
+    ours = "; ".join(f"{ARMS[arm].name} {_all(runs, done, arm)}" for arm in runs.arms)
+    stand_in = "This is a stand-in for the paper's data sets, which are not here: it says nothing about them."
+    return Conclusion(
+        ours=f"stand-in made of docstrings, F1 / ROUGE-1 / ROUGE-L: {ours}",
+        verdict=verdict,
+        because=f"{because} {stand_in}",
+        seeds=runs.seeds,
+        figures=[_bars(runs, done), runs.learning_curves(done, "to answer about functions")],
+        tables=[_table(runs, done), _paper_table()],
+    )
+
+
+def _all(runs: Comparison, done: Done, arm: str) -> str:
+    return " / ".join(str(runs.score(done, arm, metric)) for metric in METRICS)
+
+
+def _bars(runs: Comparison, done: Done) -> Figure:
+    groups = {
+        name: [bar(ARMS[arm].name, ARMS[arm].role, runs.score(done, arm, metric)) for arm in runs.arms]
+        for metric, name in METRICS.items()
+    }
+    note = "A stand-in: questions about functions of Python's standard library, not the paper's data."
+    return bars("Answers about functions", "score, of 100", groups, range=(0, 100), note=note)
+
+
+def _table(runs: Comparison, done: Done) -> Table:
+    rows: list[list[str | Spread]] = [
+        [ARMS[arm].name, *(runs.score(done, arm, metric) for metric in METRICS)] for arm in runs.arms
+    ]
+    note = f"A stand-in. Of 100, mean ± standard deviation over seeds. {runs.time_note(done)}"
+    return table("Answers about functions of the standard library", ["attention", *METRICS.values()], rows, note=note)
+
+
+def _paper_table() -> Table:
+    rows = [[name, *values] for name, values in PAPER.values()]
+    note = "F1 of 1 for the first three, of 100 for Qasper; ROUGE of 100."
+    return table("The paper's: 1B models, LongBench and SCROLLS", ["attention", *COLUMNS], rows, note=note)
+
+
+def paper() -> list[Step]:
+    """Every attention of the table: pretraining, long-context tuning, three tunings on answers, their evaluations."""
+    suites = {"longbench": "longbench", "qasper": "scrolls", "qmsum": "scrolls"}
+    files = {
+        "longbench": "data/longbench.jsonl",
+        "qasper": "data/qasper_train.jsonl",
+        "qmsum": "data/qmsum_train.jsonl",
+    }
+    steps = [Step(("make-data", recipe, file)) for recipe, file in files.items()]
+    for attention in PAPER:
+        first, tuned = f"runs/paper/pretrain_2k-{attention}", f"runs/paper/finetune_64k-{attention}"
+        steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
+        for recipe, suite in suites.items():
+            last = f"runs/paper/{recipe}-{attention}"
+            steps += [
+                tune(recipe, f"{tuned}/model", last, f"--data={files[recipe]}"),
+                evaluate(f"{last}/model", suite, f"results/paper/{recipe}-{attention}"),
+            ]
+    return steps

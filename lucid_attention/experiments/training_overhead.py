@@ -1,0 +1,181 @@
+"""Training overhead (section 2.3): what LUCID adds to the time of a training step.
+
+The paper: "LUCID adds approximately 0-5.5% overhead during training": Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B
++5.5 % (its table of training overhead; for which lengths and batches it does not say).
+
+Two measurements. Whole models in the true widths, a layer of each kind timed in turn with its twin (the benchmark
+`model_training` at 2048 tokens). And the operator alone against torch's attention, by length, with the dense triangular
+solve that the paper's text names beside it: what it costs depends on the length and on how many query heads share a
+key/value head, so one percentage is never the whole answer.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from .benchmark_cases import Percents, case_job, percent, prediction_job, require_checkout, shown
+from .cost import cost_figure, cost_job
+from .jobs import Job, Record
+from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .steps import Step, train
+from .study import Done
+
+CLAIM = Claim(
+    title="LUCID adds little to a training step",
+    section="2.3",
+    says="LUCID adds approximately 0–5.5 % overhead during training; fewer key/value heads reduce it further.",
+    paper="Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B +5.5 %",
+)
+# Percent, by the names that the benchmarks have for the models.
+PAPER = {"Gemma-3-1B": 0.0, "Gemma-3-4B": 3.5, "Qwen-2.5-1.5B": 5.5}
+PRESETS = {"Gemma-3-1B": "gemma3_1b", "Gemma-3-4B": "gemma3_4b", "Qwen-2.5-1.5B": "qwen2_5_1_5b"}
+# Points above the paper's that a model may need: another machine, another precision, and quartiles of about a point.
+SLACK = 3.0
+MODEL = "LUCID, whole model"
+PREDICTED = (2048, 8192, 32_768, 65_536)
+HEADS = ((8, 8), (32, 4))
+# About how long a case takes on one core.
+SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
+
+
+def tokens(scale: str) -> int:
+    """Of a training step."""
+    return 64 if scale == "smoke" else 2048
+
+
+def training_jobs(scale: str) -> dict[str, Job]:
+    """A training step of whole models, by their names."""
+    quick, length = scale == "smoke", tokens(scale)
+    names = ["Qwen-2.5-1.5B"] if quick else list(PAPER)
+    return {
+        name: case_job(
+            "model_training",
+            f"model_training 1 {name} {length}",
+            f"training step of {name}",
+            SECONDS[name],
+            quick=quick,
+        )
+        for name in names
+    }
+
+
+def cost_jobs(scale: str) -> dict[tuple[int, int, bool], Job]:
+    """The operator, by query heads, key/value heads, and whether backward is part of it."""
+    if scale == "smoke":
+        return {(4, 2, True): cost_job((64, 128), 4, 2, 16, True)}
+    return {
+        (*heads, backward): cost_job((512, 1024, 2048, 4096), *heads, 64, backward)
+        for heads in HEADS
+        for backward in (False, True)
+    }
+
+
+def plan(scale: str, done: Done) -> list[Job]:
+    """All of them at once."""
+    require_checkout("training_overhead")
+    return [prediction_job(list(PREDICTED)), *training_jobs(scale).values(), *cost_jobs(scale).values()]
+
+
+def conclude(scale: str, done: Done) -> Conclusion:
+    """The claim holds if every model stays within SLACK points of the paper's percentage."""
+    records = {name: done[job] for name, job in training_jobs(scale).items()}
+    measured = {name: percent(record, MODEL) for name, record in records.items()}
+    predicted = done[prediction_job(list(PREDICTED))]
+    costs = {key: done[job] for key, job in cost_jobs(scale).items()}
+    verdict, because = judged({name: values[0] for name, values in measured.items()}, predicted)
+    if scale == "smoke":
+        verdict, because = "too small to judge", "Models of this size only prove that it runs."
+    rounds = [record["entries"][MODEL]["ratio"]["rounds"] for record in records.values()]
+    return Conclusion(
+        ours=", ".join(f"{name} {shown(values)}" for name, values in measured.items()),
+        verdict=verdict,
+        because=because,
+        seeds=min(rounds),
+        figures=[overhead_figure(measured, predicted, tokens(scale)), *cost_figures(costs)],
+        tables=[overhead_table(measured, predicted, tokens(scale)), cost_table(costs)],
+    )
+
+
+def judged(measured: dict[str, float], predicted: Record) -> tuple[str, str]:
+    """A verdict, and why. measured: percent by model."""
+    over = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
+    verdict = "holds" if not over else "partly" if len(over) < len(measured) else "does not hold"
+    first = (
+        f"At 2048 tokens every model is at most {SLACK:g} points above the paper's percentage."
+        if not over
+        else f"At 2048 tokens more than {SLACK:g} points above the paper's percentage: {', '.join(over)}."
+    )
+    at, most = PREDICTED[-1], max(predicted, key=lambda name: predicted[name][-1])
+    return verdict, (
+        f"{first} It grows with the length, which the paper does not give: by the count of operations {most} pays "
+        f"{predicted[most][-1]:+.0f} % at {at} tokens."
+    )
+
+
+def overhead_figure(measured: Mapping[str, Percents], predicted: Record, length: int) -> Figure:
+    """Bars of the models, measured and counted, with the paper's percentages across."""
+    groups = {
+        name: [
+            bar("LUCID, measured", "lucid", Spread(middle, (high - low) / 2, 2)),
+            bar("by the count of operations", "control", predicted[name][0]),
+        ]
+        for name, (middle, low, high) in measured.items()
+    }
+    references = {f"paper, {name}": PAPER[name] for name in measured}
+    note = (
+        f"Forward and backward of whole models at {length} tokens, batch 1, float32, one thread, without optimiser. "
+        "Whiskers: half the distance between the quartiles over rounds."
+    )
+    return bars("What LUCID adds to a training step", "percent", groups, references=references, note=note)
+
+
+def overhead_table(measured: Mapping[str, Percents], predicted: Record, length: int) -> Table:
+    """Measured at one length; counted for longer ones."""
+    columns = ["model", f"measured, {length} tokens", *(f"counted, {length}" for length in PREDICTED), "paper"]
+    rows = []
+    for name, values in measured.items():
+        paper = f"+{PAPER[name]:g} %" if PAPER[name] else "~0 %"
+        rows.append([name, shown(values), *(f"{value:+.1f} %" for value in predicted[name]), paper])
+    note = "Counted: operations of the whole model; the solve is one more attention per key/value head."
+    return table("What LUCID adds to a training step (median, quartiles)", columns, rows, note=note)
+
+
+def cost_figures(costs: dict[tuple[int, int, bool], Record]) -> list[Figure]:
+    """Forward and backward together, a figure for each number of heads."""
+    return [
+        cost_figure(
+            record,
+            f"Forward and backward of attention alone, {heads}/{kv_heads} heads",
+            f"float32, one thread, batch 1. By the count of operations LUCID may take {record['bound']:.3g} × SDPA.",
+        )
+        for (heads, kv_heads, backward), record in costs.items()
+        if backward
+    ]
+
+
+def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
+    """LUCID over torch's attention."""
+    lengths: Sequence[int] = next(iter(costs.values()))["lengths"]
+    rows = [
+        [
+            f"{heads}/{kv_heads}",
+            "forward + backward" if backward else "forward",
+            round(record["bound"], 3),
+            *(round(value, 3) for value in record["ratio"]),
+        ]
+        for (heads, kv_heads, backward), record in costs.items()
+    ]
+    columns = ["query/kv heads", "", "bound", *(f"N = {length}" for length in lengths)]
+    return table("Time of the operator over SDPA", columns, rows, note="Medians of ratios round by round.")
+
+
+def paper() -> list[Step]:
+    """The first steps of pretraining with each model: `tokens/s` of the summaries are to be compared."""
+    return [
+        train(
+            "pretrain_2k",
+            attention,
+            *("--set", f"preset={preset}", "--set", "steps=100"),
+            out=f"runs/paper/overhead-{preset}-{attention}",
+        )
+        for preset in PRESETS.values()
+        for attention in ("softmax", "lucid")
+    ]

@@ -1,0 +1,162 @@
+"""κ(P): exact where it is decomposed, close where it is only multiplied with, and never with an N × N matrix there."""
+
+import math
+
+import pytest
+import torch
+
+from lucid_attention import preconditioner
+from lucid_attention.analysis import matrix
+from lucid_attention.analysis.conditioning import (
+    condition_number,
+    condition_numbers,
+    key_condition_numbers,
+    largest_singular_value,
+)
+from tests.models.decoder import decoder
+from tests.ops.cases import keys_of
+
+from .subjects import Plain, layers_of, llama, tokens
+
+
+def by_definition(P: torch.Tensor) -> tuple[float, float]:
+    """‖P‖ and ‖P⁻¹‖, as norms of the matrices."""
+    return torch.linalg.matrix_norm(P, 2).item(), torch.linalg.matrix_norm(torch.linalg.inv(P), 2).item()
+
+
+def test_equal_keys_have_the_condition_number_of_the_lower_triangle_of_ones():
+    """Its singular values are 1/(2 cos(jπ/(2n + 1))), j = 1..n."""
+    n = 40
+    (record,) = key_condition_numbers(keys_of("equal", 1, 1, n, 5)[0, 0], [n])
+    largest, least = (0.5 / math.cos(j * math.pi / (2 * n + 1)) for j in (n, 1))
+    assert record["largest"] == pytest.approx(largest, rel=1e-12)
+    assert record["inverse_norm"] == pytest.approx(1 / least, rel=1e-12)
+    assert record["kappa"] == pytest.approx(largest / least, rel=1e-12)
+    assert record["exact"]
+
+
+@pytest.mark.parametrize("build", [decoder, lambda: llama("lucid"), lambda: llama("sdpa"), lambda: Plain("softmax")])
+def test_prefixes_of_every_layer_row_and_head_have_the_condition_number_of_their_own_matrix(build):
+    model, ids, lengths = build(), tokens(2, 23), [5, 23]
+    records = condition_numbers(model, ids, lengths)
+    expected = []
+    for layer in layers_of(model, ids):
+        for row in range(2):
+            for head in range(layer.k.shape[1]):
+                for n in lengths:
+                    # From the keys of the prefix alone.
+                    P = preconditioner(layer.k[row, head, :n].double()[None, None])[0, 0]
+                    largest, inverse = by_definition(P)
+                    place = {"layer": layer.index, "row": row, "head": head, "length": n, "exact": True}
+                    found = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
+                    expected.append(place | {name: pytest.approx(value, rel=1e-9) for name, value in found.items()})
+    assert sorted(records, key=str) == sorted(expected, key=lambda each: str({**each} | _plain(each)))
+    assert max(each["kappa"] for each in records) > 2
+
+
+def _plain(record):
+    return {key: getattr(value, "expected", value) for key, value in record.items()}
+
+
+@pytest.mark.parametrize("kind", ["shifted", "close", "equal", "runs", "repeated"])
+@pytest.mark.parametrize("kept", [0, 8192], ids=["made anew", "kept"])
+def test_long_prefixes_are_estimated_from_below(kind, kept, monkeypatch):
+    monkeypatch.setattr(matrix, "BLOCK", 50)
+    monkeypatch.setattr(matrix, "KEPT", kept)
+    k, lengths = keys_of(kind, 1, 1, 230, 6)[0, 0], [60, 117, 230]
+    for about, exact in zip(
+        key_condition_numbers(k, lengths, exact_up_to=59), key_condition_numbers(k, lengths), strict=True
+    ):
+        assert (about["exact"], exact["exact"]) == (False, True)
+        for name in ("kappa", "largest", "inverse_norm"):
+            assert exact[name] * (1 - 1e-3) < about[name] <= exact[name] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options", [{"sharpness": 0.8}, {"strength": 0.3}, {"norm": "row_max"}, {"beta": True}], ids=str
+)
+def test_settings_of_p_count(options):
+    k = keys_of("close", 1, 1, 30, 6)
+    if "beta" in options:
+        options = {"beta": torch.rand(1, 1, 30, dtype=torch.float64)}
+    truth = condition_number(preconditioner(k, **options)[0, 0])
+    if "beta" in options:
+        options = {"beta": options["beta"][0, 0]}
+    for exact_up_to in (10, 30):
+        (record,) = key_condition_numbers(k[0, 0], [30], exact_up_to=exact_up_to, **options)
+        assert record["kappa"] == pytest.approx(truth, rel=1e-3)
+    assert truth != pytest.approx(condition_number(preconditioner(k)[0, 0]), rel=1e-2)
+
+
+def test_the_inverse_stays_below_two_and_the_condition_number_grows():
+    for kind in ("shifted", "close", "closest", "equal", "repeated"):
+        records = key_condition_numbers(keys_of(kind, 1, 1, 200, 4)[0, 0], [1, 10, 50, 200])
+        assert all(each["inverse_norm"] <= 2 for each in records)
+        kappas = [each["kappa"] for each in records]
+        assert kappas == sorted(kappas)
+        assert kappas[0] == 1
+
+
+def test_padding_is_no_part_of_a_prefix():
+    model = decoder()
+    ids = tokens(1, 12)
+    padded = {
+        "input_ids": torch.cat([torch.full((1, 5), 7), ids], 1),
+        "attention_mask": torch.tensor([[0] * 5 + [1] * 12]),
+    }
+    plain = condition_numbers(model, ids, [6, 12])
+    for ours, theirs in zip(condition_numbers(model, padded, [6, 12, 17]), plain, strict=True):
+        assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.items()}
+
+
+def test_heads_are_those_of_keys():
+    records = condition_numbers(llama("lucid"), tokens(1, 12), [12], heads=[1], layers=[2])
+    assert [(each["layer"], each["head"]) for each in records] == [(2, 1)]
+    with pytest.raises(ValueError, match="heads must be key/value heads of layer 0, 0 to 1, got 2"):
+        condition_numbers(llama("lucid"), tokens(1, 12), [12], heads=[2])
+
+
+def test_a_long_input_is_never_one_matrix(monkeypatch):
+    """No tensor is as large as N × N, of one head; and the library's dense matrix is not asked for."""
+    monkeypatch.setattr(matrix, "BLOCK", 16)
+    monkeypatch.setattr(matrix, "KEPT", 0)
+    N, largest = 256, 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for each in torch.utils._pytree.tree_leaves(out):
+                if isinstance(each, torch.Tensor):
+                    largest = max(largest, each.numel())
+            return out
+
+    k = keys_of("close", 1, 1, N, 4)[0, 0]
+    with Watch():
+        key_condition_numbers(k, [N], exact_up_to=20)
+    assert 0 < largest <= N * 32
+    with Watch():
+        key_condition_numbers(k, [N])
+    assert largest >= N * N
+
+
+def test_lanczos_finds_a_value_behind_a_gap_and_in_a_crowd():
+    for values in (torch.linspace(1, 2, 200), torch.cat([torch.ones(199), torch.tensor([5.0])])):
+        Q = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64))[0]
+        M = Q * values.double() @ Q.T
+        found = largest_singular_value(lambda x, M=M: M.T @ (M @ x), torch.ones(200, 1, dtype=torch.float64))
+        assert found == pytest.approx(values.max().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [([], "at least one"), ([0, 5], "at least one"), ([99], r"got \[99\] for a shorter input")],
+)
+def test_bad_lengths_are_refused(lengths, message):
+    with pytest.raises(ValueError, match=message):
+        condition_numbers(Plain("lucid"), tokens(1, 9), lengths)
+
+
+def test_bad_keys_are_refused():
+    with pytest.raises(ValueError, match=r"k must be \[N, D\] with N of at least 9, got shape \[8, 3\]"):
+        key_condition_numbers(torch.ones(8, 3), [9])

@@ -1,0 +1,145 @@
+"""Hit rates: sums of the dense maps on the spans, for the rows that are asked for and no others."""
+
+import pytest
+import torch
+
+from lucid_attention.analysis import layer as layer_module
+from lucid_attention.analysis import matrix
+from lucid_attention.analysis.hit_rate import Query, average, hit_rates, synthetic_queries
+from lucid_attention.data.synthetic import IGNORED, MemoryUpdate, Needles
+from tests.models.decoder import decoder
+from tests.ops import oracles
+from tests.ops.cases import keys_of
+
+from .subjects import Plain, layers_of, llama, tokens
+
+T = 23
+QUERIES = [Query(22, ((3, 6), (10, 11)), 0), Query(15, ((0, 1), (15, 20)), 1), Query(22, ((21, 22),), 1)]
+
+
+def by_definition(a: list[float], w: list[float], query: Query) -> dict[str, float]:
+    """Token by token."""
+    on = [i for i in range(len(w)) if any(first <= i < stop for first, stop in query.spans)]
+    total = sum(abs(x) for x in w)
+    return {
+        "softmax": sum(a[i] for i in on),
+        "signed": sum(w[i] for i in on),
+        "magnitude": sum(abs(w[i]) for i in on) / total,
+        "negative": sum(-x for x in w if x < 0) / total,
+    }
+
+
+@pytest.mark.parametrize("build", [decoder, lambda: llama("lucid"), lambda: llama("sdpa"), lambda: Plain("lucid")])
+def test_records_are_sums_of_the_dense_weights(build):
+    model, ids = build(), tokens(2, T)
+    records = hit_rates(model, ids, QUERIES)
+    layers = layers_of(model, ids)
+    assert len(records) == len(layers) * 4 * len(QUERIES)
+    for layer in layers:
+        q, k = layer.q.double(), layer.k.double()
+        identity = torch.eye(T, dtype=torch.float64).expand(2, 2, T, T)
+        A = oracles.read_out(q, k, identity)
+        W = oracles.lucid_attention(q, k, identity) if layer.preconditioned else A
+        for query in QUERIES:
+            for head in range(4):
+                place = {"layer": layer.index, "row": query.row, "head": head, "query": query.position}
+                (record,) = [each for each in records if each.items() >= place.items()]
+                rows = (X[query.row, head, query.position].tolist() for X in (A, W))
+                expected = by_definition(*rows, query)
+                assert record == place | {name: pytest.approx(x, abs=1e-10) for name, x in expected.items()}
+    assert any(each["negative"] > 0.05 for each in records) == layers[0].preconditioned
+
+
+def test_a_repeated_key_takes_the_weight_of_its_older_value():
+    """Two equal keys, asked for: softmax gives both the same, LUCID all to the later one and nothing to the earlier."""
+    k = keys_of("shifted", 1, 1, 6, 64)
+    k = k - k.mean(2, keepdim=True)
+    k[:, :, 4] = k[:, :, 1]
+    layer = layer_module.Layer(0, "lucid", 60 * k, k, k, preconditioned=True)
+    head = next(layer.heads())
+    rows = torch.tensor([4])
+    assert head.weights(rows)[0, 0, [1, 4]].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
+    assert head.effective(rows)[0, 0, [1, 4]].tolist() == pytest.approx([0.0, 0.5], abs=1e-3)
+
+
+def test_padding_moves_nothing():
+    model, ids = decoder(), tokens(1, T)
+    padded = {
+        "input_ids": torch.cat([torch.full((1, 4), 7), ids], 1),
+        "attention_mask": torch.tensor([[0] * 4 + [1] * T]),
+    }
+    plain = hit_rates(model, ids, [Query(20, ((3, 6),))])
+    moved = hit_rates(model, padded, [Query(24, ((7, 10),))])
+    for ours, theirs in zip(moved, plain, strict=True):
+        assert ours == {name: pytest.approx(x, abs=1e-5) for name, x in (theirs | {"query": 24}).items()}
+    with pytest.raises(ValueError, match="got position 3"):
+        hit_rates(model, padded, [Query(3, ((0, 1),))])
+
+
+def test_only_the_rows_that_are_asked_for_are_computed(monkeypatch):
+    """A long input and one query: nothing of size N × N, in whatever operation."""
+    monkeypatch.setattr(matrix, "BLOCK", 16)
+    monkeypatch.setattr(matrix, "KEPT", 0)
+    N, largest = 400, 0
+    head = next(layers_of(Plain("lucid"), tokens(1, N))[0].heads())
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for each in torch.utils._pytree.tree_leaves(out):
+                if isinstance(each, torch.Tensor):
+                    largest = max(largest, each.numel())
+            return out
+
+    with Watch():
+        head.effective(torch.tensor([N - 1]))
+    assert 0 < largest <= 16 * N
+
+
+def test_chosen_layers_and_heads():
+    records = hit_rates(llama("lucid"), tokens(2, T), QUERIES[:1], layers=[1], heads=[3, 0])
+    assert [(each["layer"], each["head"], each["row"]) for each in records] == [(1, 0, 0), (1, 3, 0)]
+
+
+def test_averages():
+    base = {"softmax": 1.0, "signed": 0.0, "magnitude": 0.5, "negative": 0.0}
+    records = [
+        {"layer": 0, "head": 0, "query": 5, **base},
+        {"layer": 0, "head": 0, "query": 6, **base, "softmax": 0.0},
+        {"layer": 0, "head": 1, "query": 5, **base, "softmax": 0.2},
+    ]
+    assert average(records) == [
+        {"layer": 0, "head": 0, **base, "softmax": 0.5},
+        {"layer": 0, "head": 1, **base, "softmax": 0.2},
+    ]
+    assert average(records, ()) == [base | {"softmax": pytest.approx(0.4)}]
+
+
+@pytest.mark.parametrize("task", [MemoryUpdate(4, 40), Needles((2, 4), 40)], ids=["memory update", "needles"])
+def test_questions_of_synthetic_tasks_are_found_with_the_place_of_their_answer(task):
+    items = [task[i] for i in range(5)]
+    ids = torch.stack([item["input_ids"] for item in items])
+    labels = torch.stack([item["labels"] for item in items])
+    queries = synthetic_queries(task, ids)
+    assert [[query.row, query.position + 1] for query in queries] == (labels != IGNORED).nonzero().tolist()
+    for query in queries:
+        ((first, stop),) = query.spans
+        key, value = ids[query.row, first:stop].tolist()
+        assert key == ids[query.row, query.position]
+        assert value == labels[query.row, query.position + 1]
+        # The latest write of the key before the question.
+        writes = (ids[query.row, : query.position] == key).nonzero()[:, 0]
+        assert first == writes[-1]
+    values = synthetic_queries(task, ids[0], whole_pair=False)
+    assert [query.spans for query in values] == [((q.spans[0][1] - 1, q.spans[0][1]),) for q in queries if q.row == 0]
+
+
+def test_bad_queries_are_refused():
+    for spans, message in (((), "at least one"), (((4, 4),), "first, last"), (((9, 10),), "before the query at 8")):
+        with pytest.raises(ValueError, match=message):
+            Query(8, spans)
+    with pytest.raises(ValueError, match="row of a query must be 0 to 1, the rows of the batch, got 2"):
+        hit_rates(Plain("lucid"), tokens(2, T), [Query(8, ((0, 1),), 2)])
+    with pytest.raises(ValueError, match="at least one Query"):
+        hit_rates(Plain("lucid"), tokens(2, T), [])

@@ -1,0 +1,170 @@
+"""The softmax Jacobian and the theorem, against matrices written out and against autograd."""
+
+import math
+
+import pytest
+import torch
+
+from lucid_attention import lucid_attention
+from lucid_attention.analysis import layer as layer_module
+from lucid_attention.analysis.jacobian import head_off_diagonal, jacobians, mean_off_diagonal, query_jacobian_norms
+from lucid_attention.analysis.layer import Layer
+from lucid_attention.ops.softmax import softmax_attention
+from tests.models.decoder import decoder
+from tests.ops.cases import keys_of
+
+from .subjects import Plain, layers_of, llama, tokens
+
+T = 23
+
+
+def off_diagonal(A: torch.Tensor) -> float:
+    """From the Jacobians of all rows, written out: A [T, T] is causal."""
+    entries = []
+    for i, a in enumerate(A):
+        J = torch.diag(a) - torch.outer(a, a)
+        entries += [J[j, k].abs().item() for j in range(i + 1) for k in range(i + 1) if j != k]
+    return sum(entries) / len(entries)
+
+
+def test_the_mean_off_the_diagonal_is_that_of_the_written_out_jacobians():
+    scores = torch.randn(3, 2, 7, 7, dtype=torch.float64)
+    A = scores.masked_fill(~torch.ones(7, 7, dtype=torch.bool).tril(), -math.inf).softmax(-1)
+    found = mean_off_diagonal(A)
+    assert found.shape == (3, 2)
+    for b in range(3):
+        for h in range(2):
+            assert found[b, h].item() == pytest.approx(off_diagonal(A[b, h]), rel=1e-12)
+    rows = mean_off_diagonal(A[..., 4:, :], torch.tensor([5, 6, 7]))
+    each = [[(torch.outer(a, a) - torch.diag(a * a)).sum() for a in A[0, 0, 4:]]]
+    assert rows[0, 0].item() == pytest.approx(sum(each[0]).item() / (20 + 30 + 42), rel=1e-12)
+
+
+def test_even_weights_have_the_largest_mean_and_one_hot_ones_none():
+    even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
+    assert mean_off_diagonal(even).item() == pytest.approx(sum(1 - 1 / n for n in range(1, 6)) / 40)
+    assert mean_off_diagonal(torch.eye(5)).item() == 0
+    with pytest.raises(ValueError, match="two keys"):
+        mean_off_diagonal(torch.ones(1, 1))
+
+
+def test_almost_saturated_weights_keep_their_digits_in_float32():
+    """(Σa)² − Σa² would be a difference of ones, and zero here."""
+    small = 1e-9
+    A = torch.tensor([[1.0, 0.0], [small, 1 - small]])
+    assert mean_off_diagonal(A).item() == pytest.approx(small, rel=1e-5)
+
+
+def test_the_mean_can_be_learned_from():
+    scores = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def measure(x):
+        return mean_off_diagonal(x.masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -math.inf).softmax(-1))
+
+    assert torch.autograd.gradcheck(measure, scores)
+
+
+def jacobian_norm(q: torch.Tensor, k: torch.Tensor, row: int, lucid: bool, **options) -> float:
+    """By autograd through the operator: with V = I its output is the weights of the values."""
+    n = row + 1
+    values = torch.eye(n, dtype=k.dtype)[None, None]
+    attend = lucid_attention if lucid else softmax_attention
+
+    def weights(x):
+        return attend(x.expand(1, 1, n, -1), k[None, None, :n], values, **options)[0, 0, -1]
+
+    return torch.autograd.functional.jacobian(weights, q[row]).norm().item()
+
+
+SMALL = {"num_hidden_layers": 1}
+BUILDS = {
+    "decoder": decoder,
+    "drop-in": lambda: llama("lucid", **SMALL),
+    "stock": lambda: llama("sdpa", **SMALL),
+    "plain": lambda: Plain("softmax"),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_both_measures_of_a_model(build, monkeypatch):
+    # More than one block of rows, for both.
+    monkeypatch.setattr(layer_module, "NUMBERS", 2 * 5 * T)
+    model, ids, rows = build(), tokens(2, T), [0, 7, 22]
+    layers = layers_of(model, ids)
+    records = jacobians(model, ids, rows=rows)
+    assert len(records) == len(layers) * 2 * 4
+    for record in records:
+        layer = layers[record["layer"]]
+        q, k = layer.q[record["row"], record["head"]].double(), layer.k[record["row"], record["head"] // 2].double()
+        scores = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(~torch.ones(T, T, dtype=torch.bool).tril(), -math.inf)
+        assert record["off_diagonal"] == pytest.approx(off_diagonal(scores.softmax(-1)), rel=1e-9)
+        norms = [jacobian_norm(q, k, row, layer.preconditioned) for row in rows]
+        assert norms[0] < 1e-12 < norms[1]
+        assert record["query_jacobian"] == pytest.approx(sum(norms) / 3, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{"sharpness": 0.9}, {"strength": 0.4}, {"norm": "row_max"}, {"beta": True}, {"scale": 0.7}], ids=str
+)
+def test_settings_of_the_layer_count(options):
+    k, q = keys_of("close", 1, 1, T, 5), torch.randn(1, 2, T, 5, dtype=torch.float64)
+    settings = {"beta": torch.rand(1, 1, T, dtype=torch.float64)} if "beta" in options else options
+    head = next(Layer(0, "lucid", q, k, k, preconditioned=True, **settings).heads())
+    rows = torch.tensor([4, 22])
+    found = query_jacobian_norms(head, rows)
+    for g in range(2):
+        for i, row in enumerate(rows.tolist()):
+            cut = {"beta": settings["beta"][:, :, : row + 1]} if "beta" in settings else settings
+            assert found[g, i].item() == pytest.approx(jacobian_norm(q[0, g], k[0, 0], row, True, **cut), rel=1e-9)
+
+
+def test_capped_scores_have_the_slope_of_their_cap():
+    k, q = keys_of("close", 1, 1, T, 5), 3 * torch.randn(1, 1, T, 5, dtype=torch.float64)
+    head = next(Layer(0, "softmax", q, k, k, softcap=1.5).heads())
+
+    def weights(x):
+        scores = x @ k[0, 0].T / math.sqrt(5)
+        return (1.5 * torch.tanh(scores / 1.5)).softmax(-1)
+
+    truth = torch.autograd.functional.jacobian(weights, q[0, 0, -1]).norm().item()
+    assert query_jacobian_norms(head, torch.tensor([T - 1])).item() == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize("lucid", [True, False])
+def test_saturation_takes_the_gradient_away_from_lucid_too(lucid):
+    """The theorem leaves one-hot weights out by assumption: there the gradient vanishes, P⁻¹ or not."""
+    k, q = keys_of("shifted", 1, 1, T, 5), torch.randn(1, 1, T, 5, dtype=torch.float64)
+    rows = torch.tensor([T - 1])
+
+    def size(factor: float) -> float:
+        layer = Layer(0, "lucid", factor * q, k, k, preconditioned=lucid)
+        return query_jacobian_norms(next(layer.heads()), rows).item()
+
+    sizes = [size(factor) for factor in (1, 10, 100, 10_000)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1e-2
+    assert sizes[-1] < 1e-12
+    # Where it has not vanished, ‖P‖ ≤ n and ‖P⁻¹‖ ≤ 2 say how far LUCID's can be from the softmax's.
+    plain = query_jacobian_norms(next(Layer(0, "softmax", q, k, k).heads()), rows).item()
+    assert plain / T <= sizes[0] <= 2 * plain
+
+
+def test_windows_count_the_pairs_that_are_seen():
+    k, q = keys_of("shifted", 1, 1, 9, 5), torch.randn(1, 1, 9, 5, dtype=torch.float64)
+    head = next(Layer(0, "sliding", q, k, k, window=2).heads())
+    A = head.weights(torch.arange(9))[0]
+    pairs = [2 * A[i, i] * A[i, i - 1] for i in range(1, 9)]
+    assert head_off_diagonal(head).item() == pytest.approx(sum(pairs).item() / 16, rel=1e-12)
+
+
+def test_the_theorem_speaks_of_softmax_and_lucid_alone():
+    for name in ("path", "lucid_path", "diff"):
+        records = jacobians(Plain(name), tokens(1, T))
+        assert all(each["query_jacobian"] is None and each["off_diagonal"] > 0 for each in records)
+    with pytest.raises(ValueError, match="alone"):
+        query_jacobian_norms(next(layers_of(Plain("path"), tokens(1, T))[0].heads()), torch.tensor([3]))
+
+
+def test_one_token_has_no_pairs():
+    with pytest.raises(ValueError, match="at least two tokens"):
+        jacobians(Plain("lucid"), tokens(1, 1))

@@ -1,0 +1,84 @@
+"""Maps: the dense ones as they are, and means over squares of them for longer texts."""
+
+import pytest
+import torch
+
+from lucid_attention.analysis import layer as layer_module
+from lucid_attention.analysis import maps
+from lucid_attention.analysis.maps import attention_maps
+from tests.models.decoder import decoder
+from tests.ops import oracles
+
+from .subjects import Plain, layers_of, llama, tokens
+
+T = 23
+
+
+def dense(layer) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and W: [B, heads, T, T] each."""
+    q, k = layer.q.double(), layer.k.double()
+    identity = torch.eye(T, dtype=torch.float64).expand(q.shape[0], k.shape[1], T, T)
+    A = oracles.read_out(q, k, identity)
+    W = oracles.lucid_attention(q, k, identity) if layer.preconditioned else A
+    return A, W
+
+
+@pytest.mark.parametrize("build", [decoder, lambda: llama("lucid"), lambda: llama("eager")])
+@pytest.mark.parametrize(("bins", "rows_at_once"), [(5, 2), (5, 8), (23, 8), (100, 1000)])
+def test_maps_are_means_over_squares(build, bins, rows_at_once, monkeypatch):
+    monkeypatch.setattr(layer_module, "NUMBERS", 2 * T * rows_at_once)
+    model, ids = build(), tokens(2, T)
+    layers = layers_of(model, ids)
+    truths = [dense(layer) for layer in layers]
+    records = attention_maps(model, ids, bins=bins)
+    assert len(records) == len(layers) * 2 * 4
+    for record in records:
+        layer = layers[record["layer"]]
+        assert record["attention"] == layer.attention
+        borders = record["borders"]
+        size = min(bins, T)
+        assert len(borders) == size + 1
+        assert (borders[0], borders[-1]) == (0, T)
+        for name, maps_of_layer in zip(("softmax", "effective"), truths[record["layer"]], strict=True):
+            mine, truth = record[name], maps_of_layer[record["row"], record["head"]]
+            expected = torch.tensor(
+                [
+                    [truth[borders[i] : borders[i + 1], borders[j] : borders[j + 1]].mean().item() for j in range(size)]
+                    for i in range(size)
+                ]
+            )
+            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+        assert (record["softmax"] - record["effective"]).abs().max() > 1e-3 or not layer.preconditioned
+
+
+def test_rows_of_a_long_text_are_made_in_blocks_and_solved_for_once_a_bin(monkeypatch):
+    N, made, solved = 300, [], []
+    monkeypatch.setattr(layer_module, "NUMBERS", 2 * N * 20)
+    head = next(layers_of(Plain("lucid"), tokens(1, N))[0].heads())
+    kind = type(head)
+    weights, through = kind.weights, kind.through
+    monkeypatch.setattr(kind, "weights", lambda self, rows: made.append(len(rows)) or weights(self, rows))
+    monkeypatch.setattr(kind, "through", lambda self, a: solved.append(a.shape[1]) or through(self, a))
+    _, a, w = maps.head_maps(head, 30)
+    assert a.shape == w.shape == (2, 30, 30)
+    assert max(made) == 20
+    assert sum(made) == N
+    assert max(solved) <= 20
+    assert sum(solved) == 30
+
+
+def test_both_softmaxes_of_a_difference_are_averaged():
+    model, ids = Plain("diff"), tokens(1, T)
+    full, few = (attention_maps(model, ids, bins=bins) for bins in (T, 4))
+    for fine, coarse in zip(full, few, strict=True):
+        borders = coarse["borders"]
+        part = fine["effective"][borders[2] : borders[3], borders[1] : borders[2]].mean()
+        torch.testing.assert_close(coarse["effective"][2, 1], part, rtol=1e-4, atol=1e-6)
+        assert (fine["effective"] - fine["softmax"]).abs().max() > 0.01
+
+
+def test_chosen_heads_and_bad_bins():
+    records = attention_maps(Plain("lucid", "softmax"), tokens(1, T), layers=[1], heads=[2])
+    assert [(each["layer"], each["head"]) for each in records] == [(1, 2)]
+    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+        attention_maps(Plain("lucid"), tokens(1, T), bins=0)

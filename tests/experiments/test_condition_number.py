@@ -1,0 +1,119 @@
+"""`condition_number`: κ is that of P, models are those of other experiments, the verdict is what the records say."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lucid_attention.experiments import condition_number, needle_grid
+from lucid_attention.experiments.condition_number import growth, keys_job, measured, of_random_keys, sources
+from lucid_attention.experiments.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.pool import do
+from lucid_attention.experiments.steps import check_steps
+
+from .faking import fake, small_run
+
+
+def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    while fresh := [job for job in condition_number.plan("smoke", store) if job not in store]:
+        for job in fresh:
+            assert do(job, tmp_path) is None, (tmp_path / job.key / "failed.txt").read_text()
+    conclusion = condition_number.conclude("smoke", store)
+    assert conclusion.verdict == "too small to judge"
+    assert [figure["kind"] for figure in conclusion.figures] == ["lines", "lines", "heatmaps"]
+    # The law of prefixes, in whatever the models have: the last column.
+    assert {row[-1] for row in conclusion.tables[0]["rows"]} == {"yes"}
+    json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
+
+
+def test_needle_models_are_those_of_needle_grid() -> None:
+    for scale in ("smoke", "small"):
+        shared = set(needle_grid.plan(scale, {}))
+        needles = [each for each in sources(scale) if each.name.startswith("needles")]
+        assert len(needles) == 2
+        assert {each.contestant.job(seed) for each in needles for seed in measured(scale).seeds} <= shared
+
+
+def test_models_are_measured_when_they_are_trained() -> None:
+    first = condition_number.plan("smoke", {})
+    untrained = [job for job in first if job.function == "condition_number:of_model"]
+    assert {job.arguments["trained"] for job in untrained} == {False}
+    done = {job: small_run(job, 50) for job in first if job.function == "small_training:train_small"}
+    later = [job for job in condition_number.plan("smoke", done) if job.function == "condition_number:of_model"]
+    assert len(later) == len(sources("smoke"))
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_kappa_of_random_keys_is_that_of_the_dense_matrix(tmp_path: Path, rope: bool) -> None:
+    job = keys_job(4, rope, 3, (5, 12))
+    record = of_random_keys(Work(Store(tmp_path), job), **job.arguments)
+    k = torch.randn(12, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    if rope:
+        # Pairs (i, i + 2) of a key at t turn by t and by t / 100.
+        for t in range(12):
+            for i, angle in enumerate((t, t / 100)):
+                a, b = k[t, i].item(), k[t, i + 2].item()
+                k[t, i] = a * math.cos(angle) - b * math.sin(angle)
+                k[t, i + 2] = b * math.cos(angle) + a * math.sin(angle)
+    k = k / k.norm(dim=-1, keepdim=True)
+    P = torch.exp(2 * (k @ k.mT - 1)).tril()
+    wanted = [torch.linalg.cond(P[:n, :n]).item() for n in (5, 12)]
+    assert [each["kappa"] for each in record["heads"]] == pytest.approx(wanted, rel=1e-5)
+
+
+def faked(kappa: Callable[[Job, int, int], float]) -> dict[Job, Record]:
+    """Records in which κ is a function of the job, the head and the length."""
+
+    def rule(job: Job) -> Record:
+        if job.function == "small_training:train_small":
+            return small_run(job, 50)
+        return {
+            "heads": [
+                {"layer": 0, "row": 0, "head": head, "length": n, "kappa": kappa(job, head, n), "inverse_norm": 1.9}
+                for head in (0, 1)
+                for n in job.arguments["lengths"]
+            ]
+        }
+
+    return fake(condition_number, "small", rule)
+
+
+@pytest.mark.parametrize(
+    ("kappa", "verdict"),
+    [
+        (lambda job, head, n: n / 8, "holds"),
+        (lambda job, head, n: n / 8 if head else 1.001, "partly"),
+        (lambda job, head, n: 1.001, "does not hold"),
+        (lambda job, head, n: n / 8 if n < 2048 else 1.0, "does not hold"),
+        (lambda job, head, n: n / 8 if "run" in job.arguments or n < 2048 else 1.0, "does not hold"),
+        # Independent keys need not grow, models must.
+        (lambda job, head, n: n / 8 if "run" in job.arguments else 1.0, "holds"),
+        (lambda job, head, n: 1.0 if "run" in job.arguments else n / 8, "does not hold"),
+    ],
+)
+def test_the_verdict_is_what_the_records_say(kappa: Callable[[Job, int, int], float], verdict: str) -> None:
+    conclusion = condition_number.conclude("small", faked(kappa))
+    assert conclusion.verdict == verdict
+    assert conclusion.seeds == 3
+    assert "1.900 (the bound is 2)" in conclusion.because
+
+
+def test_growth_is_told_as_an_exponent() -> None:
+    lengths = (16, 256)
+    heads = [
+        {"layer": layer, "head": 0, "length": n, "kappa": (layer + 1) * n**0.5, "inverse_norm": 1.0}
+        for layer in (0, 1)
+        for n in lengths
+    ]
+    found = growth([{"heads": heads}], (0,), lengths)
+    assert found.exponent() == pytest.approx(0.5)
+    assert found.mean(0).mean == pytest.approx(4 * math.sqrt(2))
+    assert found.monotone
+
+
+def test_the_full_recipe_can_be_checked_here() -> None:
+    check_steps(condition_number.paper())

@@ -1,0 +1,190 @@
+"""`lucid experiment`, as its user sees it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention import cli
+from lucid_attention.experiments import command, full_scale, study
+from lucid_attention.experiments.command import columns
+from lucid_attention.experiments.jobs import Job
+from lucid_attention.experiments.pool import JobsFailed, do
+from lucid_attention.experiments.steps import Step
+from lucid_attention.experiments.study import EXPERIMENTS, load
+
+from .probing import Probes, probing
+
+
+@pytest.fixture
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+    def serial(jobs: list[Job], store: Any, progress: Any, processes: int | None) -> None:
+        for job in jobs:
+            assert do(job, store.folder) is None
+
+    monkeypatch.setattr(study, "run_jobs", serial)
+    with probing(tmp_path / "probes") as found:
+        yield found
+
+
+def test_list_names_every_claim_with_its_section_and_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment", "list"]) == 0
+    shown = capsys.readouterr().out
+    for name in EXPERIMENTS:
+        claim = load(name).CLAIM
+        assert f"\n{name} " in "\n" + shown
+        assert claim.title in shown
+        assert claim.paper in shown
+
+
+def test_an_unknown_name_is_refused_with_a_hint_before_anything_runs(
+    probes: Probes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["experiment", "probe", "probes", "--scale", "smoke"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("lucid experiment: error: there is no experiment 'probes' (did you mean 'probe'?)")
+    assert captured.out == ""
+    assert probes.runs() == []
+
+
+@pytest.mark.parametrize("words", [["--processes", "0"], ["--processes", "two"], ["--scale", "large"], []])
+def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["experiment", *(["memory_update", *words] if words else [])])
+    assert stopped.value.code == 2
+    assert "error" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_dry_run_says_what_would_run_and_runs_nothing(
+    name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["experiment", name, "--scale", scale, "--dry-run", "--out", str(tmp_path / "runs")]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last.startswith(f"{name}: ")
+    if scale == "paper":
+        steps = load(name).paper()
+        assert last.startswith(f"{name}: {len(steps)} commands, ")
+        assert [line.partition("   #")[0] for line in lines] == [step.line for step in steps]
+    else:
+        jobs = load(name).plan(scale, {})
+        assert f"{len(set(jobs))} to do" in last
+        assert len(lines) == len(set(jobs))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_leaves_out_what_is_finished(
+    probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--scale", "smoke", "--out", str(tmp_path)]
+    assert do(probes.module.plan("smoke", {})[0], tmp_path / "jobs") is None
+    assert cli.main(["experiment", "probe", "--dry-run", *out]) == 0
+    shown = capsys.readouterr().out
+    assert "1 jobs finished, 1 to do" in shown
+    assert "a   #" not in shown
+    assert probes.runs() == ["a"]
+
+
+def test_a_run_shows_the_verdict_and_says_where_the_result_is(
+    probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "probe (smoke): Probes run" in shown
+    assert "paper: 1 run" in shown
+    assert "here:  14" in shown
+    assert "TOO SMALL TO JUDGE: They ran." in shown
+    path = tmp_path / "probe-smoke" / "result.json"
+    assert str(path) in shown
+    assert json.loads(path.read_text())["ours"] == "14"
+    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path), "--restart"]) == 0
+    assert probes.runs() == ["a", "b", "c", "d"] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (JobsFailed("1 of 2 jobs failed"), 1, "lucid experiment: error: 1 of 2 jobs failed\n"),
+        (study.ExperimentError("no checkout"), 1, "lucid experiment: error: no checkout\n"),
+        (KeyboardInterrupt(), 130, "\nstopped: finished jobs stay, the same command goes on from there\n"),
+    ],
+    ids=["failed", "cannot run", "Ctrl-C"],
+)
+def test_what_stops_it_is_said_in_a_line(
+    error: BaseException,
+    code: int,
+    said: str,
+    probes: Probes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(study, "run_jobs", stop)
+    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path)]) == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_step_that_fails_ends_the_recipe_with_its_code(
+    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def run(step: Step) -> int:
+        ran.append(step.words[1])
+        return 7 if step.words[1] == "hit_rate" else 0
+
+    monkeypatch.setattr(Step, "run", run)
+    steps = [Step(("experiment", name, "--scale", "smoke")) for name in ("memory_update", "hit_rate", "variants")]
+    monkeypatch.setattr(probes.module, "paper", lambda: steps)
+    assert cli.main(["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]) == 7
+    assert ran == ["memory_update", "hit_rate"]
+    captured = capsys.readouterr()
+    assert "1/3: lucid experiment memory_update --scale smoke" in captured.out
+    assert "step 2 of 3 ended with 7: lucid experiment hit_rate" in captured.err
+    assert not (tmp_path / "probe-paper").exists()
+
+
+def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Step, "run", lambda step: 0)
+    steps = [Step(("experiment", "memory_update", "--scale", "smoke"))]
+    monkeypatch.setattr(probes.module, "paper", lambda: steps)
+    assert full_scale.run_steps("probe", tmp_path) == 0
+    result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
+    assert (result["scale"], result["verdict"]) == ("paper", "measured")
+
+
+def test_restart_is_not_for_the_full_recipe(probes: Probes, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment", "probe", "--scale", "paper", "--restart"]) == 1
+    assert "--restart" in capsys.readouterr().err
+
+
+def test_tables_on_screen_have_columns_of_one_width() -> None:
+    assert columns([["name", "x"], ["a", 1.23456], [None, "long cell"]]) == [
+        "name  x",
+        "----  ---------",
+        "a     1.235",
+        "      long cell",
+    ]
+
+
+def test_several_experiments_run_in_the_order_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[str] = []
+
+    def one(name: str, args: Any) -> int:
+        ran.append(name)
+        return 0
+
+    monkeypatch.setattr(command, "_one", one)
+    assert cli.main(["experiment", "variants", "memory_update"]) == 0
+    assert ran == ["variants", "memory_update"]
+    ran.clear()
+    assert cli.main(["experiment", "all"]) == 0
+    assert ran == list(EXPERIMENTS)

@@ -1,0 +1,164 @@
+"""An experiment: plan, do what is not done, plan again, conclude."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention.experiments import study
+from lucid_attention.experiments.jobs import Job, Store
+from lucid_attention.experiments.pool import do
+from lucid_attention.experiments.study import EXPERIMENTS, ExperimentError, load, run_experiment, run_together
+
+from .probing import Probes, probing
+
+
+@pytest.fixture
+def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
+    """The experiment `probe`, whose jobs run in this process."""
+    with probing(tmp_path / "probes") as found:
+
+        def serial(jobs: Sequence[Job], store: Store, progress: Any, processes: int | None) -> None:
+            for job in jobs:
+                assert do(job, store.folder) is None
+
+        monkeypatch.setattr(study, "run_jobs", serial)
+        yield found
+
+
+def run(out: Path, **options: Any) -> dict[str, Any]:
+    return run_experiment("probe", "smoke", out, quiet=True, **options)
+
+
+def test_later_rounds_are_planned_from_the_records_of_earlier_ones(probes: Probes, tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert probes.runs() == ["a", "b", "c", "d"]
+    assert result["ours"] == "14"  # a + b = 3, c = 13, d = 14
+
+
+def test_a_finished_experiment_is_concluded_again_without_any_work(probes: Probes, tmp_path: Path) -> None:
+    run(tmp_path)
+    path = tmp_path / "probe-smoke" / "result.json"
+    written = path.read_bytes()
+    for job in Store(tmp_path / "jobs"):
+        record = tmp_path / "jobs" / job.key / "record.json"
+        os.utime(record, (time.time() - 3 * 86400,) * 2)
+    run(tmp_path)
+    assert probes.runs() == ["a", "b", "c", "d"]
+    again = json.loads(path.read_bytes())
+    three_days_ago = datetime.fromtimestamp(time.time() - 3 * 86400, UTC).date().isoformat()
+    assert again == json.loads(written) | {"finished": three_days_ago}
+
+
+def test_the_result_is_what_the_report_reads(probes: Probes, tmp_path: Path) -> None:
+    result = run(tmp_path)
+    assert json.loads((tmp_path / "probe-smoke" / "result.json").read_text()) == result
+    assert set(result) == {
+        *("format", "name", "scale", "title", "section", "claim", "paper", "ours", "verdict", "because", "command"),
+        *("machine", "finished", "seconds", "seeds", "figures", "tables"),
+    }
+    claim = probes.module.CLAIM
+    assert [result[key] for key in ("title", "section", "claim", "paper")] == [
+        *(claim.title, claim.section, claim.says, claim.paper),
+    ]
+    assert (result["format"], result["name"], result["scale"]) == (1, "probe", "smoke")
+    assert result["command"] == "lucid experiment probe --scale smoke"
+    assert "torch 2." in result["machine"]
+    assert result["finished"] == datetime.now(UTC).date().isoformat()
+
+
+def test_several_experiments_run_together_and_share_what_they_share(probes: Probes, tmp_path: Path) -> None:
+    results = run_together(["probe", "probe"], "smoke", tmp_path, "lucid demo", quiet=True)
+    assert [result["command"] for result in results] == ["lucid demo"] * len(results)
+    assert probes.runs() == ["a", "b", "c", "d"]
+
+
+def test_the_time_is_that_of_all_its_jobs_also_of_those_done_before(probes: Probes, tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    run(tmp_path)
+    for seconds, job in enumerate(list(store), 1):
+        store.write(job, store[job], 10.0 * seconds)
+    assert run(tmp_path)["seconds"] == 100.0
+
+
+def test_restart_does_everything_again_with_later_rounds(probes: Probes, tmp_path: Path) -> None:
+    run(tmp_path)
+    made = [tmp_path / "jobs" / job.key / "made.txt" for job in Store(tmp_path / "jobs")]
+    assert all(path.exists() for path in made)
+    for path in made:
+        path.write_text("old")
+    other = probes.module.probe("of another experiment")
+    assert do(other, tmp_path / "jobs") is None
+    assert run(tmp_path, restart=True)["ours"] == "14"
+    assert sorted(probes.runs()) == sorted(["a", "b", "c", "d", "of another experiment", "a", "b", "c", "d"])
+    assert "old" not in [path.read_text() for path in made]
+    assert other in Store(tmp_path / "jobs")
+
+
+def test_restart_after_a_stop_in_the_middle_forgets_what_is_there(probes: Probes, tmp_path: Path) -> None:
+    run(tmp_path)
+    store = Store(tmp_path / "jobs")
+    jobs = probes.module.plan("smoke", store)
+    store.forget(jobs[3])
+    run(tmp_path, restart=True)
+    assert probes.runs() == ["a", "b", "c", "d"] * 2
+
+
+def test_two_experiments_share_their_jobs(probes: Probes, tmp_path: Path) -> None:
+    for job in probes.module.plan("smoke", {}):
+        assert do(job, tmp_path / "jobs") is None
+    run(tmp_path)
+    assert probes.runs() == ["a", "b", "c", "d"]
+
+
+def test_records_of_another_folder_are_not_found(probes: Probes, tmp_path: Path) -> None:
+    run(tmp_path / "one")
+    run(tmp_path / "two")
+    assert probes.runs() == ["a", "b", "c", "d"] * 2
+
+
+def test_a_nan_in_a_conclusion_leaves_no_result(
+    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = probes.module.conclude("smoke", {**_finished(probes, tmp_path)})
+    wrong = type(right)(right.ours, right.verdict, right.because, 1, tables=[{"rows": [[float("nan")]]}])
+    monkeypatch.setattr(probes.module, "conclude", lambda scale, done: wrong)
+    with pytest.raises(ValueError, match="JSON"):
+        run(tmp_path)
+    assert not (tmp_path / "probe-smoke" / "result.json").exists()
+
+
+def _finished(probes: Probes, out: Path) -> dict[Job, Any]:
+    run(out)
+    (out / "probe-smoke" / "result.json").unlink()
+    store = Store(out / "jobs")
+    return {job: store[job] for job in store}
+
+
+def test_an_unknown_experiment_has_a_hint() -> None:
+    with pytest.raises(ExperimentError, match=r"no experiment 'memory_updates' \(did you mean 'memory_update'\?\)"):
+        load("memory_updates")
+    with pytest.raises(ExperimentError, match=r"no experiment 'zzz': memory_update, .*decode_latency, or list"):
+        load("zzz")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_has_what_one_needs(name: str) -> None:
+    experiment = load(name)
+    claim = experiment.CLAIM
+    assert all((claim.title, claim.section, claim.says, claim.paper))
+    assert not claim.section.startswith("§")
+    assert (experiment.__doc__ or "").strip()
+    for scale in ("smoke", "small"):
+        jobs = experiment.plan(scale, {})
+        assert jobs
+        assert jobs == experiment.plan(scale, {})  # the same again
+        assert all(job.label for job in jobs)
+        for job in jobs:
+            job.resolve()
+            json.dumps(dict(job.arguments), allow_nan=False)

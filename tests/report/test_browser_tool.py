@@ -1,0 +1,80 @@
+"""tools/browser.py finds a browser, or installs one, or says what to do; it never blocks the other tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).parents[2] / "tools" / "browser.py"
+# The tool as some user.
+AS_USER = "import os, runpy; os.geteuid = lambda: {user}; runpy.run_path({tool!r}, run_name='__main__')"
+
+
+def executable(file: Path, script: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+def run(folder: Path, user: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", AS_USER.format(user=user, tool=str(TOOL))]
+    return subprocess.run(command, env={"PATH": str(folder), **more}, capture_output=True, text=True, timeout=60)
+
+
+def test_a_browser_on_the_path_is_taken_and_nothing_installed(tmp_path: Path) -> None:
+    executable(tmp_path / "apt-get", f"echo called > {tmp_path}/called")
+    browser = executable(tmp_path / "google-chrome", "")
+    done = run(tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(browser), "")
+    assert not (tmp_path / "called").exists()
+
+
+def test_the_variable_is_obeyed_or_refused(tmp_path: Path) -> None:
+    executable(tmp_path / "chromium", "")
+    mine = executable(tmp_path / "mine", "")
+    assert run(tmp_path, CHROMIUM=str(mine)).stdout.strip() == str(mine)
+    done = run(tmp_path, CHROMIUM=str(tmp_path / "missing"))
+    assert done.returncode == 1
+    assert "CHROMIUM must be the path of a browser" in done.stderr
+
+
+@pytest.mark.parametrize("user", [0, 1000], ids=["root", "with sudo"])
+def test_where_there_is_none_apt_installs_one(user: int, tmp_path: Path) -> None:
+    log, browser = tmp_path / "log", tmp_path / "chromium"
+    # An update that fails decides nothing, and the first package may be unknown.
+    script = f"""echo "$@" >> {log}
+case "$*" in
+*update*|*headless-shell) echo no >&2; exit 100;;
+*install*chromium) : > {browser}; /bin/chmod +x {browser};;
+esac"""
+    executable(tmp_path / "apt-get", script)
+    executable(tmp_path / "sudo", 'test "$1" = -n && shift && exec "$@"')
+    done = run(tmp_path, user)
+    assert done.returncode == 0
+    assert done.stdout.strip() == str(browser)
+    calls = log.read_text().splitlines()
+    assert [call.split()[-1] for call in calls] == ["update", "chromium-headless-shell", "chromium"]
+
+
+@pytest.mark.parametrize("case", ["no apt", "apt fails", "no sudo", "sudo asks"])
+def test_where_none_can_be_had_it_says_how_to_get_one_and_goes_on(case: str, tmp_path: Path) -> None:
+    if case != "no apt":
+        executable(tmp_path / "apt-get", f"echo x >> {tmp_path}/log; echo unreachable >&2; exit 100")
+    if case == "sudo asks":
+        executable(tmp_path / "sudo", 'echo "a password is required" >&2; exit 1')
+    done = run(tmp_path, 1000 if "sudo" in case else 0)
+    assert done.returncode == 0
+    assert "no Chromium found: install" in done.stderr
+    assert "CHROMIUM" in done.stderr
+    assert (tmp_path / "log").exists() == (case == "apt fails")
+
+
+def test_a_missing_browser_fails_the_tests_that_need_it_with_advice(tmp_path: Path) -> None:
+    root = TOOL.parents[1]
+    code = "from report.browser import opened\nwith opened(): pass"
+    environment = {"PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join((str(root), str(root / "tests")))}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "no Chromium found: install" in done.stderr
