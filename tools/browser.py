@@ -3,7 +3,7 @@
     python tools/browser.py
 
 looks at the variable CHROMIUM, then for Chromium and Chrome; where there is none and apt-get may be used (Debian; as
-root or with sudo that asks no password), it installs `chromium-headless-shell`: 100 MB, about ten seconds. Where that
+root or with sudo that asks no password), it installs `chromium-headless-shell`: 100 MB, under a minute. Where that
 fails it says so and leaves it at that: only the tests that open a browser need one.
 """
 
@@ -47,7 +47,7 @@ def install() -> bool:
         return False
     # Another installation may be under way.
     apt = [*sudo, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
-    print("Installing Chromium for the tests of the report: about ten seconds, once", file=sys.stderr)
+    print("Installing Chromium for the tests of the report: ten seconds to a minute, once", file=sys.stderr)
     # The lists may be old but good enough, and some source of them may be unreachable: that decides nothing.
     _run([*apt, "update"])
     return any(_run([*apt, "install", "-y", "--no-install-recommends", package]) for package in PACKAGES)

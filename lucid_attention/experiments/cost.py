@@ -74,6 +74,7 @@ def operator_cost(
     float64, with all gradients, on correlated keys.
     """
     check_answers(heads, kv_heads, head_dim)
+    gc.collect()
     milliseconds: dict[str, list[float | None]] = {name: [] for name in NAMES}
     found: dict[str, list[float]] = {"ratio": [], "ratio_low": [], "ratio_high": [], "rounds": []}
     for length in lengths:
@@ -95,7 +96,6 @@ def race(length: int, heads: int, kv_heads: int, head_dim: int, backward: bool) 
     for run in (sdpa, lucid_attention):
         _evaluate(run, tensors, backward)  # libraries set up
     begun, done = time.perf_counter(), 0
-    gc.collect()
     gc.disable()
     try:
         while done < LEAST_ROUNDS or (done < MOST_ROUNDS and time.perf_counter() - begun < BUDGET):

@@ -15,8 +15,6 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-# Tests and programs of their own in the library's folder, and packages that were installed there.
-NOT_THE_LIBRARY = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "turtledemo", "ensurepip"}
 # One function in so many is for evaluation.
 HELD_OUT = 5
 SPLITS = ("train", "validation")
@@ -39,12 +37,9 @@ class Function(NamedTuple):
 
 @cache
 def functions() -> tuple[Function, ...]:
-    """Functions whose name and line no other one has, sorted."""
-    root = Path(sysconfig.get_path("stdlib"))
-    found: list[Function] = []
-    for file in sorted(root.rglob("*.py")):
-        if not NOT_THE_LIBRARY & set(file.relative_to(root).parts):
-            found.extend(_documented(file))
+    """Functions in modules of the library whose name and line no other one has, sorted."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    found = [each for file in files for each in _documented(file)]
     names, lines = Counter(each.name for each in found), Counter(each.does for each in found)
     return tuple(sorted(each for each in found if names[each.name] == 1 and lines[each.does] == 1))
 

@@ -38,6 +38,8 @@ TOLD = {"softmax": "A, softmax", "signed": "W, signed", "magnitude": "|W|, norma
 # Accuracy, in percent, of a model that solves its task.
 SOLVED = 90.0
 DIGITS = 3
+# Settings of which attention maps are drawn.
+MAPPED = ("needles", "overwrites")
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,6 @@ def plan(scale: str, done: Done) -> list[Job]:
         if setting.contestant("lucid").job(seeds[0]) in done and setting.name in MAPPED:
             jobs.append(setting.maps_job(seeds[0], n))
     return jobs
-
-
-MAPPED = ("needles", "overwrites")
 
 
 def of_model(work: Work, run: Mapping[str, Any], samples: int) -> Record:

@@ -61,7 +61,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
         f"untuned {gaps['untuned']}, without RoPE {gaps['no positions']}, one head of {extent(scale).wide} "
         f"{gaps['one wide head']}, {extent(scale).long} tokens {gaps['long context']}",
         verdict="too small to judge" if smoke else verdict,
-        because="It only shows that it runs." if smoke else f"{because} Tuned: {same}. {time}",
+        because="It only shows that it runs." if smoke else f"{because} {trends(gaps)} Tuned: {same}. {time}",
         seeds=len(extent(scale).seeds),
         figures=figures(choice, done),
         tables=tables(choice, done),
@@ -81,6 +81,22 @@ def judged(gaps: Mapping[str, Spread]) -> tuple[str, str]:
         return "partly", f"Against a tuned baseline LUCID's loss is not lower by more than the spread.{also}"
     untuned = " With untuned embeddings it is: LUCID minds them less." if clear(gaps["untuned"]) else ""
     return "does not hold", f"Against a tuned baseline LUCID's loss is lower in no setting.{untuned}"
+
+
+def trends(gaps: Mapping[str, Spread]) -> str:
+    """Whether the gain grows as the paper says: clearly, if by more than the spread of either."""
+    pairs = {
+        "without RoPE": ("no positions", "tuned"),
+        "with the longer context": ("long context", "tuned"),
+        "with small heads": ("tuned", "one wide head"),
+    }
+    found: dict[bool, list[str]] = {True: [], False: []}
+    for words, (more, less) in pairs.items():
+        margin = max(gaps[more].std, gaps[less].std)
+        found[gaps[more].mean - gaps[less].mean > margin].append(words)
+    said = [f"The difference grows {', '.join(found[True])}."] if found[True] else []
+    said += [f"It does not clearly grow {', '.join(found[False])}."] if found[False] else []
+    return " ".join(said)
 
 
 # A vocabulary of 256 000 as in the paper's model for longer contexts, which does not say whose.
@@ -103,5 +119,5 @@ def paper() -> list[Step]:
             words = [word for change in changes for word in ("--set", change)]
             steps.append(train(recipe, side, "--data", TOKENS, *words, out=out))
             told = ("--text", TOKENS, "--lengths", str(length), "--samples", "500")
-            steps.append(evaluate(f"{out}/model", "perplexity", f"{out}/perplexity", *told))
+            steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *told))
     return steps

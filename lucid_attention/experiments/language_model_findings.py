@@ -85,7 +85,7 @@ def figures(choice: Choice, done: Done) -> list[Figure]:
 
 
 def position_figure(choice: Choice, done: Done) -> Figure:
-    """By how much LUCID's loss is lower, by position."""
+    """The loss of both by position, with the short and the long context."""
     drawn = []
     for setting, dashed in (("tuned", True), ("long context", False)):
         for side in SIDES:

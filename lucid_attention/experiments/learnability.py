@@ -6,8 +6,9 @@ Jacobian diag(a) − a aᵀ by about 10³ and then does not adapt to the average
 new task, achieving low loss within a few thousand steps".
 
 Two protocols: ours (rotary positions, digits drawn with repeats, Adam 1e-3, 1200 + 400 steps of 32) and that of the
-published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64). Controls: a layer
-norm before the attention, and embeddings of std 1. J is the mean of a_j a_k over rows and pairs j ≠ k of keys they see.
+published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64). The weights are
+kept at the switch, Adam begins anew; a task counts as learned at a squared error below 0.1. Controls: a layer norm
+before the attention, and embeddings of std 1. J is the mean of a_j a_k over rows and pairs j ≠ k of keys they see.
 """
 
 import statistics
@@ -40,7 +41,8 @@ DIGITS, LENGTH, WIDTH = 10, 10, 256
 # Fixed before any run: a loss that counts as learned. Copying in place of averaging is 5.8, the digits' variance 8.25.
 LEARNED = 0.1
 NAMES = {"softmax": "standard", "lucid": "LUCID"}
-TESTED, TEST_SEED = 32, 1_000_003
+# Sequences for the loss, and those of them for the Jacobians, which take longer.
+TESTED, LOOKED_AT, TEST_SEED = 128, 16, 1_000_003
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
 @torch.no_grad()
 def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, wanted: Tensor, step: int) -> None:
     """Write down where the model is. The step of the switch stands twice: with the loss of either task."""
-    found = jacobians(model, digits)
+    found = jacobians(model, digits[:LOOKED_AT])
     record["step"].append(step)
     record["loss"].append(nn.functional.mse_loss(model(digits), wanted).item())
     for name in ("off_diagonal", "query_jacobian"):

@@ -12,7 +12,7 @@ from .jobs import Job
 from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .steps import Step, evaluate, train, tune
 from .study import Done
-from .text_comparison import ARMS, SMOKE, Comparison, judged
+from .text_comparison import ARMS, LOSS, SMOKE, Comparison, judged
 from .text_training import TextRun
 
 CLAIM = Claim(
@@ -96,10 +96,13 @@ def _bars(runs: Comparison, done: Done) -> Figure:
 
 def _table(runs: Comparison, done: Done) -> Table:
     rows: list[list[str | Spread]] = [
-        [ARMS[arm].name, *(runs.score(done, arm, metric) for metric in METRICS)] for arm in runs.arms
+        [ARMS[arm].name, *(runs.score(done, arm, metric) for metric in METRICS), runs.loss(done, arm)]
+        for arm in runs.arms
     ]
     note = f"A stand-in. Of 100, mean ± standard deviation over seeds. {runs.time_note(done)}"
-    return table("Answers about functions of the standard library", ["attention", *METRICS.values()], rows, note=note)
+    return table(
+        "Answers about functions of the standard library", ["attention", *METRICS.values(), LOSS], rows, note=note
+    )
 
 
 def _paper_table() -> Table:

@@ -11,14 +11,14 @@ from .jobs import Job
 from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
 from .steps import Step, evaluate, train, tune
 from .study import Done
-from .text_comparison import ARMS, SMOKE, Comparison, judged, percent
+from .text_comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
 from .text_training import TextRun
 
 CLAIM = Claim(
     title="More needles are found in a haystack of text",
     section="4.2",
-    says="LUCID retrieves better than standard attention for all numbers of needles and lengths, with the largest gains "
-    "where the task is hardest.",
+    says="LUCID retrieves better than standard attention for all numbers of needles and lengths, with the largest "
+    "gains where the task is hardest.",
     paper="M-NIAH at 2048 tokens with 2, 4, 6 needles: standard 74.2, 51.0, 38.8 %, LUCID 76.6, 55.8, 43.6 %; over "
     "needles and lengths LUCID is 10–26 % ahead",
 )
@@ -99,7 +99,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
 def found(runs: Comparison, done: Done, arm: str, needles: int, length: int | None = None) -> Spread:
     """Percent of the answers of a cell, or of all cells with so many needles."""
 
-    def meant(cell: dict[str, dict[str, int]]) -> bool:
+    def meant(cell: Cell) -> bool:
         return cell["labels"]["needles"] == needles and length in (None, cell["labels"]["length"])
 
     return percent(runs.score(done, arm, "score", meant))
@@ -147,11 +147,11 @@ def _bars(runs: Comparison, done: Done) -> Figure:
 def _table(runs: Comparison, done: Done) -> Table:
     needles, lengths = _cells(runs)
     rows = [
-        [ARMS[arm].name, n, *(found(runs, done, arm, n, length) for length in lengths)]
+        [ARMS[arm].name, n, *(found(runs, done, arm, n, length) for length in lengths), runs.loss(done, arm)]
         for arm in runs.arms
         for n in needles
     ]
-    columns = ["attention", "needles", *(f"{length} tokens" for length in lengths)]
+    columns = ["attention", "needles", *(f"{length} tokens" for length in lengths), LOSS]
     note = f"Percent of the answers, mean ± standard deviation over seeds. {runs.time_note(done)}"
     return table("Answers found here", columns, rows, note=note)
 

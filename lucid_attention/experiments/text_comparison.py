@@ -13,6 +13,8 @@ Cell = Mapping[str, Any]
 
 SMOKE = ("too small to judge", "A smoke test: it shows that the parts fit, and nothing else.")
 
+LOSS = "loss of unseen answers"
+
 
 class Arm(NamedTuple):
     """role: of its colour."""
@@ -94,6 +96,10 @@ class Comparison:
             cells = [cell["scores"][metric] for cell in done[job]["cells"] if where(cell) and metric in cell["scores"]]
             values.append(sum(cells) / len(cells))
         return spread(values)
+
+    def loss(self, done: Done, arm: str) -> Spread:
+        """Of answers to prompts that were kept from training, nats per token: it moves before any answer is right."""
+        return spread((done[job]["validation_loss"] for job in self.jobs(arm, done)), 3)
 
     def learning_curves(self, done: Done, what: str) -> Figure:
         """The loss while training, mean over seeds."""

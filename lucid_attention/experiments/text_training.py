@@ -32,7 +32,7 @@ class TextRun:
     texts: arguments of `make_texts`.
     attention, options: as in `LucidConfig`; model: its other fields, over those of the preset `tiny`.
     sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
-    embedding_std: of the embeddings as they begin; other weights have 1/8, 1/√64. Of 1, softmax attention learns soonest.
+    embedding_std: of the embeddings as they begin; of 1, softmax attention learns soonest. Other weights have 1/8.
     asked: fields of `Asked`.
     """
 
@@ -173,7 +173,7 @@ def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str
     from ..evals.runner import evaluate
     from ..evals.runs import Options
 
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in asked.options.items()}
+    options: dict[str, Any] = dict(asked.options)
     if asked.with_data:
         options["data_dir"] = str(data)
     out = folder / "scores"

@@ -232,5 +232,5 @@ def paper() -> list[Step]:
         words = [word for change in changes for word in ("--set", change)]
         steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
         told = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
-        steps.append(evaluate(f"{out}/model", "perplexity", f"{out}/perplexity", *told))
+        steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *told))
     return steps

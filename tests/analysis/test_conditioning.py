@@ -109,6 +109,12 @@ def test_padding_is_no_part_of_a_prefix():
         assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.items()}
 
 
+def test_a_layer_that_is_switched_off_tells_what_p_would_be():
+    on, off = (condition_numbers(Plain("lucid", strength=strength), tokens(1, 12), [12]) for strength in (1.0, 0.0))
+    assert off == on
+    assert off[0]["kappa"] > 1.5
+
+
 def test_heads_are_those_of_keys():
     records = condition_numbers(llama("lucid"), tokens(1, 12), [12], heads=[1], layers=[2])
     assert [(each["layer"], each["head"]) for each in records] == [(2, 1)]
@@ -146,6 +152,12 @@ def test_lanczos_finds_a_value_behind_a_gap_and_in_a_crowd():
         M = Q * values.double() @ Q.T
         found = largest_singular_value(lambda x, M=M: M.T @ (M @ x), torch.ones(200, 1, dtype=torch.float64))
         assert found == pytest.approx(values.max().item(), rel=1e-3)
+
+
+def test_lanczos_run_to_its_end_is_exact():
+    M = torch.randn(12, 12, dtype=torch.float64)
+    found = largest_singular_value(lambda x: M.T @ (M @ x), torch.ones(12, 1, dtype=torch.float64), tolerance=0)
+    assert found == pytest.approx(torch.linalg.matrix_norm(M, 2).item(), rel=1e-13)
 
 
 @pytest.mark.parametrize(

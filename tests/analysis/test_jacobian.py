@@ -51,7 +51,8 @@ def test_even_weights_have_the_largest_mean_and_one_hot_ones_none():
 def test_almost_saturated_weights_keep_their_digits_in_float32():
     """(Σa)² − Σa² would be a difference of ones, and zero here."""
     small = 1e-9
-    A = torch.tensor([[1.0, 0.0], [small, 1 - small]])
+    A = torch.tensor([[1.0, 0.0, 0.0], [small, 1 - small, 0.0], [small, 2 * small, 1 - 3 * small]])
+    # 2 and 6 pairs, which sum to twice and six times that.
     assert mean_off_diagonal(A).item() == pytest.approx(small, rel=1e-5)
 
 

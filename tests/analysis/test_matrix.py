@@ -51,6 +51,8 @@ def test_products_and_solves_are_those_of_the_dense_matrix_and_its_leading_block
         torch.testing.assert_close(P.solve(x), torch.linalg.solve(truth, x), rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(P.solve_transposed(x), torch.linalg.solve(truth.T, x), rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(x, given, rtol=0, atol=0)
+    # What was kept for a prefix serves the whole.
+    torch.testing.assert_close(P.dense(), dense, rtol=1e-13, atol=1e-13)
 
 
 def test_raw_keys_of_any_size_make_no_overflow():

@@ -39,7 +39,7 @@ def test_other_work_is_another_job(other: str) -> None:
 
 def test_another_release_does_the_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Job(ONE.function, ONE.arguments).key
-    monkeypatch.setattr(jobs, "version", lambda name: "9.9")
+    monkeypatch.setattr(jobs, "package_version", lambda: "9.9")
     assert Job(ONE.function, ONE.arguments).key != before
 
 

@@ -203,6 +203,12 @@ def test_the_verdict_is_what_the_records_say(gaps: dict[str, float], spread: flo
     assert conclusion.seeds == 3
 
 
+def test_it_says_where_the_difference_grows() -> None:
+    gaps = {"tuned": 0.05, "no positions": 0.1, "long context": 0.055, "one wide head": 0.01}
+    because = language_model.conclude("small", lower_by(gaps, 0.01)).because
+    assert "The difference grows without RoPE, with small heads. It does not clearly grow with the longer" in because
+
+
 def test_tables_show_gaps_seed_by_seed() -> None:
     tables = language_model.conclude("small", lower_by({"tuned": 0.05, "equal time": 0.03}, 0.01)).tables
     rows: dict[str, Any] = {row[0]: row for row in tables[0]["rows"]}

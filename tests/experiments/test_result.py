@@ -104,5 +104,11 @@ def test_tables_show_spreads_as_text_and_leave_numbers() -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_a_diverged_seed_can_be_drawn() -> None:
+    found = bar("LUCID", "lucid", spread([1.0, math.nan]))
+    assert (found["value"], found["spread"]) == (None, None)
+    assert bar("LUCID", "lucid", math.inf)["value"] is None
+
+
 def test_what_json_cannot_write_becomes_nothing() -> None:
     assert finite([1, math.nan, -math.inf, None, 2.5]) == [1.0, None, None, None, 2.5]

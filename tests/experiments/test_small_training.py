@@ -147,6 +147,12 @@ def test_a_trained_model_comes_back_as_it_was_and_others_go_on_from_it(tmp_path:
         load_small(work, RUN.but(seed=77))
 
 
+def test_a_run_that_diverges_leaves_a_record_that_says_so(tmp_path: Path) -> None:
+    record = done(RUN.but(steps=8, rate=1e30), Store(tmp_path))
+    assert record["curve"]["loss"][-1] is None
+    assert record["tests"][0]["loss"] is None
+
+
 def test_the_learning_rate_rises_then_falls_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     rates: list[float] = []
     step = torch.optim.AdamW.step

@@ -92,11 +92,13 @@ def test_restart_does_everything_again_with_later_rounds(probes: Probes, tmp_pat
     assert all(path.exists() for path in made)
     for path in made:
         path.write_text("old")
+        path.with_name("left over.txt").touch()
     other = probes.module.probe("of another experiment")
     assert do(other, tmp_path / "jobs") is None
     assert run(tmp_path, restart=True)["ours"] == "14"
     assert sorted(probes.runs()) == sorted(["a", "b", "c", "d", "of another experiment", "a", "b", "c", "d"])
     assert "old" not in [path.read_text() for path in made]
+    assert not list(tmp_path.rglob("left over.txt"))
     assert other in Store(tmp_path / "jobs")
 
 

@@ -1,4 +1,4 @@
-"""needle_lm, babilong, longqa: real parts end to end, nothing asked that was trained on, verdicts that follow numbers."""
+"""needle_lm, babilong, longqa: end to end, nothing asked that was trained on, verdicts that follow the numbers."""
 
 import json
 from collections.abc import Iterator
@@ -115,8 +115,8 @@ def test_functions_that_are_asked_for_are_in_the_text_and_not_in_training(store:
 
 def test_the_sides_of_the_stand_in_share_no_function_and_no_line() -> None:
     sides = [{each for each in functions() if each.split == split} for split in SPLITS]
-    assert len(sides[0]) > 1000
-    assert len(sides[1]) > 200
+    assert len(sides[0]) > 500
+    assert len(sides[1]) > 100
     assert not {each.does for each in sides[0]} & {each.does for each in sides[1]}
     assert row("train", 4, 0, 1) != row("train", 4, 0, 2)
     name, _, rest = row("validation", 4, 0, 1)["input"].partition(" do?\n\n")
@@ -136,7 +136,8 @@ def test_softmax_is_given_the_time_that_lucid_takes() -> None:
     done: dict[Job, Record] = {runs.base.texts_job(): {}}
     first = runs.plan(done)
     assert len(first) == 5
-    done |= {job: {"tokens_per_second": 300.0 if job.arguments["attention"] == "softmax" else 200.0} for job in first}
+    speeds = {"softmax": 300.0, "lucid": 200.0}
+    done |= {job: {"tokens_per_second": speeds[job.arguments["attention"]]} for job in first[1:]}
     longer = runs.plan(done)[5:]
     assert [(job.arguments["attention"], job.arguments["steps"]) for job in longer] == [("softmax", 150)] * 2
 
@@ -177,6 +178,7 @@ def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job
             values = {"score": score, "strict": score, **dict.fromkeys(("f1", "rouge1", "rougeL"), 100 * score)}
             done[job] = {
                 "cells": [{"labels": each, "scores": values} for each in labels],
+                "validation_loss": 1.5,
                 "curve": {"step": [1, 2], "loss": [2.0, 1.0]},
                 "tokens_per_second": 100.0 if job.arguments["attention"] == "lucid" else 150.0,
             }
