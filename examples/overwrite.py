@@ -144,7 +144,7 @@ def draw(contestants: list[Contestant], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400, help="training steps of each model (default 400)")
-    parser.add_argument("--out", type=Path, default=Path("overwrite.png"), help="where the picture goes (default overwrite.png)")
+    parser.add_argument("--out", type=Path, default=Path("overwrite.png"), help="the picture (default overwrite.png)")
     options = parser.parse_args()
     if options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")

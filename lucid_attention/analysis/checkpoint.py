@@ -6,21 +6,14 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..models.dropin import enable_lucid
+from ..models.folder import check_checkpoint
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_model(folder: Path, dtype: str = "auto") -> Any:
     """The model in a local folder, with LUCID where it was saved with it."""
-    if not folder.is_dir():
-        raise ValueError(
-            f"CHECKPOINT must be a local folder, got {str(folder)!r}, which is not one. A model of the hub can be "
-            f"fetched with: hf download {folder} --local-dir FOLDER"
-        )
-    if not (folder / "config.json").is_file():
-        inside = folder / "model"
-        hint = f". Did you mean {str(inside)!r}?" if (inside / "config.json").is_file() else ""
-        raise ValueError(f"CHECKPOINT must hold a config.json, which {str(folder)!r} does not{hint}")
+    check_checkpoint(folder)
     enable_lucid()
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, trust_remote_code=False).eval()

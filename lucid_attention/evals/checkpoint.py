@@ -11,10 +11,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..models.dropin import enable_lucid
+from ..models.folder import check_checkpoint, weight_files
 from ..models.processes import processes
 from .runs import EvalError
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -26,22 +26,15 @@ class Checkpoint:
     tokenizer: Path | None = None
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise EvalError(
-                f"CHECKPOINT must be a local folder, got {str(self.folder)!r}, which is not one. A model of the hub "
-                f"can be fetched with: hf download {self.folder} --local-dir FOLDER"
-            )
-        if not (self.folder / "config.json").is_file():
-            inside = self.folder / "model"
-            hint = f". Did you mean {str(inside)!r}?" if (inside / "config.json").is_file() else ""
-            raise EvalError(f"CHECKPOINT must hold a config.json, which {str(self.folder)!r} does not{hint}")
-        if not self.weights:
-            raise EvalError(f"CHECKPOINT must hold weights ({', '.join(WEIGHTS)}), which {str(self.folder)!r} does not")
+        try:
+            check_checkpoint(self.folder)
+        except ValueError as error:
+            raise EvalError(str(error)) from error
 
     @property
     def weights(self) -> list[Path]:
         """The files of the weights, sorted."""
-        return sorted(path for pattern in WEIGHTS for path in self.folder.glob(pattern))
+        return weight_files(self.folder)
 
     @property
     def name(self) -> str:

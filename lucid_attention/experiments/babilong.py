@@ -42,7 +42,7 @@ def comparison(scale: str) -> Comparison:
             "tasks": ("babilong",),
             "options": {"qa": tasks, "lengths": lengths, "samples": 2 if smoke else 100, "answer_tokens": 16},
         },
-        model={"intermediate_size": 128, "num_hidden_layers": 2},
+        model={"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32} if smoke else {},
         sequence_length=320,
         steps=steps,
         batch=batch,

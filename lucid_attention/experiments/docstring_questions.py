@@ -44,6 +44,12 @@ def functions() -> tuple[Function, ...]:
     return tuple(sorted(each for each in found if names[each.name] == 1 and lines[each.does] == 1))
 
 
+@cache
+def side(split: str) -> tuple[Function, ...]:
+    """Those of a split."""
+    return tuple(each for each in functions() if each.split == split)
+
+
 def _documented(file: Path) -> Iterator[Function]:
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("__"):
@@ -58,7 +64,7 @@ def row(split: str, count: int, seed: int, index: int) -> dict[str, str]:
     The text lists `count` functions of the split.
     """
     random = Random(f"docstrings/{split}/{count}/{seed}/{index}")
-    chosen = random.sample([each for each in functions() if each.split == split], count)
+    chosen = random.sample(side(split), count)
     asked = random.choice(chosen)
     text = "\n".join(f"{each.name}: {each.does}" for each in chosen)
     return {"id": str(index), "input": f"What does {asked.name} do?\n\n{text}", "output": asked.does}

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..analysis.jacobian import jacobians
@@ -87,13 +88,13 @@ class OneLayer(nn.Module):
         """
         tokens, inner = self.norm(self.embedding.weight), self.attention
         q, k, v = (
-            split_heads(project(tokens)[digits], self.embedding.embedding_dim)
+            split_heads(F.embedding(digits, project(tokens)), self.embedding.embedding_dim)
             for project in (inner.q_proj, inner.k_proj, inner.v_proj)
         )
         if inner.rotary is not None:
             positions = torch.arange(digits.shape[-1])
             q, k = inner.rotary(q, positions), inner.rotary(k, positions)
-        o, _ = inner.attend(tokens[digits], q, k, v, None, None, None)
+        o, _ = inner.attend(F.embedding(digits, tokens), q, k, v, None, None, None)
         y: Tensor = o[:, 0] @ (inner.o_proj.weight.mT @ self.out.weight[0]) + self.out.bias
         return y
 
@@ -133,7 +134,7 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
                 break
             began = time.perf_counter()
             digits = draw(run.batch, run.permutations, generator)
-            loss = nn.functional.mse_loss(model(digits), task(digits))
+            loss = F.mse_loss(model(digits), task(digits))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -146,7 +147,7 @@ def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, wante
     """Write down where the model is. The step of the switch stands twice: with the loss of either task."""
     found = jacobians(model, digits[:LOOKED_AT])
     record["step"].append(step)
-    record["loss"].append(nn.functional.mse_loss(model(digits), wanted).item())
+    record["loss"].append(F.mse_loss(model(digits), wanted).item())
     for name in ("off_diagonal", "query_jacobian"):
         record[name].append(statistics.fmean(each[name] for each in found))
 

@@ -44,13 +44,13 @@ def comparison(scale: str) -> Comparison:
     """The runs of a scale."""
     smoke = scale == "smoke"
     needles, lengths = ((1, 2), (256,)) if smoke else ((1, 2, 4), (256, 384))
-    steps, batch = (4, 4) if smoke else (1000, 16)
+    steps, batch = (4, 4) if smoke else (1000, 8)
     base = TextRun(
         texts={
             "kind": "needles",
             "settings": {"needles": needles, "keys": "words", "length": 256},
             "samples": 200 if smoke else steps * batch,
-            "vocabulary": 800,
+            "vocabulary": 900,
         },
         asked={
             "tasks": ("mniah",),
@@ -62,7 +62,7 @@ def comparison(scale: str) -> Comparison:
                 "answer_tokens": 10,
             },
         },
-        model={"intermediate_size": 128, "num_hidden_layers": 2},
+        model={"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32} if smoke else {},
         sequence_length=256,
         steps=steps,
         batch=batch,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..data.tokenizer import BOS, EOS, PAD
 from ..evals.haystacks import read_prose
@@ -16,21 +16,21 @@ from .docstring_questions import NAMES, write_questions
 
 # Far from the seeds of evaluations, which are small numbers.
 TRAINING_SEED = 1_000_003
-# Numbers are split into pairs of digits, from the right.
-PAIRS = r"\d{1,2}(?=(\d\d)*(?!\d))"
+# Words, and a number of seven digits in four pieces that show their place: " 1", "23", "45", "67.".
+PIECES = r" \d(?=\d{6}\b)|\d\d\.?|\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SAMPLE = 400
 
 
 @dataclass(frozen=True)
 class NeedleTexts:
-    """Needles of RULER for training: every key of a text is asked for in turn, so that much is learned from it.
+    """Needles of RULER for training, with as much hay as there is room for, or less.
 
     needles: numbers of them, in turn. length: tokens, at most, of all. keys, kind, haystack: as in `Needles`.
     """
 
     needles: tuple[int, ...] = (1, 2, 4)
-    length: int = 320
-    keys: str = "numbers"
+    length: int = 256
+    keys: str = "words"
     kind: str = "numbers"
     haystack: str = "noise"
 
@@ -39,15 +39,14 @@ class NeedleTexts:
         for index in range(SAMPLE):
             settings, drawn = self._drawn(index)
             prompt, prefix, _ = write(settings, drawn, 20)
-            yield f"{prompt} {prefix}{all_answers(drawn, prefix)}"
+            yield f"{prompt} {prefix}{answer_to(drawn)}"
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
-        """With as much hay as there is room for, or less."""
+        """As many; the number of needles changes from one to the next."""
         loaded = load_tokenizer(tokenizer)
         for index in range(samples):
             settings, drawn = self._drawn(index)
-            _, prefix, _ = write(settings, drawn, 0)
-            answer = all_answers(drawn, prefix)
+            answer = answer_to(drawn)
 
             def tokens(units: int, settings: Needles = settings, drawn: Draft = drawn) -> int:
                 question, prefix, _ = write(settings, drawn, units)
@@ -71,11 +70,10 @@ class NeedleTexts:
         return settings, draft(settings, index)
 
 
-def all_answers(drawn: Draft, prefix: str) -> str:
-    """The value that is asked for, then those of all other keys, each after the words that an answer begins with."""
-    values = dict(zip(drawn.keys, drawn.values, strict=True))
-    others = [f" {prefix.replace(drawn.query, key)} {value}." for key, value in values.items() if key != drawn.query]
-    return f" {values[drawn.query]}." + "".join(others)
+def answer_to(drawn: Draft) -> str:
+    """The value that is asked for, as it stands in its needle."""
+    (value,) = (value for value, asked in zip(drawn.values, drawn.asked, strict=True) if asked)
+    return f" {value}."
 
 
 @dataclass(frozen=True)
@@ -133,26 +131,17 @@ class Questions:
         return question_lines(NAMES, str(folder))
 
 
-class Texts(NamedTuple):
-    """kind: in KINDS, with its settings. samples: to learn from. vocabulary: of the tokenizer, at most."""
-
-    kind: str
-    settings: dict[str, Any]
-    samples: int
-    vocabulary: int
-
-
 KINDS: dict[str, Callable[..., Any]] = {"needles": NeedleTexts, "stories": Stories, "questions": Questions}
 
 
 def write_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """A byte-level BPE that writes numbers in pairs of digits: as others, larger ones, do in threes."""
+    """A byte-level BPE in which numbers are a few pieces: all digits alone would make answers long."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PAIRS), "isolated"), bytes_of])
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,

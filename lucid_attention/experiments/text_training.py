@@ -14,6 +14,18 @@ from .text_prompts import KINDS, write_tokenizer
 
 PROMPTS, TOKENIZER, DATA = "train.jsonl", "tokenizer", "data"
 POINTS = 20
+# Tied embeddings let a model copy words that it has seldom seen; with 0.02 in place of 1/√128, softmax attention hardly
+# learns in so few steps.
+MODEL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.09,
+    "tie_word_embeddings": True,
+}
 
 
 @dataclass(frozen=True)
@@ -30,9 +42,8 @@ class TextRun:
     """Everything that a small model of text depends on.
 
     texts: arguments of `make_texts`.
-    attention, options: as in `LucidConfig`; model: its other fields, over those of the preset `tiny`.
+    attention, options: as in `LucidConfig`; model: its other fields, over MODEL and the preset `tiny`.
     sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
-    embedding_std: of the embeddings as they begin; of 1, softmax attention learns soonest. Other weights have 1/8.
     asked: fields of `Asked`.
     """
 
@@ -41,7 +52,6 @@ class TextRun:
     attention: str = "lucid"
     options: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
-    embedding_std: float = 1.0
     sequence_length: int = 256
     steps: int = 1000
     batch: int = 8
@@ -83,8 +93,11 @@ def _remove(path: Path) -> None:
 
 def train_text(work: Work, **settings: Any) -> Record:
     """The job: train, going on where it was stopped; evaluate; keep the model and its answers."""
+    from ..models.dropin import enable_lucid
     from ..training.run import train
 
+    # Before anything reads a configuration: Transformers would warn of a kind that it does not know.
+    enable_lucid()
     run = TextRun(**settings)
     texts = work.folder_of(run.texts_job())
     began = time.perf_counter()
@@ -118,7 +131,6 @@ def _written(file: Path) -> Iterator[None]:
 
 def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
-    import torch
     from transformers import AutoTokenizer, set_seed
 
     from ..models.modeling import LucidForCausalLM
@@ -132,14 +144,11 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
         pad_token_id=words.pad_token_id,
         bos_token_id=words.bos_token_id,
         eos_token_id=words.eos_token_id,
-        initializer_range=0.125,
         attention_options=dict(run.options),
         max_position_embeddings=run.sequence_length,
-        **run.model,
+        **{**MODEL, **run.model},
     )
-    model = LucidForCausalLM(config)
-    torch.nn.init.normal_(model.get_input_embeddings().weight, std=run.embedding_std)
-    model.save_pretrained(folder)
+    LucidForCausalLM(config).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 

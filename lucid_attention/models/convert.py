@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from .dropin import enable_lucid
+from .folder import check_checkpoint
 from .hooks import layer_types
 from .settings import NAME, LucidSettings, full_layers, uses_lucid
 
 # Architectures that the tests convert, run and reload.
 TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 class ConversionError(Exception):
@@ -68,15 +68,10 @@ def convert(
 def _check_paths(source: Path, target: Path) -> None:
     if source.is_file():
         raise ConversionError(f"CHECKPOINT must be a folder with config.json and weights, got the file {str(source)!r}")
-    if not source.is_dir():
-        raise ConversionError(
-            f"CHECKPOINT must be a local folder, got {str(source)!r}, which is not one. A model of the hub can be "
-            f"fetched with: hf download {source} --local-dir FOLDER"
-        )
-    if not (source / "config.json").is_file():
-        raise ConversionError(f"CHECKPOINT must hold a config.json, which {str(source)!r} does not")
-    if not any(next(source.glob(pattern), None) for pattern in WEIGHTS):
-        raise ConversionError(f"CHECKPOINT must hold weights ({', '.join(WEIGHTS)}), which {str(source)!r} does not")
+    try:
+        check_checkpoint(source)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         came = "holds something" if target.is_dir() else "is a file"
         raise ConversionError(f"OUT must be new or an empty folder, got {str(target)!r}, which {came}")

@@ -109,6 +109,9 @@ def test_training_is_repeatable_and_depends_on_the_seed(tmp_path: Path) -> None:
     assert record["curve"]["loss"] == repeated["curve"]["loss"]
     assert record["tests"] == repeated["tests"]
     assert record["curve"]["loss"] != different["curve"]["loss"]
+    weights = [RUN.but(seed=seed).make_model().out.weight for seed in (0, 0, 1)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
     assert record["curve"]["step"] == [1, 2, 3, 4]
     assert [(each["n"], each["length"]) for each in record["tests"]] == [(2, 12), (3, 12), (2, 16), (3, 16)]
     assert record["parameters"] == sum(weight.numel() for weight in RUN.make_model().parameters())

@@ -8,6 +8,7 @@ import pytest
 from lucid_attention.experiments import warm_start
 from lucid_attention.experiments.jobs import Job, Record, Store, Work
 from lucid_attention.experiments.pool import do
+from lucid_attention.experiments.small_training import SmallRun, load_small, score
 from lucid_attention.experiments.steps import check_steps
 from lucid_attention.experiments.warm_start import ABRUPT, CONTINUED, RAMP, branch, extent, go_on, move
 
@@ -67,6 +68,13 @@ def test_a_ramp_begins_with_the_softmax_model_and_ends_with_lucid(smoke: Store, 
     assert set(abrupt["strength"]) == {1.0}
     assert set(softmax["strength"]) == {0.0}
     assert ramp["loss"][-1] != softmax["loss"][-1]
+
+
+def test_every_way_begins_with_the_trained_weights(smoke: Store) -> None:
+    job = branch("smoke", 4, CONTINUED, 0)
+    trained = SmallRun(**job.arguments["start"])
+    test = trained.make_task().test(trained.test_batch // 2, 0, trained.length)
+    assert smoke[job]["loss"][0] == score(load_small(Work(smoke, job), trained), test)["loss"]
 
 
 def test_a_ramp_that_hardly_rises_is_softmax_attention_going_on(smoke: Store) -> None:
