@@ -53,9 +53,11 @@ class Extent:
 
 
 def measured(scale: str) -> Extent:
-    """Of "smoke" or "small"."""
+    """Of a scale; the demonstration measures the models that it has."""
     if scale == "smoke":
         return Extent((8, 16, 64), (16, 64), (0,))
+    if scale in ("quick", "demo"):
+        return Extent((32, 64, 128, 256, 512), HEAD_SIZES, tuple(needle_grid.settings(scale)[2]))
     return Extent((32, 64, 128, 256, 512, 1024, 2048), HEAD_SIZES, (0, 1, 2))
 
 
@@ -82,21 +84,24 @@ class Source:
 
 def sources(scale: str) -> list[Source]:
     """Language models and needle models, with and without RoPE; softmax and an untrained one beside them."""
-    size, needles = extent(scale), needle_grid.settings(scale)[0]
-    text = size.base.but(attention="lucid", steps=size.steps, **UNTUNED)
+    needles = needle_grid.settings(scale)[0].but(attention="lucid")
     n = max(needles.n)
+    found = [
+        Source(Contestant("needles, LUCID", "lucid_path", needles), n=n),
+        Source(Contestant("needles, untrained", "control", needles), trained=False, n=n),
+    ]
+    if scale in ("quick", "demo"):
+        return found
+    size = extent(scale)
+    text = size.base.but(attention="lucid", steps=size.steps, **UNTUNED)
     return [
         Source(Contestant("text, LUCID", "lucid", text)),
         Source(Contestant("text, LUCID, no RoPE", "lucid", text.but(rope=False)), dashed=True),
         Source(Contestant("text, softmax", "softmax", text.but(attention="softmax"))),
         Source(Contestant("text, untrained", "control", text), trained=False),
         Source(Contestant("text, untrained, no RoPE", "control", text.but(rope=False)), dashed=True, trained=False),
-        Source(Contestant("needles, LUCID", "lucid_path", needles.but(attention="lucid")), n=n),
-        Source(
-            Contestant("needles, LUCID, no RoPE", "lucid_path", needles.but(attention="lucid", rope=False)),
-            dashed=True,
-            n=n,
-        ),
+        found[0],
+        Source(Contestant("needles, LUCID, no RoPE", "lucid_path", needles.but(rope=False)), dashed=True, n=n),
     ]
 
 

@@ -236,7 +236,8 @@ class Outcome:
         known = [each for each in self.adapted if each is not None]
         if len(known) == len(self.adapted):
             return f"{spread(known, 0)} steps"
-        return f"{len(known)} of {len(self.adapted)} seeds" if known else "never"
+        reached = f"loss {self.average_loss.mean:.2g} at the end"
+        return f"{len(known)} of {len(self.adapted)} seeds ({reached})" if known else f"never ({reached})"
 
 
 def outcome(protocol: Protocol, attention: str, chosen: Sequence[int], done: Done) -> Outcome:

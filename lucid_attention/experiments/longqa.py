@@ -54,7 +54,7 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(70, 100), equal_time=not smoke)
+    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(75, 100), equal_time=not smoke)
 
 
 def plan(scale: str, done: Done) -> list[Job]:

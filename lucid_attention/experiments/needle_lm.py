@@ -50,7 +50,7 @@ def comparison(scale: str) -> Comparison:
             "kind": "needles",
             "settings": {"needles": needles, "keys": "words", "length": 256},
             "samples": 200 if smoke else steps * batch,
-            "vocabulary": 900,
+            "vocabulary": 700,
         },
         asked={
             "tasks": ("mniah",),
@@ -67,7 +67,7 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(80, 110), equal_time=not smoke)
+    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(95, 125), equal_time=not smoke)
 
 
 def plan(scale: str, done: Done) -> list[Job]:

@@ -81,7 +81,8 @@ def series(
     dashed: bool = False,
 ) -> dict[str, Any]:
     """A line of `lines`."""
-    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": spread}
+    around = None if spread is None else finite(spread)
+    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": around}
 
 
 def lines(
@@ -167,8 +168,14 @@ def bars(
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, note: str = "") -> Table:
     """Cells are text, numbers, spreads or None."""
-    shown = [[str(cell) if isinstance(cell, Spread) else cell for cell in row] for row in rows]
+    shown = [[_cell(cell) for cell in row] for row in rows]
     return {"title": title, "note": note, "columns": list(columns), "rows": shown}
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, Spread):
+        return str(cell)
+    return finite([cell])[0] if isinstance(cell, float) else cell
 
 
 def finite(values: Iterable[float | None]) -> list[float | None]:

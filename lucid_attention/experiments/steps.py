@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..models.modeling import LucidForCausalLM
+from ..nn.attention import ATTENTIONS
 from ..training.command import add_arguments as add_train_arguments
 from ..training.command import resolved
 from ..training.inputs import new_config
@@ -52,9 +53,11 @@ class Step:
             return None
         words = list(self.words[1:])
         if "--from" in words:
-            # The checkpoint is made by an earlier step, so it cannot be asked for its attention yet.
+            # The checkpoint is made by an earlier step, so it cannot be asked for its attention yet. Its name says it.
             at = words.index("--from")
-            words[at : at + 2] = []
+            run = words[at + 1].removesuffix("/model").rpartition("/")[2]
+            named = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
+            words[at : at + 2] = ["--attention", max(named, key=len)] if named else []
         return resolved(_parsed(add_train_arguments, "train", words))
 
     def check(self) -> None:

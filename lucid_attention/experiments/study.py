@@ -116,10 +116,9 @@ def run_together(
 
 
 def _forget(experiment: Experiment, scale: str, store: Store) -> None:
-    """What later plans name depends on records, so those are forgotten round by round from what is there."""
+    """Later rounds first: an end in between leaves nothing that no plan names any more."""
     while jobs := [job for job in experiment.plan(scale, store) if job in store]:
-        later = [job for job in jobs if job not in experiment.plan(scale, {})]
-        for job in later or jobs:
+        for job in reversed(jobs):
             store.forget(job)
             shutil.rmtree(store.folder_of(job), ignore_errors=True)
 

@@ -16,8 +16,8 @@ from .docstring_questions import NAMES, write_questions
 
 # Far from the seeds of evaluations, which are small numbers.
 TRAINING_SEED = 1_000_003
-# Words, and a number of seven digits in four pieces that show their place: " 1", "23", "45", "67.".
-PIECES = r" \d(?=\d{6}\b)|\d\d\.?|\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Words and single digits: ten kinds of digits are learned to be copied long before a hundred pairs are.
+PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SAMPLE = 400
 
 
@@ -135,7 +135,7 @@ KINDS: dict[str, Callable[..., Any]] = {"needles": NeedleTexts, "stories": Stori
 
 
 def write_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """A byte-level BPE in which numbers are a few pieces: all digits alone would make answers long."""
+    """A byte-level BPE of words, in which every digit is a token."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

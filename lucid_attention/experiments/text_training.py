@@ -43,6 +43,7 @@ class TextRun:
 
     texts: arguments of `make_texts`.
     attention, options: as in `LucidConfig`; model: its other fields, over MODEL and the preset `tiny`.
+    embedding_std: of the embeddings as they begin, None for that of all weights.
     sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
     asked: fields of `Asked`.
     """
@@ -52,6 +53,7 @@ class TextRun:
     attention: str = "lucid"
     options: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    embedding_std: float | None = None
     sequence_length: int = 256
     steps: int = 1000
     batch: int = 8
@@ -131,6 +133,7 @@ def _written(file: Path) -> Iterator[None]:
 
 def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
+    import torch
     from transformers import AutoTokenizer, set_seed
 
     from ..models.modeling import LucidForCausalLM
@@ -148,7 +151,10 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
         max_position_embeddings=run.sequence_length,
         **{**MODEL, **run.model},
     )
-    LucidForCausalLM(config).save_pretrained(folder)
+    model = LucidForCausalLM(config)
+    if run.embedding_std is not None:
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=run.embedding_std)
+    model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 
