@@ -15,12 +15,13 @@ from .conditioning import condition_numbers
 from .hit_rate import average, hit_rates
 from .jacobian import jacobians
 from .maps import attention_maps
+from .samples import hit_rates_of, read_samples
 from .summary import summary
 from .text import TASKS, Shown, from_source, from_task, from_text
 
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 FORMAT = 1
-DEFAULTS = {"last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
+DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
 # Of maps, if nothing was chosen: a picture of every head of a large model is a thousand pictures.
 SOME_HEADS = 4
 EPILOG = """\
@@ -31,6 +32,8 @@ examples:
       κ(P) against the length, for every layer and head
   lucid analyze ./model --what hit_rate,maps --text prompt.txt --find "magic number is 4711" --layers 0,3
       how much weight the last token gives to that phrase, by softmax and after P⁻¹
+  lucid analyze ./model --what hit_rate --samples needles.jsonl
+      the same over many prompts: lucid make-data needles needles.jsonl --tokenizer ./model --lengths 1024
   lucid analyze ./runs/memory_update-lucid-0/model --task memory_update
       a model of a synthetic task, which has no tokenizer
 
@@ -50,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--text", metavar="TEXT", help="file with a text, or the text itself")
     shown.add_argument("--tokens-from", metavar="SOURCE", help="corpus: stdlib, a file, a folder (default: stdlib)")
     shown.add_argument("--task", metavar="NAME", help=f"synthetic task instead of a text: {', '.join(TASKS)}")
+    shown.add_argument(
+        "--samples", metavar="FILE", help="prompts with the places of their answers, for hit_rate: of `lucid make-data`"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="of the samples, the first (default: 100)")
     parser.add_argument("--length", type=int, default=None, metavar="N", help="tokens to look at (512; of a task 65)")
     parser.add_argument(
         "--lengths", type=_counts, default=None, metavar="N,N", help="of prefixes, for κ (default: doubling from 32)"
@@ -92,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.checkpoint)
         out = Path(args.out) if args.out else Path("runs") / "analysis" / run_name(folder)
         model = load_model(folder, args.dtype)
+        if args.samples is not None:
+            return _of_samples(model, args, folder, out)
         shown = _shown(args, model)
         what = _what(args, shown)
         found = analyse(model, shown, what, args)
@@ -108,6 +117,26 @@ def run(args: argparse.Namespace) -> int:
     written = _write(out, head, found)
     print(summary(head, found))
     print(f"\n{', '.join(str(path) for path in written)}")
+    return 0
+
+
+def _of_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -> int:
+    """Hit rates over many prompts."""
+    if args.what not in (None, ("hit_rate",)) or args.find:
+        raise ValueError(
+            "--samples is for --what hit_rate, and brings its own places: expected no others and no --find"
+        )
+    if args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+    samples = read_samples(Path(args.samples), args.limit)
+    tokenizer = load_tokenizer(Path(args.tokenizer or args.checkpoint))
+    records = hit_rates_of(model, tokenizer, samples, layers=args.layers, heads=args.heads)
+    found = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
+    about = f"{len(samples)} samples of {Path(args.samples).name}"
+    head = {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder), "input": {"about": about}}
+    written = _write(out, head, found)
+    print(summary(head, found))
+    print(f"\n{written[0]}")
     return 0
 
 
@@ -205,7 +234,7 @@ def _short(text: str) -> str:
 def _write(out: Path, head: dict[str, Any], found: dict[str, Any]) -> list[Path]:
     """Numbers and pictures. Maps are large, and have a file of their own."""
     out.mkdir(parents=True, exist_ok=True)
-    title = f"{head['checkpoint']['name']}, {head['input']['tokens']} tokens"
+    title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
     written = [out / "analysis.json"]
     results = {name: records for name, records in found.items() if name != "maps"}
     written[0].write_text(json.dumps(head | {"results": results}, indent=1) + "\n")

@@ -12,9 +12,8 @@ Record = dict[str, Any]
 def summary(head: Record, found: dict[str, Any]) -> str:
     """A table for every analysis. head: what the numbers are of."""
     about, shown = head["checkpoint"], head["input"]
-    parts = [
-        f"{about['name']} ({about['model_type']}, {about['attention']}), {shown['tokens']} tokens: {shown['about']}"
-    ]
+    size = f"{shown['tokens']} tokens: " if "tokens" in shown else ""
+    parts = [f"{about['name']} ({about['model_type']}, {about['attention']}), {size}{shown['about']}"]
     if "conditioning" in found:
         parts.append(f"κ(P) by length, median (largest) of the heads\n{_condition_numbers(found['conditioning'])}")
     if "hit_rate" in found:

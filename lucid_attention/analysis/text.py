@@ -1,5 +1,6 @@
 """What a model is shown: a text, a corpus or a synthetic task, as ids; and where in it the answer stands."""
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,8 @@ def from_text(text: str, tokenizer: Any, length: int, phrases: list[str], last: 
     """A text, given or in a file: its first `length` tokens. phrases: what the last tokens should read."""
     file = Path(text) if len(text) < 4096 and "\n" not in text else None
     about = "text on the command line"
-    if file is not None and file.is_file():
+    # Path.is_file raises for a name that no file could have.
+    if file is not None and os.path.isfile(file):
         text, about = file.read_text(), f"text of {file.name}"
     return _tokenized(text, about, tokenizer, length, phrases, last)
 

@@ -6,15 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .babi import TASKS as STORIES
 from .babilong import Babilong, make_sample
 from .longqa import HALVED, documents
+from .needles import Needles
+from .needles import make_sample as make_needles
 from .runs import EvalError, counts, names
 from .spans import load_tokenizer
 
-Line = dict[str, str]
+Line = dict[str, Any]
+# Far from those of evaluations, which are small numbers.
+TRAINING_SEED = 1_000_003
 
 
 class Maker(NamedTuple):
@@ -47,6 +51,31 @@ def babilong_lines(
             yield {"prompt": sample["prompt"], "answer": f" {sample['answer']}"}
 
 
+def needle_lines(
+    *,
+    needles: tuple[int, ...],
+    lengths: tuple[int, ...],
+    samples: int,
+    seed: int,
+    tokenizer: str,
+    haystack: str = "prose",
+) -> Iterator[Line]:
+    """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
+    if samples < 1:
+        raise EvalError(f"--samples must be at least 1, got {samples}")
+    if not tokenizer:
+        raise EvalError("--tokenizer is needed: lengths are in its tokens")
+    loaded = load_tokenizer(tokenizer)
+    own = seed + TRAINING_SEED
+    cells = [Needles(length, count, haystack=haystack, seed=own) for length in lengths for count in needles]
+    for index in range(samples):
+        for cell in cells:
+            sample = make_needles(cell, loaded, index)
+            answer = f" {', '.join(sample['outputs'])}."
+            prompt = f"{sample['input']} {sample['gen_prefix']}"
+            yield {"prompt": prompt, "answer": answer, "answer_spans": sample["answer_spans"]}
+
+
 def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]:
     """The paper's training splits of LongBench and SCROLLS. Of several answers, the first."""
     for task in tasks:
@@ -65,7 +94,19 @@ def _babilong(args: argparse.Namespace) -> Iterator[Line]:
     )
 
 
+def _needles(args: argparse.Namespace) -> Iterator[Line]:
+    return needle_lines(
+        needles=args.needles,
+        lengths=args.lengths,
+        samples=args.samples,
+        seed=args.seed,
+        tokenizer=args.tokenizer,
+        haystack=args.haystack,
+    )
+
+
 MAKERS = {
+    "needles": Maker("needles of RULER in a haystack, with the places of the answers", _needles),
     "babilong": Maker("stories of bAbI in a long text", _babilong),
     "longbench": Maker("half of 2WikiMQA and of MultifieldQA", lambda args: question_lines(HALVED, args.data_dir)),
     "qasper": Maker("Qasper's training split", lambda args: question_lines(("qasper",), args.data_dir)),
@@ -99,10 +140,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir", default="", metavar="FOLDER", help="with the files of LongBench or SCROLLS; default: the hub"
     )
-    stories = parser.add_argument_group("of babilong")
-    stories.add_argument("--tasks", type=names, default=tuple(STORIES), metavar="LIST", help="default: all, qa1 to qa5")
+    stories = parser.add_argument_group("of babilong and needles")
     stories.add_argument(
-        "--lengths", type=counts, default=(0, 1024, 2048, 4096), metavar="LIST", help="in tokens, 0 for no background"
+        "--tasks", type=names, default=tuple(STORIES), metavar="LIST", help="of babilong; default: all, qa1 to qa5"
+    )
+    stories.add_argument("--needles", type=counts, default=(4,), metavar="LIST", help="how many (default: 4)")
+    stories.add_argument(
+        "--lengths",
+        type=counts,
+        default=(0, 1024, 2048, 4096),
+        metavar="LIST",
+        help="in tokens; of babilong, 0 for no background",
     )
     stories.add_argument("--samples", type=int, default=1000, metavar="N", help="of each task and length")
     stories.add_argument("--seed", type=int, default=0, metavar="N")

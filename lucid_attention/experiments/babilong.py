@@ -56,7 +56,7 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(80, 110), equal_time=not smoke)
+    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(75, 105), equal_time=not smoke)
 
 
 def plan(scale: str, done: Done) -> list[Job]:
@@ -72,8 +72,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
     verdict, because = judged(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
     if scale == "smoke":
         verdict, because = SMOKE
-    alone = {arm: right(runs, done, arm, 0) for arm in runs.arms}
-    ours = "; ".join(f"{ARMS[arm].name} {scores[arm]} % (facts alone: {alone[arm]} %)" for arm in runs.arms)
+    ours = "; ".join(f"{ARMS[arm].name} {scores[arm]} %" for arm in runs.arms)
     return Conclusion(
         ours=f"{' and '.join(runs.base.asked['options']['qa']).upper()} with {longest} tokens: {ours}",
         verdict=verdict,

@@ -279,33 +279,18 @@ def best_heads(every: Pairs) -> Table:
     return table("The best head, for each weight by itself", ["", "attention", *TOLD.values()], rows)
 
 
-NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
-NEEDLE = "One of the special magic numbers for lisbon is: 4711. "
-QUESTION = "\nWhat is the special magic number for lisbon? The special magic number for lisbon is"
-
-
 def paper() -> list[Step]:
-    """§4.5: pretrain, tune at 64K, and look at what the last token of a needle prompt reads."""
-    prompt = NOISE * 20 + NEEDLE + NOISE * 20 + QUESTION
+    """§4.5: pretrain, tune at 64K, and look at what the last token of needle prompts reads of the answer."""
     steps = []
     for attention in NAMES:
         tuned = f"runs/paper/finetune_64k-{attention}"
+        prompts = f"data/hit_rate-{attention}.jsonl"
+        made = ("--tokenizer", f"{tuned}/model", "--lengths", "2048", "--samples", "500")
         out = f"results/paper/hit_rate-{attention}"
-        asked = (
-            "--what",
-            "hit_rate,maps",
-            "--text",
-            prompt,
-            "--length",
-            "2048",
-            "--find",
-            NEEDLE.strip(),
-            "--out",
-            out,
-        )
         steps += [
             train("pretrain_2k", attention),
             tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-            Step(("analyze", f"{tuned}/model", *asked)),
+            Step(("make-data", "needles", prompts, *made)),
+            Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", "500", "--out", out)),
         ]
     return steps
