@@ -74,7 +74,8 @@ def test_softmax_gets_as_many_steps_as_fit_into_the_time_of_lucid() -> None:
         (by_attention(99.9, 11, token_shift=100), "partly"),
         (by_attention(99.9, 11, mlp=99.5), "partly"),
         (by_attention(99.9, 95), "does not hold"),
-        (by_attention(98.0, 11), "does not hold"),
+        (by_attention(98.0, 11), "holds"),
+        (by_attention(20.0, 11), "does not hold"),
     ],
 )
 def test_needle_grid_says_when_something_cheaper_closes_the_gap(rule: Any, verdict: str) -> None:
