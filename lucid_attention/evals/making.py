@@ -28,6 +28,15 @@ class Maker(NamedTuple):
     lines: Callable[[argparse.Namespace], Iterator[Line]]
 
 
+def _checked(samples: int, tokenizer: str) -> Any:
+    """The tokenizer."""
+    if samples < 1:
+        raise EvalError(f"--samples must be at least 1, got {samples}")
+    if not tokenizer:
+        raise EvalError("--tokenizer is needed: lengths are in its tokens")
+    return load_tokenizer(tokenizer)
+
+
 def babilong_lines(
     *,
     tasks: tuple[str, ...],
@@ -38,11 +47,7 @@ def babilong_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` samples of every task at every length. None of their stories is ever in an evaluation."""
-    if samples < 1:
-        raise EvalError(f"--samples must be at least 1, got {samples}")
-    if not tokenizer:
-        raise EvalError("--tokenizer is needed: lengths are in its tokens")
-    loaded = load_tokenizer(tokenizer)
+    loaded = _checked(samples, tokenizer)
     cells = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
     # One of each in turn: the beginning of the file is like the whole.
     for index in range(samples):
@@ -61,11 +66,7 @@ def needle_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
-    if samples < 1:
-        raise EvalError(f"--samples must be at least 1, got {samples}")
-    if not tokenizer:
-        raise EvalError("--tokenizer is needed: lengths are in its tokens")
-    loaded = load_tokenizer(tokenizer)
+    loaded = _checked(samples, tokenizer)
     own = seed + TRAINING_SEED
     cells = [Needles(length, count, haystack=haystack, seed=own) for length in lengths for count in needles]
     for index in range(samples):
@@ -84,25 +85,15 @@ def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]
 
 
 def _babilong(args: argparse.Namespace) -> Iterator[Line]:
-    return babilong_lines(
-        tasks=args.tasks,
-        lengths=args.lengths,
-        samples=args.samples,
-        seed=args.seed,
-        tokenizer=args.tokenizer,
-        haystack=args.haystack,
-    )
+    return babilong_lines(tasks=args.tasks, **_of_both(args))
 
 
 def _needles(args: argparse.Namespace) -> Iterator[Line]:
-    return needle_lines(
-        needles=args.needles,
-        lengths=args.lengths,
-        samples=args.samples,
-        seed=args.seed,
-        tokenizer=args.tokenizer,
-        haystack=args.haystack,
-    )
+    return needle_lines(needles=args.needles, **_of_both(args))
+
+
+def _of_both(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("lengths", "samples", "seed", "tokenizer", "haystack")}
 
 
 MAKERS = {

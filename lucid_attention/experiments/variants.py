@@ -13,6 +13,7 @@ from typing import Any
 from . import needle_grid
 from .contestants import Contestant, accuracy, accuracy_bars, mean_accuracy, reached, training
 from .jobs import Job
+from .language_model_runs import BASE
 from .result import Claim, Conclusion, Spread, bar, bars, spread, table
 from .small_training import SmallRun
 from .steps import Step, evaluate, train
@@ -35,18 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 THE_PAPERS = ("QK norm", "row maximum", "learned β")
 PAPER = {"key norm (the default)": 47.0, "QK norm": 43.32, "row maximum": 42.24, "learned β": 43.4}
-TEXT = SmallRun(
-    task="characters",
-    layers=2,
-    heads=4,
-    mlp=2.0,
-    length=256,
-    batch=8,
-    steps=200,
-    test_n=(0,),
-    test_lengths=(256,),
-    test_batch=64,
-)
+TEXT = BASE.but(steps=200)
 
 
 def settings(scale: str) -> tuple[SmallRun, SmallRun, Sequence[int]]:
