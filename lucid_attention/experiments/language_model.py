@@ -13,7 +13,7 @@ gets the time that LUCID takes.
 from collections.abc import Mapping
 
 from .jobs import Job
-from .language_model_findings import TIME_BAR, clear, described, figures, gap, losses, tables
+from .language_model_findings import TIME_BAR, clear, described, figures, gap, tables
 from .language_model_runs import SIDES, choose, decoder_timing, extent, position_jobs, setting_jobs, sweep_jobs
 from .result import Claim, Conclusion, Spread
 from .steps import Step, evaluate, train
@@ -51,21 +51,24 @@ def conclude(scale: str, done: Done) -> Conclusion:
     gaps = {name: gap(choice, name, done) for name in ("tuned", "equal time", "untuned", *VARIATIONS)}
     verdict, because = judged(gaps)
     ratio = done[decoder_timing(scale)]["ratio"]
-    level = " and ".join(f"{losses(choice, 'tuned', side, done)} ({side})" for side in SIDES)
     chosen = [described(choice.tuned[side]) for side in SIDES]
     same = chosen[0] if chosen[0] == chosen[1] else f"softmax {chosen[0]}, LUCID {chosen[1]}"
     time = f"A step at 512 tokens and width 256 takes {ratio:.2f} times as long (at most {TIME_BAR})."
     smoke = scale == "smoke"
     return Conclusion(
-        ours=f"lower by {gaps['tuned']} at equal steps and {gaps['equal time']} at equal time, both tuned ({level}); "
-        f"untuned {gaps['untuned']}, without RoPE {gaps['no positions']}, one head of {extent(scale).wide} "
-        f"{gaps['one wide head']}, {extent(scale).long} tokens {gaps['long context']}",
+        ours=f"LUCID minus softmax, both tuned: {minus(gaps['tuned'])} at equal steps, {minus(gaps['equal time'])} at "
+        f"equal time; without RoPE {minus(gaps['no positions'])} (nats)",
         verdict="too small to judge" if smoke else verdict,
         because="It only shows that it runs." if smoke else f"{because} {trends(gaps)} Tuned: {same}. {time}",
         seeds=len(extent(scale).seeds),
         figures=figures(choice, done),
         tables=tables(choice, done),
     )
+
+
+def minus(gap: Spread) -> str:
+    """LUCID's loss minus that of softmax attention: below zero is better."""
+    return f"{-gap.mean:+.3f} ± {gap.std:.3f}"
 
 
 def judged(gaps: Mapping[str, Spread]) -> tuple[str, str]:

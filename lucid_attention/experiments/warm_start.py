@@ -145,11 +145,11 @@ def conclude(scale: str, done: Done) -> Conclusion:
     smoke = scale == "smoke"
     return Conclusion(
         ours="; ".join(
-            f"heads of {head}: at once {signed(jumps[head].jump)} at the switch, with a ramp at most "
-            f"{signed(ramps[head].worst)} on the way and {signed(ramps[head].end)} at the end"
+            f"heads of {head}: switch {signed(jumps[head].jump)}, ramp {signed(ramps[head].worst)} at worst, "
+            f"{signed(ramps[head].end)} at the end"
             for head in heads
         )
-        + " (nats above softmax going on)",
+        + " (nats)",
         verdict="too small to judge" if smoke else verdict,
         because="It only shows that it runs." if smoke else because,
         seeds=len(extent(scale).seeds),
