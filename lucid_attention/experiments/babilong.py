@@ -38,7 +38,7 @@ def comparison(scale: str) -> Comparison:
     """The runs of a scale."""
     smoke = scale == "smoke"
     tasks, lengths = (("qa1",), (0,)) if smoke else (("qa1",), (0, 320))
-    steps, batch = (2, 4) if smoke else (800, 8)
+    steps, batch = (2, 4) if smoke else (600, 8)
     base = TextRun(
         texts={
             "kind": "stories",

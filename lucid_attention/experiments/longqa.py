@@ -40,7 +40,7 @@ METRICS = {"f1": "F1", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 def comparison(scale: str) -> Comparison:
     """The runs of a scale."""
     smoke = scale == "smoke"
-    steps, batch = (2, 4) if smoke else (500, 8)
+    steps, batch = (2, 4) if smoke else (300, 8)
     base = TextRun(
         texts={
             "kind": "questions",

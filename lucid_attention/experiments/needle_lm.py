@@ -44,7 +44,7 @@ def comparison(scale: str) -> Comparison:
     """The runs of a scale."""
     smoke = scale == "smoke"
     needles, lengths = ((1, 2), (256,)) if smoke else ((1, 2, 4), (256, 384))
-    steps, batch = (4, 4) if smoke else (400, 8)
+    steps, batch = (4, 4) if smoke else (300, 8)
     base = TextRun(
         texts={
             "kind": "needles",
