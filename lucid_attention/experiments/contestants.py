@@ -23,6 +23,7 @@ NAMES = {
     "gla": "GLA",
     "gsa": "GSA",
 }
+GUESS = "a guess without order"
 # Of a layer and step with 1024 tokens, about: for the time left.
 MILLISECONDS = {"lucid": 8, "path": 13, "lucid_path": 20, "delta": 13, "gated_delta": 14, "gla": 12, "gsa": 24}
 
@@ -112,15 +113,15 @@ def accuracy_bars(
     seeds: Sequence[int],
     length: int,
     *,
-    references: Mapping[str, float] | None = None,
+    guess: bool = False,
     note: str = "",
 ) -> Figure:
-    """A group for every number of keys."""
-    groups = {
-        f"n = {n}": [bar(each.name, each.role, accuracy(done, each, seeds, n, length)) for each in contestants]
-        for n in contestants[0].run.test_n
-    }
-    return bars(title, "accuracy, %", groups, range=(0, 100), references=references, note=note)
+    """A group for every number of keys. guess: with a bar for what can be had without order."""
+    groups = {}
+    for n in contestants[0].run.test_n:
+        drawn = [bar(each.name, each.role, accuracy(done, each, seeds, n, length)) for each in contestants]
+        groups[f"n = {n}"] = [*drawn, *([bar(GUESS, "control", chance_of_guessing(n, length))] if guess else [])]
+    return bars(title, "accuracy, %", groups, range=(0, 100), note=note)
 
 
 def accuracy_maps(

@@ -27,11 +27,15 @@ class ReportError(ValueError):
 
 
 def find_results(paths: Iterable[Path]) -> list[Result]:
-    """The results in files, and in folders searched for `result.json`. In the order given, by path within a folder."""
+    """The results in files, and in folders searched for `result.json`.
+
+    In the order given; of a folder by verdict, the best first, and then by path.
+    """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
             found = sorted(path.rglob(RESULT))
+            found.sort(key=lambda file: VERDICTS.index(read_result(file)["verdict"]))
             if not found:
                 raise ReportError(f"{path}: no {RESULT} in it; `lucid experiment NAME` writes one")
             files += found

@@ -30,6 +30,13 @@ def test_files_and_folders_in_the_order_given_and_none_twice(tmp_path: Path) -> 
     assert [each["name"] for each in found] == ["x", "a", "b"]
 
 
+def test_of_a_folder_what_holds_comes_first(tmp_path: Path) -> None:
+    for name, verdict in (("a", "too small to judge"), ("b", "does not hold"), ("c", "holds"), ("d", "holds")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({**memory_update(), "name": name, "verdict": verdict}))
+    assert [each["name"] for each in find_results([tmp_path])] == ["c", "d", "b", "a"]
+
+
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="nowhere: no such"):
         find_results([tmp_path / "nowhere"])
