@@ -72,11 +72,12 @@ def conclude(scale: str, done: Done) -> Conclusion:
     gaps = [(gap, left) for _, gap, left in stays if gap > 1]
     kept = [left > gap / 2 for gap, left in gaps]
     verdict = "holds" if len(gaps) == len(stays) and all(kept) else "partly" if any(kept) else "does not hold"
-    ours = "; ".join(f"{task}: gap {gap:.1f} points, {left:.1f} with 10 % more steps" for task, gap, left in stays)
+    told = "; ".join(f"{task}: {left:.1f} of {gap:.1f} points" for task, gap, left in stays)
+    ours = "left of the gap with 10 % more steps: " + ", ".join(f"{left:.1f} of {gap:.1f}" for _, gap, left in stays)
     return Conclusion(
-        ours=ours,
+        ours=f"{ours} points",
         verdict="too small to judge" if scale == "smoke" else verdict,
-        because=f"{ours}. Where there is no gap to begin with, there is nothing to close.",
+        because=f"Left of the gap with 10 % more steps: {told}. Where there is none, there is nothing to close.",
         seeds=len(seeds),
         figures=[bars("Mean accuracy at the length of training", "accuracy, %", groups, range=(0, 100))],
         tables=[table("Accuracy %", ["", "LUCID", *MORE], rows)],

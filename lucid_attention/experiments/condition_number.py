@@ -207,7 +207,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
     trained = {source.name: models[source.name] for source in sources(scale) if source.trained}
     verdict = judged([*random.values(), *models.values()], list(trained.values()))
     a, b = size.lengths[0], size.lengths[-1]
-    ours = ", ".join(f"{name} {trained[name].mean(0)} → {trained[name].mean(-1)}" for name in list(trained)[:3])
+    ours = ", ".join(f"{name} {trained[name].mean(0)} → {trained[name].mean(-1)}" for name in list(trained)[:2])
     return Conclusion(
         ours=f"N = {a} → {b}: {ours}",
         verdict="too small to judge" if scale == "smoke" else verdict,

@@ -75,13 +75,13 @@ def conclude(scale: str, done: Done) -> Conclusion:
     }
     gaps = [scores["LUCID", n].mean - scores["softmax", n].mean for n in lengths]
     controls = [scores["LUCID", n].mean - scores["softmax, token shift", n].mean for n in lengths]
-    grows, above = gaps[-1] > gaps[0], controls[-1] > controls[0]
+    grows, above = gaps[-1] > gaps[0], controls[-1] > max(0.0, controls[0])
     verdict = "holds" if grows and above else "partly" if grows else "does not hold"
     text = ", ".join(f"{gap:+.1f} tuned at {n}" for n, gap in zip(lengths, gaps, strict=True))
     because = (
         f"Tested at {longest} tokens, LUCID minus softmax in points: {text}; minus softmax with a token shift: "
         + ", ".join(f"{gap:+.1f}" for gap in controls)
-        + "."
+        + ("." if above else ": that is at least as good, so it is not LUCID that is needed.")
     )
     maps = {}
     for each in contestants:

@@ -23,7 +23,7 @@ CLAIM = Claim(
     title="Key norm is the best variant",
     section="A.5",
     says="Of the ways to keep the exponential small, normalised keys find the most needles; learning β brings nothing.",
-    paper="mean over 2 to 10 needles: key norm 47.0, QK norm 43.3, max norm 42.3, learned β 43.4 %",
+    paper="mean over 2 to 10 needles: key norm 47.0, QK norm 43.3, max norm 42.2, learned β 43.4 %",
 )
 VARIANTS: dict[str, dict[str, Any]] = {
     "key norm (the default)": {},
@@ -35,7 +35,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "learned sharpness": {"learn_sharpness": True},
 }
 THE_PAPERS = ("QK norm", "row maximum", "learned β")
-PAPER = {"key norm (the default)": 47.0, "QK norm": 43.32, "row maximum": 42.24, "learned β": 43.4}
+PAPER = {"key norm (the default)": 47.0, "QK norm": 43.28, "row maximum": 42.24, "learned β": 43.44}
+# Points above softmax attention, below which nothing was learned that variants could differ in.
+LEARNED = 10.0
 TEXT = BASE.but(steps=200)
 
 
@@ -44,8 +46,7 @@ def settings(scale: str) -> tuple[SmallRun, SmallRun, Sequence[int]]:
     if scale == "smoke":
         small = {"steps": 2, "batch": 2, "test_batch": 2}
         return needle_grid.RUN.but(**small, test_lengths=(64,)), TEXT.but(**small), (0,)
-    # Half the steps of needle_grid: at its end all of them are at 100 %.
-    return needle_grid.RUN.but(steps=400, test_lengths=(64,)), TEXT, (0, 1, 2)
+    return needle_grid.RUN, TEXT, (0, 1, 2)
 
 
 def contestants(scale: str) -> tuple[list[Contestant], list[Contestant]]:
@@ -75,6 +76,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
     better = [name for name in THE_PAPERS if _clearly(found[name], found[default])]
     level = [name for name in THE_PAPERS if name not in better and not _clearly(found[default], found[name])]
     verdict = "does not hold" if better else "partly" if level else "holds"
+    learned = max(found[name].mean for name in (default, *THE_PAPERS)) - found["softmax"].mean >= LEARNED
     rest = ", ".join(f"{name} {found[name]}" for name in THE_PAPERS)
     ours = f"mean over needles: key norm {found[default]}, {rest} %"
     said = f"Better than key norm: {', '.join(better)}. " if better else ""
@@ -82,7 +84,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
     rows = [[name, found[name], losses[name], PAPER.get(name)] for name in found]
     return Conclusion(
         ours=ours,
-        verdict="too small to judge" if scale == "smoke" else verdict,
+        verdict="too small to judge" if scale == "smoke" or not learned else verdict,
         because=f"{ours}. {said}Loss of a character model: " + ", ".join(f"{k} {v}" for k, v in losses.items()) + ".",
         seeds=len(seeds),
         figures=[

@@ -100,12 +100,21 @@ def test_the_demonstration_asks_for_less() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "verdict"),
-    [({}, 70, "holds"), ({"norm": "qk"}, 90, "does not hold"), ({"norm": "row_max"}, 80, "partly")],
+    ("option", "value", "softmax", "verdict"),
+    [
+        ({}, 70, 20, "holds"),
+        ({"norm": "qk"}, 90, 20, "does not hold"),
+        ({"norm": "row_max"}, 80, 20, "partly"),
+        ({"norm": "row_max"}, 80, 75, "too small to judge"),
+    ],
 )
-def test_variants_compares_with_the_key_norm(option: dict[str, str], value: float, verdict: str) -> None:
+def test_variants_compares_with_the_key_norm(
+    option: dict[str, str], value: float, softmax: float, verdict: str
+) -> None:
     def rule(job: Job) -> Record:
         options = job.arguments["options"]
+        if job.arguments["attention"] == "softmax":
+            return small_run(job, softmax)
         return small_run(job, value if options == option and option else 80 if not options else 60)
 
     assert variants.conclude("small", fake(variants, "small", rule)).verdict == verdict
@@ -124,7 +133,8 @@ def test_a_diverged_variant_is_shown_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gaps", "control", "verdict"), [((10, 30), 0, "holds"), ((10, 30), 30, "partly"), ((30, 10), 0, "does not hold")]
+    ("gaps", "control", "verdict"),
+    [((10, 30), 0, "holds"), ((10, 30), 30, "partly"), ((10, 30), 31, "partly"), ((30, 10), 0, "does not hold")],
 )
 def test_finetuning_length_asks_whether_the_gap_grows(gaps: tuple[int, int], control: int, verdict: str) -> None:
     def rule(job: Job) -> Record:
