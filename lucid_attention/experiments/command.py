@@ -83,8 +83,10 @@ def list_experiments() -> None:
     """A claim a line, with where it stands in the paper."""
     for name in EXPERIMENTS:
         claim = load(name).CLAIM
-        print(f"{name:<18} §{claim.section:<5} {claim.title}")
-        print(f"{'':<18} {'':<6} paper: {claim.paper}")
+        # Not everything is in the paper.
+        where = f"§{claim.section}" if claim.section[0] in "A1234" else "new"
+        print(f"{name:<18} {where:<5} {claim.title}")
+        print(f"{'':<18} {'':<5} paper: {claim.paper}")
 
 
 def dry_run(name: str, scale: str, out: Path) -> None:

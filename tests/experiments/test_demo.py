@@ -1,0 +1,93 @@
+"""`lucid demo`, with records that nobody computed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lucid_attention import cli
+from lucid_attention.experiments import demo
+from lucid_attention.experiments.jobs import Job, Record
+from lucid_attention.experiments.pool import JobsFailed
+from lucid_attention.experiments.study import load, save_result
+from tests.experiments.faking import fake, small_run
+
+
+def rule(job: Job) -> Record:
+    arguments = job.arguments
+    if job.function == "cost:operator_cost":
+        n = len(arguments["lengths"])
+        times = {"sdpa": [1.0] * n, "lucid": [2.0] * n, "dense": [9.0] * n}
+        bound = 1 + arguments["kv_heads"] / arguments["heads"]
+        low = {"ratio_low": [bound] * n, "ratio_high": [bound] * n}
+        return {
+            "lengths": list(arguments["lengths"]),
+            "milliseconds": times,
+            "ratio": [bound] * n,
+            "bound": bound,
+            "rounds": [5] * n,
+            **low,
+        }
+    if job.function.startswith("condition_number:"):
+        heads = [
+            {"layer": 0, "head": 0, "length": n, "kappa": float(n), "inverse_norm": 1.5} for n in arguments["lengths"]
+        ]
+        return {"heads": heads}
+    return small_run(job, 99.9 if arguments.get("attention") == "lucid" else 9.0)
+
+
+def pretended(names: Any, scale: str, out: Path, command: str) -> list[dict[str, Any]]:
+    results = []
+    for name in names:
+        module = load(name)
+        conclusion = module.conclude(scale, fake(module, scale, rule))
+        results.append(save_result(module.CLAIM, conclusion, name, scale, out, command, 7.0))
+    return results
+
+
+@pytest.mark.parametrize("words", [(), ("--quick",)], ids=["demo", "quick"])
+def test_a_report_and_its_numbers_are_written_and_a_summary_shown(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "run_together", pretended)
+    assert cli.main(["demo", "--out", str(tmp_path / "demo"), *words]) == 0
+    page = (tmp_path / "demo" / "report.html").read_text()
+    numbers = json.loads((tmp_path / "demo" / "report.json").read_text())
+    shown = capsys.readouterr().out
+    for name in demo.PARTS:
+        title = load(name).CLAIM.title
+        assert title in page
+        assert f"HOLDS          {title}" in shown
+    assert "Gated DeltaNet" in page or words
+    assert "99.9" in json.dumps(numbers)
+    assert " ".join(["lucid demo", *words]) in page
+    assert str(tmp_path / "demo" / "report.html") in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "the same command goes on"),
+        (JobsFailed("1 of 2 jobs failed"), 1, "1 of 2 jobs failed"),
+    ],
+)
+def test_what_stops_it_is_said_in_a_line(
+    error: BaseException, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(demo, "run_together", stop)
+    assert cli.main(["demo", "--out", str(tmp_path)]) == code
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_what_the_demonstration_trains_is_trained_once() -> None:
+    modules = {name: load(name) for name in demo.PARTS}
+    jobs = {name: set(fake(module, "demo", rule)) for name, module in modules.items()}
+    trained = {job for job in jobs["condition_number"] if job.function == "small_training:train_small"}
+    assert trained
+    assert trained <= jobs["needle_grid"]
