@@ -56,7 +56,7 @@ clean: ## Remove .venv, caches and build output
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 		sys.exit(v < (3, 11) and f"PYTHON must be 3.11 or newer, got {v.major}.{v.minor}")'
-	@echo "Installing the package and its tools into $(VENV): about a minute, once"
+	@echo "Installing the package and its tools into $(VENV): one to two minutes, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
 		-c constraints.txt -e ".[test,bench,plot,transformers]"

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """`lucid demo`. Finished jobs stay whatever stops it."""
     scale, began = "quick" if args.quick else "demo", time.monotonic()
     command = "lucid demo --quick" if args.quick else "lucid demo"
-    about = "two minutes" if args.quick else "eight minutes"
+    about = "two minutes" if args.quick else "nine minutes"
     print(f"About {about} on two cores; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
     try:
         results = run_together(PARTS, scale, args.out, command)

@@ -26,7 +26,9 @@ SHAPES = ((8, 8), (32, 4))
 
 def cases(scale: str) -> list[tuple[str, Job]]:
     """Shapes and passes, with their jobs."""
-    lengths: Sequence[int] = {"smoke": (64, 128), "quick": (512, 1024, 2048)}.get(scale, (512, 1024, 2048, 4096))
+    lengths: Sequence[int] = (512, 1024, 2048, 4096)
+    if scale != "small":
+        lengths = (64, 128) if scale == "smoke" else (512, 1024, 2048)
     found = []
     for heads, kv_heads in SHAPES:
         for backward in (False, True):
