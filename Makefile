@@ -44,8 +44,8 @@ format: $(STAMP) ## Sort imports, apply the safe fixes and format
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmarks (ARGS go to python -m benchmarks)
-	@env $(CPU_ENV) $(BIN)/python -m benchmarks $(ARGS)
+bench: $(STAMP) ## Run the benchmarks (ARGS go to lucid bench)
+	@env $(CPU_ENV) $(BIN)/python -m lucid_attention.cli bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output
 	@rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

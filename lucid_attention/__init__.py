@@ -4,21 +4,21 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from .nn.attention import ATTENTIONS, LucidAttention
-from .ops.decoding import DecodeStep
 from .ops.delta.api import delta_attention
-from .ops.diff import diff_attention
 from .ops.gla.api import gla_attention
 from .ops.gsa.api import gsa_attention
 from .ops.lucid.api import lucid_attention, precondition, preconditioner
 from .ops.lucid.decode import decode_step, key_scalars
 from .ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
 from .ops.path.decode import PathStep, flush_keys, no_factors, path_decode_step
+from .ops.softmax.diff import diff_attention
+from .ops.softmax.one_token import DecodeStep
 
 if _typing.TYPE_CHECKING:
-    from .models.configuration import LucidConfig
-    from .models.dropin import enable_lucid
-    from .models.modeling import LucidForCausalLM, LucidModel
-    from .models.strength import StrengthRamp, set_strength
+    from .models.decoder.configuration import LucidConfig
+    from .models.decoder.modeling import LucidForCausalLM, LucidModel
+    from .models.dropin.api import enable_lucid
+    from .models.ramps import StrengthRamp, set_strength
 
 __all__ = [
     "ATTENTIONS",
@@ -52,12 +52,12 @@ __version__ = "0.1.0"
 
 # What needs Transformers, imported when it is asked for: everything else works with torch alone.
 _WITH_TRANSFORMERS = {
-    "LucidConfig": ".models.configuration",
-    "LucidForCausalLM": ".models.modeling",
-    "LucidModel": ".models.modeling",
-    "StrengthRamp": ".models.strength",
-    "enable_lucid": ".models.dropin",
-    "set_strength": ".models.strength",
+    "LucidConfig": ".models.decoder.configuration",
+    "LucidForCausalLM": ".models.decoder.modeling",
+    "LucidModel": ".models.decoder.modeling",
+    "StrengthRamp": ".models.ramps",
+    "enable_lucid": ".models.dropin.api",
+    "set_strength": ".models.ramps",
 }
 
 

@@ -47,12 +47,12 @@ COMMANDS = {
         "eval",
     ),
     "demo": Command(
-        "experiments.demo",
+        "experiments.engine.demo",
         "train and compare attentions in minutes, and write a report",
         "lucid demo --quick",
     ),
     "experiment": Command(
-        "experiments.command",
+        "experiments.engine.command",
         "test a claim of the paper, with a verdict",
         "lucid experiment memory_update --scale small",
         "eval",

@@ -11,7 +11,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
 from lucid_attention.ops.lucid.torch_op import precondition_backward_op, precondition_op
-from lucid_attention.ops.softmax import softmax_attention_backward_op, softmax_attention_op
+from lucid_attention.ops.softmax.attention import softmax_attention_backward_op, softmax_attention_op
 
 B, H, G, S, D, E = 2, 2, 2, 5, 4, 3
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..models.dropin import enable_lucid
-from ..models.folder import check_checkpoint
+from ..models.checkpoint import check_checkpoint
+from ..models.dropin.api import enable_lucid
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ..models.attention import sees_whole_past
-from ..models.settings import NAME, LucidSettings, uses_lucid
+from ..models.dropin.attention import sees_whole_past
+from ..models.dropin.settings import NAME, LucidSettings, uses_lucid
 from .layer import Layer
 
 # Arguments with which an architecture changes its scores in ways that are not followed here.

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ..models.dropin import enable_lucid
-from ..models.folder import check_checkpoint, weight_files
-from ..models.processes import processes
+from ..base.processes import distributed_state
+from ..models.checkpoint import check_checkpoint, weight_files
+from ..models.dropin.api import enable_lucid
 from .runs import EvalError
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -67,7 +67,7 @@ class Checkpoint:
             model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=dtype)
         except (ValueError, TypeError, KeyError, OSError, RuntimeError) as error:
             raise EvalError(f"{str(self.folder)!r} cannot be loaded: {error}") from error
-        return model.to(processes().device).eval()
+        return model.to(distributed_state().device).eval()
 
     def describe(self) -> dict[str, Any]:
         """What a result says about the model that it is of."""

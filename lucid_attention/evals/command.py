@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ..models.processes import processes
+from ..base.processes import distributed_state
 from .checkpoint import Checkpoint, dtypes
 from .families import FAMILIES
 from .runner import chosen, evaluate
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped: the same command goes on with the samples that are left", file=sys.stderr)
         return 130
-    if processes().is_main_process:
+    if distributed_state().is_main_process:
         print(results_table(cells))
         print(f"\n{out / 'results.json'}, samples in {out / 'samples'}")
     return 0

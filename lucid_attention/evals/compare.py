@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..models.processes import processes
+from ..base.processes import distributed_state
 from .command import add_shared_arguments, opened, options_of
 from .records import RESULTS, Folder
 from .runner import evaluate
@@ -137,6 +137,6 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped: the same command goes on with the samples that are left", file=sys.stderr)
         return 130
-    if processes().is_main_process:
+    if distributed_state().is_main_process:
         print(text)
     return 0

@@ -1,6 +1,6 @@
 """The families of tasks that `lucid eval` knows, a line each. What they are made of is in `runs.py`."""
 
-from . import babilong, longqa, niah, perplexity, recall, ruler
+from .benchmarks import babilong, longqa, niah, perplexity, recall, ruler
 from .runs import Family
 
 SAMPLED = ("lengths", "samples", "seed")

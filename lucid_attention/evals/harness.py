@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 
 from .runs import EvalError, Record, Run
 
-TASKS = Path(__file__).parent / "tasks"
+TASKS = Path(__file__).parent / "benchmarks" / "harness_tasks"
 # Prompts have the length that they have: the harness would drop their beginning.
 NO_LIMIT = 1 << 40
 

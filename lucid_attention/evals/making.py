@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .babi import TASKS as STORIES
-from .babilong import Babilong, make_sample
-from .longqa import HALVED, documents
-from .needles import Needles
-from .needles import make_sample as make_needles
+from .benchmarks.babi import TASKS as STORIES
+from .benchmarks.babilong import Babilong, make_sample
+from .benchmarks.longqa import HALVED, documents
+from .benchmarks.needles import Needles
+from .benchmarks.needles import make_sample as make_needles
 from .runs import EvalError, counts, names
 from .spans import load_tokenizer
 

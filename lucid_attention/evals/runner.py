@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 from transformers.utils import logging
 
-from ..models.processes import processes
+from ..base.processes import distributed_state
 from ..report.heatmap import draw_heatmap
 from .checkpoint import Checkpoint
 from .families import FAMILIES
@@ -88,11 +88,11 @@ def evaluate(
         records = folder.finished(cell.name)
         assert records is not None, f"{cell.name} was not finished"
         done.append(summary(cell.name, cell.settings, cell.run, (record["score"] for record in records)))
-        if processes().is_main_process:
+        if distributed_state().is_main_process:
             folder.add(described, done[-1])
-    if processes().is_main_process:
+    if distributed_state().is_main_process:
         draw(done, out, checkpoint.name)
-    processes().wait_for_everyone()
+    distributed_state().wait_for_everyone()
     return done
 
 
@@ -122,7 +122,7 @@ def _ask_all(
 
 def ask_cell(name: str, ask: Ask, samples: int, folder: Folder, batch_size: int, title: str = "") -> list[Record]:
     """Ask for the samples of a cell that are not there yet; each process for its share."""
-    ours = processes()
+    ours = distributed_state()
     done = folder.so_far(name, samples)
     left = [index for index in range(samples) if index not in done]
     mine = left[ours.process_index :: ours.num_processes]

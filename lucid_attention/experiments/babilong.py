@@ -7,12 +7,12 @@ Here: QA1 and its facts among docstrings of Python's standard library, at the le
 one; small models learn from stories that are never asked, and are scored by the evaluation harness.
 """
 
-from .jobs import Job
-from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .steps import Step, evaluate, train, tune
-from .study import Done
-from .text_comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
-from .text_training import TextRun
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .text.comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
+from .text.training import TextRun
 
 CLAIM = Claim(
     title="Facts of a story are found in a long text",

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .jobs import Job, Record, Work
-from .study import ExperimentError
+from .engine.jobs import Job, Record, Work
+from .engine.study import ExperimentError
 
 FOLDER = "benchmarks"
 # Median and quartiles.

@@ -10,12 +10,12 @@ Here on both small tasks, with 10 % more steps, and with twice as many.
 from collections.abc import Sequence
 
 from . import memory_update, needle_grid
-from .contestants import Contestant, mean_accuracy, training
-from .jobs import Job
-from .result import Claim, Conclusion, bar, bars, table
-from .small_training import SmallRun
-from .steps import Step, evaluate, train, tune
-from .study import Done
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, bar, bars, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .small.contestants import Contestant, mean_accuracy, training
+from .small.training import SmallRun
 
 CLAIM = Claim(
     title="More steps do not close the gap",

@@ -22,13 +22,13 @@ import torch
 from ..analysis.conditioning import condition_numbers, key_condition_numbers
 from ..nn.rotary import Rotary
 from . import needle_grid
-from .contestants import Contestant
-from .jobs import Job, Record, Work
-from .language_model_runs import UNTUNED, extent
-from .result import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
-from .small_training import SmallRun, load_small
-from .steps import Step, train, tune
-from .study import Done
+from .engine.jobs import Job, Record, Work
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
+from .engine.steps import Step, train, tune
+from .engine.study import Done
+from .language_model.runs import UNTUNED, extent
+from .small.contestants import Contestant
+from .small.training import SmallRun, load_small
 
 CLAIM = Claim(
     title="κ(P) grows with the length",

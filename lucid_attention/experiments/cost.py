@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.lucid.api import lucid_attention
-from .jobs import Job, Record, Work
-from .result import Figure, lines, series
+from .engine.jobs import Job, Record, Work
+from .engine.result import Figure, lines, series
 
 LENGTHS = (512, 1024, 2048, 4096)
 SDPA, LUCID, DENSE = "sdpa", "lucid", "dense"

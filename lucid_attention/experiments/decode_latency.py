@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .benchmark_cases import case_job, percent, require_checkout, shown
-from .jobs import Job, Record
-from .result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
-from .steps import Step
-from .study import Done
+from .engine.jobs import Job, Record
+from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
+from .engine.steps import Step
+from .engine.study import Done
 
 CLAIM = Claim(
     title="LUCID adds next to nothing to decoding",

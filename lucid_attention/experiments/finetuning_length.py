@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from . import needle_grid
-from .contestants import Contestant, mean_accuracy, reached, training
-from .jobs import Job
-from .result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
-from .small_training import SmallRun
-from .steps import Step, evaluate, train, tune
-from .study import Done
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .small.contestants import Contestant, mean_accuracy, reached, training
+from .small.training import SmallRun
 
 CLAIM = Claim(
     title="Longer tuning helps LUCID more",

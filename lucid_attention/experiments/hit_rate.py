@@ -20,12 +20,12 @@ from ..analysis.hit_rate import MEASURES, Query, average, hit_rates, synthetic_q
 from ..analysis.maps import attention_maps
 from ..data.synthetic import Needles
 from . import memory_update, needle_grid
-from .contestants import Contestant, mean_accuracy
-from .jobs import Job, Record, Work
-from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
-from .small_training import SmallRun, load_small
-from .steps import Step, train, tune
-from .study import Done
+from .engine.jobs import Job, Record, Work
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
+from .engine.steps import Step, train, tune
+from .engine.study import Done
+from .small.contestants import Contestant, mean_accuracy
+from .small.training import SmallRun, load_small
 
 CLAIM = Claim(
     title="More weight on the answer",

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from ..analysis.jacobian import jacobians
 from ..nn.attention import ATTENTIONS
 from ..nn.causal import split_heads
-from .jobs import Job, Record, Work
-from .result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .steps import Step
-from .study import Done
+from .engine.jobs import Job, Record, Work
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from .engine.steps import Step
+from .engine.study import Done
 
 CLAIM = Claim(
     title="Copying does not cost LUCID its gradients",

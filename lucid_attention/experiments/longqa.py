@@ -8,12 +8,12 @@ does, from a list of functions with the first lines of their docstrings. Prompts
 SCROLLS here: F1 as for Qasper, ROUGE as for QMSum. No function that is asked for, and no line, is in the training data.
 """
 
-from .jobs import Job
-from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .steps import Step, evaluate, train, tune
-from .study import Done
-from .text_comparison import ARMS, LOSS, SMOKE, Comparison, judged
-from .text_training import TextRun
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .text.comparison import ARMS, LOSS, SMOKE, Comparison, judged
+from .text.training import TextRun
 
 CLAIM = Claim(
     title="Questions about long documents are answered better",

@@ -10,7 +10,11 @@ attention without positions cannot know which write was the last: it is blind to
 from collections.abc import Sequence
 
 from ..nn.attention import ATTENTIONS
-from .contestants import (
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, table
+from .engine.steps import Step
+from .engine.study import Done
+from .small.contestants import (
     Contestant,
     accuracy,
     accuracy_bars,
@@ -23,12 +27,7 @@ from .contestants import (
     training,
     worst,
 )
-from .jobs import Job
-from .result import Claim, Conclusion, table
-from .small_model import ROTARY
-from .small_training import SmallRun
-from .steps import Step
-from .study import Done
+from .small.training import SmallRun
 
 CLAIM = Claim(
     title="The latest value of a key wins",
@@ -71,7 +70,7 @@ def groups(scale: str, done: Done) -> dict[str, list[Contestant]]:
             Contestant("softmax, embeddings of size 1", "control", base.but(embedding_std=1.0)),
         ],
         "none": [
-            *family(run.but(rope=False), [name for name in ROTARY if name in names]),
+            *family(run.but(rope=False), [name for name in names if ATTENTIONS[name].takes_rotary]),
             Contestant("softmax, token shift", "control", blind.but(token_shift=True)),
         ],
         "mlp": [

@@ -13,7 +13,11 @@ import math
 from collections.abc import Sequence
 
 from ..nn.attention import ATTENTIONS
-from .contestants import (
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Spread, bar, bars, lines, series, spread, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .small.contestants import (
     Contestant,
     accuracy,
     accuracy_maps,
@@ -24,11 +28,7 @@ from .contestants import (
     timing,
     training,
 )
-from .jobs import Job
-from .result import Claim, Conclusion, Spread, bar, bars, lines, series, spread, table
-from .small_training import SmallRun
-from .steps import Step, evaluate, train, tune
-from .study import Done
+from .small.training import SmallRun
 
 CLAIM = Claim(
     title="Many needles are found",

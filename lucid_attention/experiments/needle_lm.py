@@ -7,12 +7,12 @@ Here: RULER's prompts through a tokenizer and the evaluation harness, asked of s
 prompts. One needle is S-NIAH. No prompt that is asked was seen in training.
 """
 
-from .jobs import Job
-from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
-from .steps import Step, evaluate, train, tune
-from .study import Done
-from .text_comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
-from .text_training import TextRun
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .text.comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
+from .text.training import TextRun
 
 CLAIM = Claim(
     title="More needles are found in a haystack of text",

@@ -7,10 +7,10 @@ operations as attention of one head, so the bound on the ratio is 1 + H_kv/H.
 from collections.abc import Sequence
 
 from .cost import cost_figure, cost_job
-from .jobs import Job
-from .result import Claim, Conclusion, table
-from .steps import Step
-from .study import Done
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, table
+from .engine.steps import Step
+from .engine.study import Done
 
 CLAIM = Claim(
     title="The cost class of softmax attention",

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from .benchmark_cases import Percents, case_job, percent, prediction_job, require_checkout, shown
 from .cost import cost_figure, cost_job
-from .jobs import Job, Record
-from .result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .steps import Step, train
-from .study import Done
+from .engine.jobs import Job, Record
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.steps import Step, train
+from .engine.study import Done
 
 CLAIM = Claim(
     title="LUCID adds little to a training step",

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import needle_grid
-from .contestants import Contestant, accuracy, accuracy_bars, mean_accuracy, reached, training
-from .jobs import Job
-from .language_model_runs import BASE
-from .result import Claim, Conclusion, Spread, bar, bars, spread, table
-from .small_training import SmallRun
-from .steps import Step, evaluate, train
-from .study import Done
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
+from .engine.steps import Step, evaluate, train
+from .engine.study import Done
+from .language_model.runs import BASE
+from .small.contestants import Contestant, accuracy, accuracy_bars, mean_accuracy, reached, training
+from .small.training import SmallRun
 
 CLAIM = Claim(
     title="Key norm is the best variant",

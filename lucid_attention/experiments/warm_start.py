@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..models.strength import StrengthRamp
+from ..models.ramps import StrengthRamp
 from ..nn.attention import LucidAttention
-from .jobs import Job, Record, Work
-from .language_model_runs import extent as language_model
-from .language_model_runs import known, training_job
-from .result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .small_model import SmallModel
-from .small_training import SmallRun, load_small, score, train_steps
-from .steps import Step, evaluate, train, tune
-from .study import Done
+from .engine.jobs import Job, Record, Work
+from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from .engine.steps import Step, evaluate, train, tune
+from .engine.study import Done
+from .language_model.runs import extent as language_model
+from .language_model.runs import known, training_job
+from .small.model import SmallModel
+from .small.training import SmallRun, load_small, score, train_steps
 
 CLAIM = Claim(
     title="A trained softmax model moves to LUCID",

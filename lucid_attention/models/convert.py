@@ -15,10 +15,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from .dropin import enable_lucid
-from .folder import check_checkpoint
-from .hooks import layer_types
-from .settings import NAME, LucidSettings, full_layers, uses_lucid
+from .checkpoint import check_checkpoint
+from .dropin.api import enable_lucid
+from .dropin.hooks import layer_types
+from .dropin.settings import NAME, LucidSettings, full_layers, uses_lucid
 
 # Architectures that the tests convert, run and reload.
 TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops import checks
 from ..ops.checks import check_size
-from ..ops.softmax import softmax_attention
+from ..ops.softmax.attention import softmax_attention
 from .norm import HeadNorm
 from .rotary import Rotary
 
@@ -43,6 +43,10 @@ class CausalAttention(nn.Module):
         bias: whether the projections have biases.
     """
 
+    # The name that reports show.
+    title: ClassVar[str]
+    # Whether `rope_base` gives queries and keys a rotary embedding. Variants without one tell positions another way.
+    takes_rotary: ClassVar[bool] = True
     # What forward takes and returns as past: a NamedTuple with a `length`.
     past_type: ClassVar[type[Any]] = Past
 

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ..models import presets
+from ..models.decoder import presets
 from ..nn.attention import ATTENTIONS
 from ..ops.checks import check_positive
 

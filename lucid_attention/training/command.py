@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.processes import distributed_state
 from ..data.errors import DataError
-from ..models.processes import processes
 from .checked import changed, nearest
 from .inputs import attention_of
 from .recipes import RECIPES, Recipe
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nstopped: the same command goes on from the last checkpoint", file=sys.stderr)
         return 130
-    if processes().is_main_process:
+    if distributed_state().is_main_process:
         speed = summary["median_tokens_per_second"]
         print(f"{out}: validation loss {summary['validation_loss']:.4f} after {summary['steps']} steps", end="")
         print(f", {speed:,.0f} tokens/s" if speed else "")

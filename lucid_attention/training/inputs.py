@@ -8,16 +8,16 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ..base.processes import distributed_state
 from ..data.datasets import PackedTokens
 from ..data.errors import DataError
 from ..data.prompts import PromptAnswers
 from ..data.synthetic import MemoryUpdate, Needles
 from ..data.tokenize import tokenize
-from ..models import presets
-from ..models.configuration import LucidConfig
-from ..models.dropin import enable_lucid
-from ..models.processes import processes
-from ..models.settings import uses_lucid
+from ..models.decoder import presets
+from ..models.decoder.configuration import LucidConfig
+from ..models.dropin.api import enable_lucid
+from ..models.dropin.settings import uses_lucid
 from .recipes import Recipe
 
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
@@ -109,7 +109,7 @@ def _tokens(recipe: Recipe, options: dict[str, Any]) -> Path:
     if options:
         raise DataError(f"the data 'stdlib' have one option, vocab_size, got also {sorted(options)}")
     folder = MADE / f"stdlib-{vocab_size}"
-    with processes().main_process_first():
+    with distributed_state().main_process_first():
         if not (folder / "manifest.json").exists():
             print(f"Tokenizing the Python standard library into {folder}, once")
             tokenize("stdlib", folder, tokenizer=f"train:{vocab_size}", validation=0.05, workers=1)

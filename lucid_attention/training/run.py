@@ -10,8 +10,8 @@ from typing import Any
 from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
-from ..models.processes import processes
-from ..models.strength import StrengthRamp, set_strength
+from ..base.processes import distributed_state
+from ..models.ramps import StrengthRamp, set_strength
 from ..report.curves import draw_loss
 from .checked import difference, from_dict
 from .checkpoints import PARTIAL, UNFINISHED, Found, newest, write_whole
@@ -35,11 +35,11 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
 
     parallel: "ddp" or "fsdp", with several processes (torchrun). restart: remove what `out` holds of an earlier run.
     """
-    run, first = Path(out), processes().is_main_process
+    run, first = Path(out), distributed_state().is_main_process
     _check_parallel(parallel)
     if restart and first:
         _remove(run)
-    processes().wait_for_everyone()
+    distributed_state().wait_for_everyone()
     if (run / SUMMARY).exists():
         _check_same(recipe, run)
         if first:
@@ -88,7 +88,7 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
 def _check_parallel(parallel: str) -> None:
     if parallel not in ("ddp", "fsdp"):
         raise RunError(f"parallel must be ddp or fsdp, got {parallel!r}")
-    if parallel == "fsdp" and processes().num_processes == 1:
+    if parallel == "fsdp" and distributed_state().num_processes == 1:
         raise RunError("--parallel fsdp divides a model between processes: start several, with torchrun")
 
 
@@ -121,12 +121,12 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
 
 def _open(recipe: Recipe, run: Path, first: bool) -> Found:
     """Where to go on from. Several processes find the same."""
-    processes().wait_for_everyone()
+    distributed_state().wait_for_everyone()
     if first:
         run.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run / UNFINISHED, ignore_errors=True)
         write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
-    processes().wait_for_everyone()
+    distributed_state().wait_for_everyone()
     found = newest(run)
     if first:
         for wrong in found.damaged:

@@ -12,7 +12,7 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from ..models.processes import processes
+from ..base.processes import distributed_state
 from . import sharded
 from .checkpoints import UNFINISHED, newest, rotate, seal
 from .loss import IGNORED
@@ -74,7 +74,7 @@ class LucidTrainer(Trainer):
     def __init__(self, recipe: Recipe, run: Path, *, parallel: str = "ddp", **kwargs: Any) -> None:
         self.recipe, self.run = recipe, run
         validation = kwargs["eval_dataset"]
-        super().__init__(args=arguments(recipe, run, processes().num_processes, len(validation)), **kwargs)
+        super().__init__(args=arguments(recipe, run, distributed_state().num_processes, len(validation)), **kwargs)
         counts = [int((validation[i]["labels"][1:] != IGNORED).sum()) for i in range(len(validation))]
         self._labels_per_sequence = sum(counts) / len(counts)
         # `Progress` shows what it prints.

@@ -73,7 +73,7 @@ def test_samples_that_cannot_be_used_are_refused(
 
 
 def test_prompts_for_training_are_not_those_of_evaluations(samples: Path, checkpoints: Any) -> None:
-    from lucid_attention.evals.needles import Needles, make_sample
+    from lucid_attention.evals.benchmarks.needles import Needles, make_sample
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["lucid"])
     asked = {make_sample(Needles(512, n, haystack="noise"), tokenizer, i)["input"] for n in (1, 2) for i in range(2)}

@@ -47,7 +47,7 @@ def test_a_quick_run_leaves_tables_and_data_and_can_be_resumed(tmp_path: Path) -
 SOFTMAX_FOR_LUCID = """
 import sys
 from benchmarks import peers
-from benchmarks.__main__ import main
+from lucid_attention.bench.command import main
 
 peers.ATTENTIONS[peers.OURS] = peers.Peer(peers.sdpa, solves=True)
 sys.exit(main(["solve", "--quick", "--out", sys.argv[1]]))
@@ -98,9 +98,9 @@ def test_a_wrong_decoder_is_caught() -> None:
 PUBLISHED = """
 import sys
 from pathlib import Path
-from benchmarks.__main__ import _publish
-from benchmarks.harness import machine
-from benchmarks.results import Store, fingerprint
+from lucid_attention.bench.command import _publish
+from lucid_attention.bench.harness import machine
+from lucid_attention.bench.results import Store, fingerprint
 
 store = Store(Path(sys.argv[1]), {"machine": machine(), "code": fingerprint(), "quick": True})
 assert store.load() == ""
@@ -148,8 +148,8 @@ from functools import partial
 
 import torch
 from benchmarks import linear_peers, path_decode, path_peers, peers
-from benchmarks.gate import WrongAnswer
-from benchmarks.path_peers import LUCID_PATH, PATH
+from lucid_attention.bench.gate import WrongAnswer
+from lucid_attention.bench.cases.path_peers import LUCID_PATH, PATH
 
 torch.set_num_threads(1)
 shape = path_peers.SHAPES[1]

@@ -17,9 +17,9 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 PUBLISHED = """
 import sys
 from pathlib import Path
-from benchmarks.__main__ import _publish
-from benchmarks.harness import machine
-from benchmarks.results import Store
+from lucid_attention.bench.command import _publish
+from lucid_attention.bench.harness import machine
+from lucid_attention.bench.results import Store
 
 store = Store(Path(sys.argv[1]), {"machine": machine(), "code": sys.argv[2], "quick": True})
 assert store.load() == ""
@@ -54,7 +54,7 @@ def test_training_runs_with_the_largest_thread_count_alone() -> None:
     done = run(
         "-c",
         "from benchmarks import model_decode, model_training\n"
-        "from benchmarks.results import Settings\n"
+        "from lucid_attention.bench.results import Settings\n"
         "for module in (model_training, model_decode):\n"
         "    print(sorted({case.threads for case in module.BENCHMARK.cases(Settings((1, 2), False))}))",
     )
@@ -69,8 +69,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from benchmarks import model_shapes, model_training
-from benchmarks.model_decode import with_growth
-from benchmarks.model_shapes import FULL, GEMMA_1B, GEMMA_4B, QWEN, SLIDING
+from lucid_attention.bench.cases.model_decode import with_growth
+from lucid_attention.bench.cases.model_shapes import FULL, GEMMA_1B, GEMMA_4B, QWEN, SLIDING
 
 gemma = replace(GEMMA_1B, sliding_layers=22, full_layers=4)
 times = {model_training.WINDOW: [1.0, 2.0], "SDPA": [3.0, 4.0], "LUCID": [5.0, 6.0]}
@@ -113,7 +113,7 @@ def test_composition_shapes_and_counts_are_right() -> None:
 HEAD = """
 import torch
 import torch.nn.functional as F
-from benchmarks.model_training import head_step
+from lucid_attention.bench.cases.model_training import head_step
 
 x = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
 weight = torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
@@ -133,8 +133,8 @@ def test_the_head_that_is_timed_computes_its_gradients() -> None:
 WRONG_MODELS = """
 import torch
 from benchmarks import model_gate, model_shapes
-from benchmarks.gate import WrongAnswer
-from benchmarks.model_shapes import GEMMA_1B, QWEN
+from lucid_attention.bench.gate import WrongAnswer
+from lucid_attention.bench.cases.model_shapes import GEMMA_1B, QWEN
 
 torch.set_num_threads(1)
 right = model_shapes.with_lucid

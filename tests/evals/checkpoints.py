@@ -17,10 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from lucid_attention import LucidForCausalLM
 from lucid_attention.data.tokenizer import train
 from lucid_attention.evals import command, compare
-from lucid_attention.evals.haystacks import NOISE, read_prose
-from lucid_attention.evals.needles import NEEDLE, PROMPT
+from lucid_attention.evals.benchmarks.haystacks import NOISE, read_prose
+from lucid_attention.evals.benchmarks.needles import NEEDLE, PROMPT
 from lucid_attention.evals.spans import load_tokenizer
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.presets import tiny
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
 COMMANDS: dict[str, Any] = {"eval": command, "compare": compare}

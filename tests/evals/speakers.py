@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from lucid_attention.data.tokenizer import train
+from lucid_attention.evals.benchmarks.haystacks import NOISE
+from lucid_attention.evals.benchmarks.longqa_choices import answered
 from lucid_attention.evals.harness import Asked
-from lucid_attention.evals.haystacks import NOISE
-from lucid_attention.evals.longqa_choices import answered
 from lucid_attention.evals.runs import Record, Run
 
 

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from lucid_attention.evals.babi import TASKS, Story, make_story
-from lucid_attention.evals.babi.story import _begin, _move
-from lucid_attention.evals.babi.world import PEOPLE, Fact, Stay, World
-from lucid_attention.evals.babilong_prompts import LABELS
+from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
+from lucid_attention.evals.benchmarks.babi.story import _begin, _move
+from lucid_attention.evals.benchmarks.babi.world import PEOPLE, Fact, Stay, World
+from lucid_attention.evals.benchmarks.babilong_prompts import LABELS
 
 from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replayed
 

@@ -13,14 +13,22 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.babilong.common_utils import process_results as harness_score
 
-from lucid_attention.evals.babi import TASKS, Story, make_story
-from lucid_attention.evals.babilong import NAMES, Babilong, draw, make_sample, process_results, runs, split_of
-from lucid_attention.evals.babilong_prompts import rendered, strict
+from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
+from lucid_attention.evals.benchmarks.babilong import (
+    NAMES,
+    Babilong,
+    draw,
+    make_sample,
+    process_results,
+    runs,
+    split_of,
+)
+from lucid_attention.evals.benchmarks.babilong_prompts import rendered, strict
 from lucid_attention.evals.harness import Prompted
 from lucid_attention.evals.runs import EvalError, Options
 from lucid_attention.evals.spans import count, load_tokenizer
-from lucid_attention.models.modeling import LucidForCausalLM
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
 
 from .babi_replay import FORMS, replayed
 from .speakers import Mute, Perfect, ask, mean, write_tokenizer

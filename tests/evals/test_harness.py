@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lucid_attention import enable_lucid
-from lucid_attention.evals import niah, recall, ruler
+from lucid_attention.evals.benchmarks import niah, recall, ruler
 from lucid_attention.evals.harness import Asked, Prompted, quiet
 from lucid_attention.evals.runs import EvalError, Options, Run
 from lucid_attention.evals.spans import load_tokenizer

@@ -16,12 +16,12 @@ from jinja2 import Template
 from lm_eval.tasks._yaml_loader import load_yaml
 from rouge_score.rouge_scorer import RougeScorer
 
-from lucid_attention.evals import longqa, longqa_scores
-from lucid_attention.evals.longqa import HALVED, TASKS, documents, fitted
+from lucid_attention.evals.benchmarks import longqa, longqa_scores
+from lucid_attention.evals.benchmarks.longqa import HALVED, TASKS, documents, fitted
 from lucid_attention.evals.runs import EvalError, Options, Run
 from lucid_attention.evals.spans import count, load_tokenizer
-from lucid_attention.models.modeling import LucidForCausalLM
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
 
 from .speakers import Mute, Perfect, ask, mean, write_tokenizer
 

@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from lucid_attention.data.prompts import IGNORED, PromptAnswers
-from lucid_attention.evals.babilong import Babilong, make_sample
-from lucid_attention.evals.longqa import HALVED, documents
+from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
+from lucid_attention.evals.benchmarks.longqa import HALVED, documents
 from lucid_attention.evals.making import add_arguments, run
 from lucid_attention.evals.spans import count, load_tokenizer
 

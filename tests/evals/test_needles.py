@@ -17,9 +17,9 @@ from lm_eval.tasks.ruler import common_utils
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lucid_attention.evals import needles
-from lucid_attention.evals.haystacks import Prose, lines, noise, read_prose
-from lucid_attention.evals.needles import Needles, draft, largest, make_sample
+from lucid_attention.evals.benchmarks import needles
+from lucid_attention.evals.benchmarks.haystacks import Prose, lines, noise, read_prose
+from lucid_attention.evals.benchmarks.needles import Needles, draft, largest, make_sample
 from lucid_attention.evals.runs import EvalError
 from lucid_attention.evals.spans import count, load_tokenizer
 

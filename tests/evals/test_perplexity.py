@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gran
 
 from lucid_attention.data.datasets import PackedTokens
 from lucid_attention.data.tokenize import tokenize
-from lucid_attention.evals.perplexity import (
+from lucid_attention.evals.benchmarks.perplexity import (
     ROWS,
     TARGETS,
     buckets,
@@ -26,8 +26,8 @@ from lucid_attention.evals.perplexity import (
     windows,
 )
 from lucid_attention.evals.runs import EvalError, Options
-from lucid_attention.models.modeling import LucidForCausalLM
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
 
 from .speakers import write_tokenizer
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from lucid_attention.experiments.jobs import Job, Record
-from lucid_attention.experiments.study import Experiment
+from lucid_attention.experiments.engine.jobs import Job, Record
+from lucid_attention.experiments.engine.study import Experiment
 
 Rule = Callable[[Job], Record]
 
@@ -20,7 +20,7 @@ def fake(experiment: Any, scale: str, rule: Rule) -> dict[Job, Record]:
 
 def small_run(job: Job, accuracy: float, loss: float = 1.0, ratio: float = 1.25) -> Record:
     """The record of a small run with one accuracy everywhere, or of a timing."""
-    if job.function == "small_training:time_steps":
+    if job.function == "small.training:time_steps":
         return {"milliseconds": [10 * ratio, 10.0], "ratio": ratio}
     wanted = job.arguments
     tests = [

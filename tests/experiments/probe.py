@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from lucid_attention.experiments.jobs import Job
-from lucid_attention.experiments.result import Claim, Conclusion
+from lucid_attention.experiments.engine.jobs import Job
+from lucid_attention.experiments.engine.result import Claim, Conclusion
 
 CLAIM = Claim("Probes run", "0.0", "Every probe is run once.", "1 run")
 

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lucid_attention import cli, experiments
-from lucid_attention.experiments import command, study
-from lucid_attention.experiments.progress import Progress
+from lucid_attention.experiments.engine import command, study
+from lucid_attention.experiments.engine.progress import Progress
 
 NAME = "lucid_attention.experiments.probe"
 SOURCE = Path(__file__).with_name("probe.py")

@@ -10,9 +10,9 @@ import torch
 
 from lucid_attention.experiments import condition_number, needle_grid
 from lucid_attention.experiments.condition_number import growth, keys_job, measured, of_random_keys, sources
-from lucid_attention.experiments.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.steps import check_steps
+from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.steps import check_steps
 
 from .faking import fake, small_run
 
@@ -42,7 +42,7 @@ def test_models_are_measured_when_they_are_trained() -> None:
     first = condition_number.plan("smoke", {})
     untrained = [job for job in first if job.function == "condition_number:of_model"]
     assert {job.arguments["trained"] for job in untrained} == {False}
-    done = {job: small_run(job, 50) for job in first if job.function == "small_training:train_small"}
+    done = {job: small_run(job, 50) for job in first if job.function == "small.training:train_small"}
     later = [job for job in condition_number.plan("smoke", done) if job.function == "condition_number:of_model"]
     assert len(later) == len(sources("smoke"))
 
@@ -69,7 +69,7 @@ def faked(kappa: Callable[[Job, int, int], float]) -> dict[Job, Record]:
     """Records in which κ is a function of the job, the head and the length."""
 
     def rule(job: Job) -> Record:
-        if job.function == "small_training:train_small":
+        if job.function == "small.training:train_small":
             return small_run(job, 50)
         return {
             "heads": [

@@ -11,9 +11,9 @@ from torch import Tensor
 from lucid_attention import lucid_attention
 from lucid_attention.experiments import benchmark_cases, cost, decode_latency, training_overhead
 from lucid_attention.experiments.cost import cost_figure, cost_job, operator_cost
-from lucid_attention.experiments.jobs import Job, Store, Work
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.study import ExperimentError, load
+from lucid_attention.experiments.engine.jobs import Job, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.study import ExperimentError, load
 
 ROUND = {"median": 1.0, "low": 0.9, "high": 1.2, "rounds": 5}
 

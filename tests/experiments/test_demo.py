@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from lucid_attention import cli
-from lucid_attention.experiments import demo
-from lucid_attention.experiments.jobs import Job, Record
-from lucid_attention.experiments.pool import JobsFailed
-from lucid_attention.experiments.study import load, save_result
+from lucid_attention.experiments.engine import demo
+from lucid_attention.experiments.engine.jobs import Job, Record
+from lucid_attention.experiments.engine.pool import JobsFailed
+from lucid_attention.experiments.engine.study import load, save_result
 from tests.experiments.faking import fake, small_run
 
 
@@ -88,6 +88,6 @@ def test_what_stops_it_is_said_in_a_line(
 def test_what_the_demonstration_trains_is_trained_once() -> None:
     modules = {name: load(name) for name in demo.PARTS}
     jobs = {name: set(fake(module, "demo", rule)) for name, module in modules.items()}
-    trained = {job for job in jobs["condition_number"] if job.function == "small_training:train_small"}
+    trained = {job for job in jobs["condition_number"] if job.function == "small.training:train_small"}
     assert trained
     assert trained <= jobs["needle_grid"]

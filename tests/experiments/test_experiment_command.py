@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from lucid_attention import cli
-from lucid_attention.experiments import command, full_scale, study
-from lucid_attention.experiments.command import columns
-from lucid_attention.experiments.jobs import Job
-from lucid_attention.experiments.pool import JobsFailed, do
-from lucid_attention.experiments.steps import Step
-from lucid_attention.experiments.study import EXPERIMENTS, load
+from lucid_attention.experiments.engine import command, full_scale, study
+from lucid_attention.experiments.engine.command import columns
+from lucid_attention.experiments.engine.jobs import Job
+from lucid_attention.experiments.engine.pool import JobsFailed, do
+from lucid_attention.experiments.engine.steps import Step
+from lucid_attention.experiments.engine.study import EXPERIMENTS, load
 
 from .probing import Probes, probing
 

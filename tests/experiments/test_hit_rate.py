@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from lucid_attention.experiments import hit_rate, memory_update, needle_grid
+from lucid_attention.experiments.engine.jobs import Job, Record, Store
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.steps import check_steps
 from lucid_attention.experiments.hit_rate import latest_writes, questions
-from lucid_attention.experiments.jobs import Job, Record, Store
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.small_tasks import IGNORED
-from lucid_attention.experiments.small_training import SmallRun
-from lucid_attention.experiments.steps import check_steps
+from lucid_attention.experiments.small.tasks import IGNORED
+from lucid_attention.experiments.small.training import SmallRun
 
 from .faking import fake, small_run
 
@@ -36,7 +36,7 @@ def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scale", ["smoke", "small"])
 def test_models_are_those_of_needle_grid_and_memory_update(scale: str) -> None:
-    ours = [job for job in hit_rate.plan(scale, {}) if job.function == "small_training:train_small"]
+    ours = [job for job in hit_rate.plan(scale, {}) if job.function == "small.training:train_small"]
     others = {*needle_grid.plan(scale, {}), *memory_update.plan(scale, {})}
     assert len(ours) == len(hit_rate.settings(scale)) * 2 * len(hit_rate.extent(scale)[0])
     assert {job.key for job in ours} <= {job.key for job in others}
@@ -78,7 +78,7 @@ def faked(lucid: Measures, softmax: float, accuracy: dict[str, float]) -> dict[J
     """Records with LUCID's A, W and |W|, and accuracies by attention."""
 
     def rule(job: Job) -> Record:
-        if job.function == "small_training:train_small":
+        if job.function == "small.training:train_small":
             return small_run(job, accuracy[job.arguments["attention"]])
         if job.function == "hit_rate:maps_of":
             return {"layer": 0, "head": 1, "softmax": [[1.0]], "effective": [[1.0]]}

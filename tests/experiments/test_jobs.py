@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.experiments import jobs
-from lucid_attention.experiments.jobs import Job, Store, Work
+from lucid_attention.experiments.engine import jobs
+from lucid_attention.experiments.engine.jobs import Job, Store, Work
 
 ONE = Job("cost:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 2}})
 SAME = {

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.experiments import language_model
-from lucid_attention.experiments.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.language_model_jobs import range_ends
-from lucid_attention.experiments.language_model_runs import (
+from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.steps import check_steps
+from lucid_attention.experiments.language_model.claim import claim as language_model
+from lucid_attention.experiments.language_model.jobs import range_ends
+from lucid_attention.experiments.language_model.runs import (
     SETTINGS,
     choose,
     extent,
@@ -23,9 +25,7 @@ from lucid_attention.experiments.language_model_runs import (
     sweep_jobs,
     timing,
 )
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.small_training import SmallRun, load_small, score
-from lucid_attention.experiments.steps import check_steps
+from lucid_attention.experiments.small.training import SmallRun, load_small, score
 
 from .faking import fake
 
@@ -39,11 +39,11 @@ def records(loss: Loss) -> dict[Job, Record]:
     """Records of all jobs, with losses that are a function of the settings of a run."""
 
     def rule(job: Job) -> Record:
-        if job.function == "language_model_jobs:loss_by_position":
+        if job.function == "language_model.jobs:loss_by_position":
             run = SmallRun(**job.arguments["run"])
             ends = range_ends(run.length)
             return {"ends": ends, "losses": [known(loss(run))] * len(ends)}
-        if job.function != "small_training:train_small":
+        if job.function != "small.training:train_small":
             return {"milliseconds": [60.0, 40.0], "ratio": RATIO}
         found = loss(SmallRun(**job.arguments))
         curve = {"step": [1, job.arguments["steps"]], "loss": [5.0, found], "seconds": [0.1, 1.0]}

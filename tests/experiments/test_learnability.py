@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from lucid_attention.experiments import learnability
-from lucid_attention.experiments.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.steps import check_steps
 from lucid_attention.experiments.learnability import OneLayer, TwoTasks, adaptation, averaged, copied, draw
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.steps import check_steps
 
 from .faking import fake
 

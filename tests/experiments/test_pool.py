@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from lucid_attention.experiments import pool
-from lucid_attention.experiments.jobs import Job, Store
-from lucid_attention.experiments.pool import JobsFailed, do, run_jobs
-from lucid_attention.experiments.small_training import SmallRun
+from lucid_attention.experiments.engine import pool
+from lucid_attention.experiments.engine.jobs import Job, Store
+from lucid_attention.experiments.engine.pool import JobsFailed, do, run_jobs
+from lucid_attention.experiments.small.training import SmallRun
 
 from .probing import Command, Probes, probing, silent, until
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from lucid_attention.experiments import progress
-from lucid_attention.experiments.jobs import Job
-from lucid_attention.experiments.progress import Progress, clock
+from lucid_attention.experiments.engine import progress
+from lucid_attention.experiments.engine.jobs import Job
+from lucid_attention.experiments.engine.progress import Progress, clock
 
 
 class Clock:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from lucid_attention.experiments.result import (
+from lucid_attention.experiments.engine.result import (
     VERDICTS,
     Conclusion,
     bar,

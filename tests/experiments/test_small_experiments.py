@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from lucid_attention.experiments import compute_matched, finetuning_length, memory_update, needle_grid, variants
-from lucid_attention.experiments.contestants import chance_of_guessing
-from lucid_attention.experiments.jobs import Job, Record
-from lucid_attention.experiments.steps import check_steps
+from lucid_attention.experiments.engine.jobs import Job, Record
+from lucid_attention.experiments.engine.steps import check_steps
+from lucid_attention.experiments.small.contestants import chance_of_guessing
 from tests.experiments.faking import fake, small_run
 
 SMALL = [memory_update, needle_grid, variants, finetuning_length, compute_matched]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lucid_attention.experiments.small_model import Shifted, SmallModel
+from lucid_attention.experiments.small.model import Shifted, SmallModel
 from lucid_attention.nn.attention import ATTENTIONS
 
 OPTIONS: dict[str, dict[str, Any]] = {"sliding": {"window": 4}}

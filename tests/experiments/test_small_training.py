@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lucid_attention.experiments.jobs import Record, Store, Work
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.small_tasks import IGNORED, TASKS, characters
-from lucid_attention.experiments.small_training import (
+from lucid_attention.experiments.engine.jobs import Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.small.tasks import IGNORED, TASKS, characters
+from lucid_attention.experiments.small.training import (
     SmallRun,
     load_small,
     loss_of,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lucid_attention.experiments import steps
-from lucid_attention.experiments.steps import (
+from lucid_attention.experiments.engine import steps
+from lucid_attention.experiments.engine.steps import (
     PEAK,
     REACHED,
     Step,
@@ -14,8 +14,8 @@ from lucid_attention.experiments.steps import (
     training_operations,
     tune,
 )
-from lucid_attention.models.modeling import LucidForCausalLM
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
 
 PRETRAIN = train("pretrain_2k", "lucid")
 TUNE = tune("finetune_64k", "runs/paper/pretrain_2k-lucid/model", "runs/paper/long", "--attention", "lucid")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.experiments import study
-from lucid_attention.experiments.jobs import Job, Store
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.study import EXPERIMENTS, ExperimentError, load, run_experiment, run_together
+from lucid_attention.experiments.engine import study
+from lucid_attention.experiments.engine.jobs import Job, Store
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.study import EXPERIMENTS, ExperimentError, load, run_experiment, run_together
 
 from .probing import Probes, probing
 

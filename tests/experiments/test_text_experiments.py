@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.evals.babilong import Babilong
-from lucid_attention.evals.babilong import make_sample as make_story_sample
-from lucid_attention.evals.longqa import documents
-from lucid_attention.evals.needles import Needles, make_sample
+from lucid_attention.evals.benchmarks.babilong import Babilong
+from lucid_attention.evals.benchmarks.babilong import make_sample as make_story_sample
+from lucid_attention.evals.benchmarks.longqa import documents
+from lucid_attention.evals.benchmarks.needles import Needles, make_sample
 from lucid_attention.evals.spans import count, load_tokenizer
 from lucid_attention.experiments import babilong, longqa, needle_lm
-from lucid_attention.experiments.docstring_questions import NAMES, SPLITS, row, side
-from lucid_attention.experiments.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.result import Spread
-from lucid_attention.experiments.steps import check_steps
-from lucid_attention.experiments.text_comparison import LONGER, Comparison, judged
-from lucid_attention.experiments.text_training import DATA, PROMPTS, TOKENIZER, TextRun, new_model
+from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.result import Spread
+from lucid_attention.experiments.engine.steps import check_steps
+from lucid_attention.experiments.text.comparison import LONGER, Comparison, judged
+from lucid_attention.experiments.text.docstring_questions import NAMES, SPLITS, row, side
+from lucid_attention.experiments.text.training import DATA, PROMPTS, TOKENIZER, TextRun, new_model
 
 EXPERIMENTS: dict[str, Any] = {"needle_lm": needle_lm, "babilong": babilong, "longqa": longqa}
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from lucid_attention.experiments import warm_start
-from lucid_attention.experiments.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.pool import do
-from lucid_attention.experiments.small_training import SmallRun, load_small, score
-from lucid_attention.experiments.steps import check_steps
+from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
+from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.steps import check_steps
+from lucid_attention.experiments.small.training import SmallRun, load_small, score
 from lucid_attention.experiments.warm_start import ABRUPT, CONTINUED, RAMP, branch, extent, go_on, move
 
 Curves = dict[str, list[float]]

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lucid_attention.models.configuration import LucidConfig
-from lucid_attention.models.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.configuration import LucidConfig
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
 VOCABULARY, NEW_TOKENS = 48, 8
 SHAPE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.dropin.api import enable_lucid
 
 VOCABULARY = 97
 WINDOW = 5

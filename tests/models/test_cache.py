@@ -10,8 +10,8 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
 from lucid_attention import key_scalars, precondition
-from lucid_attention.models.cache import LucidDynamicLayer, LucidStaticLayer, pending_of
-from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_of
 from tests.models.dropin_cases import lucid_model, relative_error, softmax_model, tokens
 
 enable_lucid()

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.configuration import LucidConfig, constructor_options, every, make_attention
-from lucid_attention.models.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.configuration import LucidConfig, constructor_options, every, make_attention
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
 from .decoder import SHAPE
 

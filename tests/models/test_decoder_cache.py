@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.modeling import LucidForCausalLM
-from lucid_attention.models.past_cache import CroppableLayer, PastLayer, StateLayer
+from lucid_attention.models.decoder.cache import CroppableLayer, PastLayer, StateLayer
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
 from .decoder import SHAPE, decoder, prompts

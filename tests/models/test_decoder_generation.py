@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
 from .decoder import NEW_TOKENS, decoder, greedy, padded, prompts, relative

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.modeling import LucidForCausalLM, documents
+from lucid_attention.models.decoder.modeling import LucidForCausalLM, documents
 
 from .decoder import decoder, padded, prompts
 

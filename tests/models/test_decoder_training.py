@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
 from .decoder import VOCABULARY, decoder, padded, prompts
 

@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.configuration import LucidConfig
-from lucid_attention.models.modeling import LucidForCausalLM, LucidModel
+from lucid_attention.models.decoder.configuration import LucidConfig
+from lucid_attention.models.decoder.modeling import LucidForCausalLM, LucidModel
 
 from .decoder import SHAPE, decoder, padded, prompts
 
@@ -120,7 +120,7 @@ except ValueError as error:
     assert "lucid_attention" in str(error), error
 else:
     raise AssertionError("known before it was registered")
-from lucid_attention.models.modeling import register_decoder
+from lucid_attention.models.decoder.modeling import register_decoder
 register_decoder()
 register_decoder()
 model = transformers.AutoModelForCausalLM.from_pretrained(path)

@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
 
-from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin_cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
 
 

@@ -18,8 +18,8 @@ from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from lucid_attention import LucidForCausalLM
-from lucid_attention.models.dropin import enable_lucid
-from lucid_attention.models.presets import tiny
+from lucid_attention.models.decoder.presets import tiny
+from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin_cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}

@@ -5,7 +5,7 @@ import torch
 import transformers
 from transformers import DynamicCache
 
-from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin_cases import (
     CONFIGURATIONS,
     WINDOW,

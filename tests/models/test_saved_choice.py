@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from lucid_attention.models.dropin import enable_lucid
+from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin_cases import CONFIGURATIONS, lucid_model, sharpen, softmax_model, tokens
 
 ROOT = Path(__file__).parents[2]
@@ -190,7 +190,7 @@ def test_of_a_model_with_several_parts_only_what_was_switched_back_is_softmax(tm
 
 IN_A_FRESH_PROCESS = """
 import json, sys, torch, transformers
-import lucid_attention, lucid_attention.models.dropin
+import lucid_attention, lucid_attention.models.dropin.api
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, cache_utils
 
 torch.set_num_threads(1)
@@ -200,7 +200,7 @@ try:
     AutoModelForCausalLM.from_pretrained(sys.argv[1])
 except Exception as error:
     found["error"] = str(error)
-lucid_attention.models.dropin.enable_lucid()
+lucid_attention.models.dropin.api.enable_lucid()
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():
     torch.save(model(torch.load(sys.argv[1] + "/ids.pt")).logits, sys.argv[1] + "/logits.pt")

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Trainer, TrainingArguments
 
 from lucid_attention import LucidConfig, LucidForCausalLM, StrengthRamp, enable_lucid, set_strength
-from lucid_attention.models.strength import strength_of
+from lucid_attention.models.ramps import strength_of
 
 IDS = torch.arange(2, 18).repeat(2, 1) % 5 + 3
 DATA = [{"input_ids": row, "labels": row} for row in IDS.repeat(8, 1)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import DecodeStep, decode_step, key_scalars, precondition
-from lucid_attention.ops import decoding
+from lucid_attention.ops.softmax.attention import one_token as decoding
 
 from .cases import Case
 

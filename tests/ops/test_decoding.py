@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from lucid_attention import decode_step, key_scalars, no_factors, path_decode_step
-from lucid_attention.ops import decoding
+from lucid_attention.ops.softmax.attention import one_token as decoding
 
 B, H, G, S, D, E = 2, 2, 3, 17, 4, 5
 

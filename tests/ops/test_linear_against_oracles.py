@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lucid_attention.ops import chunks
+from lucid_attention.ops.linear import chunks
 
 from .cases import assert_as_good_as, assert_exact, widened
 from .linear_cases import OPERATORS, Sizes, call, evaluate, truth

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.ops import fla
+from lucid_attention.ops.linear import fla
 
 from .cases import assert_exact, error
 from .linear_cases import OPERATORS, Sizes, call, evaluate

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lucid_attention.ops import chunks
+from lucid_attention.ops.linear import chunks
 
 from .cases import assert_exact
 from .linear_cases import OPERATORS, Sizes, call, evaluate

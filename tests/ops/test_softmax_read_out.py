@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention.ops import strips
-from lucid_attention.ops.softmax import softmax_attention, softmax_weights, visible_keys
+from lucid_attention.ops.softmax.attention import softmax_attention, softmax_weights, strips, visible_keys
 
 from . import oracles
 from .cases import assert_as_good_as, assert_exact, error, evaluate, widened

@@ -14,7 +14,7 @@ from torch.autograd import gradcheck
 
 from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
 from lucid_attention.ops.lucid import blockwise
-from lucid_attention.ops.softmax import softmax_attention
+from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, widened

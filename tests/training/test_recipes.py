@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lucid_attention import cli
-from lucid_attention.models import presets
+from lucid_attention.models.decoder import presets
 from lucid_attention.training.checked import changed, difference, from_dict, preset_names
 from lucid_attention.training.command import add_arguments, resolved
 from lucid_attention.training.inputs import Inputs, make_model

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
 from lucid_attention.data.synthetic import Needles
-from lucid_attention.models.dropin import enable_lucid
-from lucid_attention.models.strength import strength_of
+from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention.models.ramps import strength_of
 from lucid_attention.training.inputs import Inputs, attention_of, make_model
 from lucid_attention.training.recipes import tiny_needle
 

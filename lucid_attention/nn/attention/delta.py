@@ -23,6 +23,9 @@ class DeltaAttention(RecurrentAttention):
             of the transition, Grazzi et al.).
     """
 
+    title = "DeltaNet"
+    takes_rotary = False
+
     def __init__(
         self,
         hidden_size: int,

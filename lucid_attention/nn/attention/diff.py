@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.diff import read_difference
+from ...ops.softmax.diff import read_difference
 from ..causal import CausalAttention
 from ..norm import HeadNorm
 
@@ -23,6 +23,8 @@ class DiffAttention(CausalAttention):
             outputs of twice the size.
         layer_index: of the layer in the model, from 0: later layers begin with a larger λ.
     """
+
+    title = "Diff Transformer"
 
     def __init__(
         self,

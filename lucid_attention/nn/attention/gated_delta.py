@@ -23,6 +23,9 @@ class GatedDeltaAttention(DeltaAttention):
         num_kv_heads, head_dim, key_dim, value_dim, bias, impl: as in `RecurrentAttention`.
     """
 
+    title = "Gated DeltaNet"
+    takes_rotary = False
+
     query_weights, kv_weights, value_ratio = 5, 3, 2
 
     def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:

@@ -24,6 +24,9 @@ class GlaAttention(RecurrentAttention):
         gate_temperature: τ in the decay σ(W x)^(1/τ).
     """
 
+    title = "GLA"
+    takes_rotary = False
+
     query_weights, kv_weights, value_ratio = 5, 3, 2
 
     def __init__(

@@ -25,6 +25,9 @@ class GsaAttention(RecurrentAttention):
         gate_temperature: τ in the decay σ(W x)^(1/τ).
     """
 
+    title = "GSA"
+    takes_rotary = False
+
     kv_weights = 3
 
     def __init__(

@@ -29,6 +29,8 @@ class LucidAttention(CausalAttention):
         impl: "auto", "blockwise" or "reference".
     """
 
+    title = "LUCID"
+
     def __init__(
         self,
         hidden_size: int,

@@ -22,6 +22,9 @@ class LucidPathAttention(PathAttention):
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
     """
 
+    title = "LUCID-PaTH"
+    takes_rotary = False
+
     def __init__(
         self,
         hidden_size: int,

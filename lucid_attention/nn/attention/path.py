@@ -59,6 +59,9 @@ class PathAttention(CausalAttention):
         impl: "auto", "blockwise" or "reference".
     """
 
+    title = "PaTH"
+    takes_rotary = False
+
     past_type = PathPast
 
     def __init__(

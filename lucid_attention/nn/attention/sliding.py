@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...ops import checks
-from ...ops.sliding import read_window
+from ...ops.softmax.sliding import read_window
 from ..causal import CausalAttention
 
 
@@ -28,6 +28,8 @@ class SlidingAttention(CausalAttention):
         hidden_size, num_heads, num_kv_heads, head_dim, value_dim, rope_base, qk_norm, bias: as in `CausalAttention`.
         window: positions that a token sees, itself included: Transformers' `sliding_window`.
     """
+
+    title = "sliding window"
 
     past_type = SlidingPast
 

@@ -5,3 +5,5 @@ from ..causal import CausalAttention
 
 class SoftmaxAttention(CausalAttention):
     """Causal softmax attention, `scaled_dot_product_attention` on projections: `CausalAttention` as it stands."""
+
+    title = "softmax"

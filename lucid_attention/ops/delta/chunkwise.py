@@ -10,7 +10,7 @@ and o_i = e^{b_i} Sᵀ q_i + Σ_{j ≤ i} Γ_ij (q_i·k_j) u_j. What does not kn
 import torch
 from torch import Tensor
 
-from ..chunks import along, chunk_length, cut, in_segments, join
+from ..linear.chunks import along, chunk_length, cut, in_segments, join
 from ..triangular import solve_unit_lower
 from .step import step
 

@@ -6,7 +6,7 @@ S_t = a_t S_{t−1} + β_t k_t (v_t − (a_t S_{t−1})ᵀ k_t)ᵀ,     o_t = S_
 import torch
 from torch import Tensor
 
-from ..chunks import along
+from ..linear.chunks import along
 from .step import step
 
 

@@ -5,9 +5,9 @@ Shapes: B batch, H key/value heads, G query heads per key/value head, T position
 
 from torch import Tensor
 
-from .. import fla
 from ..dispatch import RECURRENT, choose
-from ..recurrent import (
+from ..linear import fla
+from ..linear.recurrent import (
     Recurrent,
     check_per_token,
     check_sequence,

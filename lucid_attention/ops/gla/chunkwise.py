@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from ..chunks import along, chunk_length, cut, in_segments, join
-from ..decays import halve, read_rows
+from ..linear.chunks import along, chunk_length, cut, in_segments, join
+from ..linear.decays import halve, read_rows
 from .step import step
 
 

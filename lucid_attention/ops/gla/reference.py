@@ -6,7 +6,7 @@ S_t = diag(a_t) S_{t−1} + k_t v_tᵀ,     o_t = S_tᵀ q_t
 import torch
 from torch import Tensor
 
-from ..chunks import along
+from ..linear.chunks import along
 from .step import step
 
 

@@ -5,9 +5,10 @@ Shapes: B batch, H key/value heads, G query heads per key/value head, T position
 
 from torch import Tensor
 
-from .. import checks, fla
+from .. import checks
 from ..dispatch import RECURRENT, choose
-from ..recurrent import (
+from ..linear import fla
+from ..linear.recurrent import (
     Recurrent,
     check_per_token,
     check_sequence,

@@ -6,7 +6,7 @@ K̃_t = K̃_{t−1} diag(a_t) + k_t s_tᵀ,     Ṽ_t = diag(a_t) Ṽ_{t−1} + 
 import torch
 from torch import Tensor
 
-from ..chunks import along
+from ..linear.chunks import along
 from .step import Memory, step
 
 

@@ -14,8 +14,8 @@ from ..dispatch import choose
 from ..forward_mode import refuse_forward_mode
 from ..keys import rms_normalize
 from ..precision import no_autocast, read_out_dtype
-from ..softmax import softmax_attention
-from ..strips import clean_queries
+from ..softmax.attention import softmax_attention
+from ..softmax.strips import clean_queries
 from . import reference
 from .torch_op import precondition_op
 

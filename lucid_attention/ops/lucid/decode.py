@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..decoding import DecodeStep, at_position, cache_product, finish_step, put_at_position_
 from ..keys import inverse_norms, rms_normalize
 from ..precision import no_autocast, working_dtype
-from ..strips import clean_queries
+from ..softmax.one_token import DecodeStep, at_position, cache_product, finish_step, put_at_position_
+from ..softmax.strips import clean_queries
 
 
 def key_scalars(k: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..precision import no_autocast, working_dtype
-from ..softmax import softmax_weights, visible_keys
-from ..strips import clean_queries
+from ..softmax.attention import softmax_weights, visible_keys
+from ..softmax.strips import clean_queries
 
 
 def dense_matrix(

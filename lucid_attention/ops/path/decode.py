@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..decoding import cache_product, finish_step
 from ..precision import no_autocast, working_dtype
+from ..softmax.one_token import cache_product, finish_step
 from ..triangular import spans
 
 # New tokens between two flushes.

@@ -8,7 +8,7 @@ Made of differentiable torch operations, so it has derivatives of every order.
 import torch
 from torch import Tensor
 
-from ..softmax import visible_keys
+from ..softmax.attention import visible_keys
 from ..triangular import solve_unit_lower
 
 

@@ -1,0 +1,1 @@
+"""One file per benchmark, and the peers they run against."""

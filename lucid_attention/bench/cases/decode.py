@@ -1,0 +1,103 @@
+"""One new token against a cache."""
+
+from functools import cache, partial
+
+import torch
+
+from .. import gate
+from ..harness import Run, Spread, race, ratios
+from ..report import entry_ratio, fact, milliseconds, ratio, verdict
+from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
+from . import peers
+from .peers import DECODE_STEP, PRODUCTS, SDPA, TWO_PASSES, Cache
+from .solve import SHAPES, Shape
+
+STANDARD = (PRODUCTS, SDPA)
+LONG_CONTEXT, LONG_LIMIT = 32768, 1.10
+GATE_CONTEXT = 150
+
+
+@cache
+def check_truth(shape: Shape) -> None:
+    """Every contestant against the definition over the whole sequence, in float64."""
+    q, k, v, _ = gate.inputs(*shape, GATE_CONTEXT + 1)
+    y = gate.true_values(k, v)
+    where = f"decode, {shape}, context {GATE_CONTEXT}"
+    truths = {}
+    for solves, values in ((False, v.double()), (True, y)):
+        truths[solves] = (gate.true_attention(q, k, v, solves)[:, :, -1:], values[:, :, -1:])
+    gate.check_sharp(where, truths[True][0], truths[False][0], torch.float32)
+    for name, peer in peers.DECODERS.items():
+        kept = (y.float() if peer.solves else v)[:, :, :-1]
+        got = peer.run(Cache.of(q, k, v, kept))
+        gate.check(where, name, got, "the float64 truth", truths[peer.solves], gate.DECODER_PARTS)
+
+
+def _measure(shape: Shape, context: int, threads: int, settings: Settings) -> Record:
+    check_truth(shape)
+    q, k, v, _ = gate.inputs(*shape, context + 1)
+    # The step does the same work whatever the values are: the solve for real ones would take longer than the benchmark.
+    one = Cache.of(q, k, v, v[:, :, :-1])
+    del q, k, v
+    runs: dict[str, Run] = {name: partial(peer.run, one) for name, peer in peers.DECODERS.items()}
+    with torch.no_grad():
+        results = {name: (peer.solves, peer.run(one)) for name, peer in peers.DECODERS.items()}
+        gate.check_agreement(f"decode, {shape}, context {context}", results)
+        times = race(runs, budget=settings.budget, seed=f"{shape} {context}", least=settings.least)
+    medians = {name: Spread.of(times[name]) for name in times}
+    fastest = min(STANDARD, key=lambda name: medians[name].median)
+    entries = {name: Entry(medians[name], ratios(times[name], times[fastest])) for name in times}
+    to_sdpa = ratios(times[DECODE_STEP], times[SDPA]).median
+    checks = {}
+    if context == LONG_CONTEXT:
+        checks["to the fastest"] = Check(ratios(times[DECODE_STEP], times[fastest]).median, LONG_LIMIT)
+    if shape.heads > shape.kv_heads:
+        checks["to SDPA"] = Check(to_sdpa, 1.0)
+    facts: dict[str, int | str] = {**shape._asdict(), "context": context, "fastest": fastest}
+    return Record("decode", threads, facts, entries, checks)
+
+
+def _cases(settings: Settings) -> list[Case]:
+    contexts = (512, 2048) if settings.quick else (4096, LONG_CONTEXT)
+    return [
+        Case(
+            key=f"decode {threads} {shape} {context}",
+            label=f"D={shape.D} {shape.heads}/{shape.kv_heads} context={context}",
+            threads=threads,
+            run=partial(_measure, shape, context, threads, settings),
+            fixed=0.2 if settings.quick else 1.5,
+            budget=settings.budget,
+        )
+        for threads in settings.threads
+        for shape in SHAPES
+        for context in contexts
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="decode",
+    about=(
+        "One step of decoding in float32, batch 1: append the new token to a preallocated cache that has room for "
+        "more, and read. Two standard decoders (two matrix products around a softmax; torch's SDPA with "
+        "enable_gqa=True) and two of LUCID (decode_step, which also computes 1/‖k‖ of the new key; the paper's two "
+        "passes, with normalised keys cached)."
+    ),
+    limits=(
+        f"Ratios are to the faster standard decoder. Asked for: at most {LONG_LIMIT:.2f} at context {LONG_CONTEXT}, "
+        "and faster than SDPA for grouped heads."
+    ),
+    minutes="half a minute for each thread count",
+    cases=_cases,
+    columns=(
+        Column("D", fact("D")),
+        Column("heads", lambda record: f"{record.facts['heads']}/{record.facts['kv_heads']}"),
+        Column("context", fact("context")),
+        Column("bmm, ms", milliseconds(PRODUCTS)),
+        Column("SDPA, ms", milliseconds(SDPA)),
+        Column("decode_step, ms", milliseconds(DECODE_STEP)),
+        Column("decode_step / fastest", ratio(DECODE_STEP)),
+        Column("decode_step / SDPA", entry_ratio(DECODE_STEP, SDPA)),
+        Column(TWO_PASSES, ratio(TWO_PASSES)),
+        Column("", verdict),
+    ),
+)

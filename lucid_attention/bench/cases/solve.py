@@ -1,0 +1,192 @@
+"""Full passes: torch's attention, ours, the dense solve and the paper's block algorithm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import gate
+from ..harness import LONG_ROUNDS, Run, Spread, race, ratios
+from ..report import bound, fact, limit, milliseconds, ratio, verdict
+from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
+from . import peers
+from .peers import DENSE, OURS, PAPER, SDPA, Attention
+
+# The limit is this much above what the count of operations allows.
+SLACK = 1.05
+# The slow contestants take part up to this length, and gradients are compared up to it.
+SLOW_LENGTH = 4096
+GATE_LENGTH = 300
+# What a solve costs next to torch's attention with as many heads, for estimates of duration.
+COST = {SDPA: 0.0, OURS: 1.0, PAPER: 1.5, DENSE: 5.0}
+
+
+class Shape(NamedTuple):
+    D: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def bound(self) -> float:
+        """LUCID over softmax attention by the count of operations: a solve is one more attention per key/value head."""
+        return 1 + self.kv_heads / self.heads
+
+
+SHAPES = (Shape(64, 8, 8), Shape(64, 32, 4), Shape(128, 12, 2), Shape(256, 4, 1))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One case: `shape` at length N in `dtype`, forward or forward and backward, on `threads` threads."""
+
+    benchmark: str
+    shape: Shape
+    N: int
+    backward: bool
+    dtype: torch.dtype
+    threads: int
+    names: tuple[str, ...]
+    limit: float | None
+
+    @property
+    def label(self) -> str:
+        D, heads, kv_heads = self.shape
+        return f"D={D} {heads}/{kv_heads} {self.what} N={self.N}"
+
+    @property
+    def what(self) -> str:
+        return "forward+backward" if self.backward else "forward"
+
+    def work(self, name: str) -> float:
+        """Operations, in units of what torch's attention does per second."""
+        attention = 2.0 * self.N**2 * self.shape.D * (3.5 if self.backward else 1)
+        if self.backward and self.dtype == torch.bfloat16:
+            attention *= 3  # where the CPU has no 16-bit products
+        if self.shape.D > 64:
+            attention /= 1.2  # larger products run faster
+        return attention * (self.shape.heads + COST[name] * self.shape.kv_heads)
+
+
+def evaluate(attention: Attention, tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
+    """The output and, if `backward`, the gradients of q, k, v."""
+    q, k, v, do = tensors
+    if not backward:
+        with torch.no_grad():
+            return (attention(q, k, v),)
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    o = attention(q, k, v)
+    return (o.detach(), *torch.autograd.grad(o, (q, k, v), do.to(o.dtype)))
+
+
+@cache
+def check_truth(benchmark: str, shape: Shape, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
+    """Every contestant against the definition in float64, at a length of several blocks, the last one ragged."""
+    tensors = gate.inputs(*shape, GATE_LENGTH, dtype)
+    where = f"{benchmark}, {shape}, N={GATE_LENGTH}"
+    truths = [evaluate(partial(gate.true_attention, solves=solves), tensors, backward) for solves in (False, True)]
+    gate.check_sharp(where, truths[1][0], truths[0][0], dtype)
+    for name in names:
+        peer = peers.ATTENTIONS[name]
+        gate.check(where, name, evaluate(peer.run, tensors, backward), "the float64 truth", truths[peer.solves])
+
+
+@cache
+def check_length(benchmark: str, D: int, N: int, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
+    """The solvers against each other on one head at the length of the benchmark, gradients up to SLOW_LENGTH."""
+    if backward:
+        N = min(N, SLOW_LENGTH)
+    tensors = gate.inputs(D, 1, 1, N, dtype)
+    expected = evaluate(peers.ATTENTIONS[PAPER].run, [x.float() for x in tensors], backward)
+    for name in names:
+        if peers.ATTENTIONS[name].solves and name != PAPER:
+            got = evaluate(peers.ATTENTIONS[name].run, tensors, backward)
+            gate.check(f"{benchmark}, D={D}, one head, N={N}", name, got, repr(PAPER), expected)
+
+
+def measure(setup: Setup, settings: Settings) -> Record:
+    shape, N, dtype, names = setup.shape, setup.N, setup.dtype, setup.names
+    check_truth(setup.benchmark, shape, setup.backward, torch.float32, (PAPER,))
+    check_truth(setup.benchmark, shape, setup.backward, dtype, names)
+    check_length(setup.benchmark, shape.D, N, setup.backward, dtype, names)
+    tensors = gate.inputs(*shape, N, dtype)
+    runs: dict[str, Run] = {n: partial(evaluate, peers.ATTENTIONS[n].run, tensors, setup.backward) for n in names}
+    brief = {DENSE, PAPER} & set(names)
+    times = race(runs, budget=settings.budget, seed=setup.label, brief=brief, least=settings.least)
+    entries = {name: Entry(Spread.of(times[name]), ratios(times[name], times[SDPA])) for name in names}
+    value = ratios(times[OURS], times[SDPA]).median
+    checks = {} if setup.limit is None else {"ratio": Check(value, setup.limit)}
+    facts: dict[str, int | str] = {**shape._asdict(), "pass": setup.what, "N": N}
+    return Record(setup.benchmark, setup.threads, facts, entries, checks, bound=shape.bound)
+
+
+def case(setup: Setup, settings: Settings) -> Case:
+    slow = sum(setup.work(name) for name in setup.names if name in (DENSE, PAPER))
+    checked = 30 * min(setup.N, SLOW_LENGTH) ** 2 if setup.backward else 5 * setup.N**2
+    return Case(
+        key=f"{setup.benchmark} {setup.threads} {setup.label}",
+        label=setup.label,
+        threads=setup.threads,
+        run=partial(measure, setup, settings),
+        work=sum(setup.work(name) for name in setup.names if name not in (DENSE, PAPER)),
+        once=slow * LONG_ROUNDS + 2.0 * checked * setup.shape.D,
+        fixed=0.2,
+        budget=settings.budget,
+    )
+
+
+def _cases(settings: Settings) -> list[Case]:
+    lengths = (300,) if settings.quick else (1024, 2048, 4096, 8192, 16384)
+    return [
+        case(
+            Setup(
+                "solve",
+                shape,
+                N,
+                backward,
+                torch.float32,
+                threads,
+                (SDPA, OURS, DENSE, PAPER) if N <= SLOW_LENGTH and threads == settings.threads[0] else (SDPA, OURS),
+                SLACK * shape.bound,
+            ),
+            settings,
+        )
+        for threads in settings.threads
+        for shape in SHAPES
+        for backward in (False, True)
+        for N in lengths
+    ]
+
+
+COLUMNS = (
+    Column("D", fact("D")),
+    Column("heads", lambda record: f"{record.facts['heads']}/{record.facts['kv_heads']}"),
+    Column("pass", fact("pass")),
+    Column("N", fact("N")),
+    Column("SDPA, ms", milliseconds(SDPA)),
+    Column("ours, ms", milliseconds(OURS)),
+    Column("ours / SDPA", ratio(OURS)),
+    Column("bound", bound),
+    Column("limit", limit("ratio")),
+    Column("", verdict),
+)
+
+BENCHMARK = Benchmark(
+    name="solve",
+    about=(
+        "Causal attention over a whole sequence in float32: forward (no gradients asked for) and forward+backward "
+        "(gradients of q, k and v). The peer, ratio 1, is torch's "
+        "scaled_dot_product_attention(is_causal=True, enable_gqa=True). "
+        f"Up to N = {SLOW_LENGTH} there are two more ways to compute LUCID, the dense triangular solve and the paper's "
+        "block algorithm written plainly; their columns are ratios to SDPA too, for the first thread count."
+    ),
+    limits=(
+        "bound = 1 + H_kv/H, by the count of operations: the solve is one more attention per key/value head. "
+        f"limit = {SLACK} × bound."
+    ),
+    minutes="about 22 minutes with one thread (two thirds of it for N = 16384), 8 with a second thread count",
+    cases=_cases,
+    columns=(*COLUMNS, Column(DENSE, ratio(DENSE)), Column(PAPER, ratio(PAPER))),
+)

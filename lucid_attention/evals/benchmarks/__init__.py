@@ -1,0 +1,1 @@
+"""One file per benchmark that `lucid eval` knows."""

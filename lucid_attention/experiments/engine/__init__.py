@@ -1,0 +1,1 @@
+"""What runs an experiment: jobs, processes, progress, studies, results, commands."""

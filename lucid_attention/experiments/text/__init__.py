@@ -1,0 +1,1 @@
+"""Small models of text: training prompts, runs and comparisons."""

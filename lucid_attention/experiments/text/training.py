@@ -1,0 +1,211 @@
+"""Small models of text as jobs: trained by what `lucid train` runs, scored by what `lucid eval` runs."""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...evals.making import write_lines
+from ..engine.jobs import Job, Record, Work
+from .prompts import KINDS, write_tokenizer
+
+PROMPTS, TOKENIZER, DATA = "train.jsonl", "tokenizer", "data"
+POINTS = 20
+# Tied embeddings let a model copy words that it has seldom seen; with 0.02 in place of 1/√128, softmax attention hardly
+# learns in so few steps.
+MODEL = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "initializer_range": 0.09,
+    "tie_word_embeddings": True,
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An evaluation. tasks: families of `lucid eval`. options: of `Options`. with_data: its data_dir is made here."""
+
+    tasks: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    with_data: bool = False
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """Everything that a small model of text depends on.
+
+    texts: arguments of `make_texts`.
+    attention, options: as in `LucidConfig`; model: its other fields, over MODEL and the preset `tiny`.
+    embedding_std: of the embeddings as they begin, None for that of all weights.
+    sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
+    asked: fields of `Asked`.
+    """
+
+    texts: Mapping[str, Any]
+    asked: Mapping[str, Any]
+    attention: str = "lucid"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    embedding_std: float | None = None
+    sequence_length: int = 256
+    steps: int = 1000
+    batch: int = 8
+    rate: float = 3e-3
+    seed: int = 0
+
+    def texts_job(self) -> Job:
+        """Makes what it is trained on."""
+        seconds = 5 + int(self.texts["samples"]) / 500
+        return Job("text.training:make_texts", dict(self.texts), f"texts of {self.texts['kind']}", seconds)
+
+    def job(self, label: str = "", milliseconds: float = 60.0) -> Job:
+        """Its training and evaluation. milliseconds: about how long a step takes."""
+        seconds = self.steps * milliseconds / 1000 + 10
+        return Job("text.training:train_text", asdict(self), label or f"text {self.attention}", seconds)
+
+    def but(self, **changes: Any) -> "TextRun":
+        """The same with changes."""
+        return replace(self, **changes)
+
+
+def make_texts(work: Work, kind: str, settings: dict[str, Any], samples: int, vocabulary: int) -> Record:
+    """The job: a tokenizer, and prompts with answers to learn from. kind: in KINDS, with its settings."""
+    texts = KINDS[kind](**settings)
+    # What a job that was stopped has left is made again.
+    for name in (PROMPTS, TOKENIZER, DATA):
+        _remove(work.folder / name)
+    write_tokenizer(texts.sample(), vocabulary, work.folder / TOKENIZER)
+    lines = texts.lines(samples, str(work.folder / TOKENIZER), work.folder / DATA)
+    return {"lines": write_lines(lines, work.folder / PROMPTS)}
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def train_text(work: Work, **settings: Any) -> Record:
+    """The job: train, going on where it was stopped; evaluate; keep the model and its answers."""
+    from ...models.dropin.api import enable_lucid
+    from ...training.run import train
+
+    # Before anything reads a configuration: Transformers would warn of a kind that it does not know.
+    enable_lucid()
+    run = TextRun(**settings)
+    texts = work.folder_of(run.texts_job())
+    began = time.perf_counter()
+    with _written(work.folder / "output.txt"):
+        start = new_model(run, texts / TOKENIZER, work.folder / "start")
+        summary = train(recipe_of(run, texts, start), work.folder / "run")
+        trained = time.perf_counter() - began
+        cells = scores(work.folder, Path(summary["model"]), Asked(**run.asked), texts / DATA)
+    curve = _curve(work.folder / "run")
+    # Finished: only the model and its answers are of use now.
+    shutil.rmtree(start)
+    for folder in (work.folder / "run").glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    shutil.rmtree(work.folder / "run" / "tensorboard", ignore_errors=True)
+    return {
+        "curve": curve,
+        "cells": cells,
+        "validation_loss": summary["validation_loss"],
+        "tokens_per_second": summary["median_tokens_per_second"],
+        "parameters": summary["parameters"],
+        "training_seconds": round(trained, 1),
+    }
+
+
+@contextlib.contextmanager
+def _written(file: Path) -> Iterator[None]:
+    """Bars and messages go to a file: several jobs run side by side."""
+    with file.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        yield
+
+
+def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
+    """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
+    import torch
+    from transformers import AutoTokenizer, set_seed
+
+    from ...models.decoder.modeling import LucidForCausalLM
+    from ...models.decoder.presets import tiny
+
+    words = AutoTokenizer.from_pretrained(tokenizer)
+    set_seed(run.seed)
+    config = tiny(
+        run.attention,
+        vocab_size=len(words),
+        pad_token_id=words.pad_token_id,
+        bos_token_id=words.bos_token_id,
+        eos_token_id=words.eos_token_id,
+        attention_options=dict(run.options),
+        max_position_embeddings=run.sequence_length,
+        **{**MODEL, **run.model},
+    )
+    model = LucidForCausalLM(config)
+    if run.embedding_std is not None:
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=run.embedding_std)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def recipe_of(run: TextRun, texts: Path, start: Path) -> Any:
+    """The recipe of a run."""
+    from ...training.recipes import Recipe
+
+    return Recipe(
+        about="a small model of text",
+        preset="tiny",
+        data=str(texts / PROMPTS),
+        start=str(start),
+        attention=run.attention,
+        sequence_length=run.sequence_length,
+        steps=run.steps,
+        batch_size=run.batch,
+        micro_batch_size=run.batch,
+        learning_rate=run.rate,
+        log_every=max(1, run.steps // POINTS),
+        save_every=max(1, run.steps // 4),
+        keep=1,
+        seed=run.seed,
+    )
+
+
+def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str, Any]]:
+    """Mean scores of all cells, in the scale of their metric: {"family", "labels", "samples", "scores"}."""
+    from ...evals.checkpoint import Checkpoint
+    from ...evals.records import Folder
+    from ...evals.runner import evaluate
+    from ...evals.runs import Options
+
+    options: dict[str, Any] = dict(asked.options)
+    if asked.with_data:
+        options["data_dir"] = str(data)
+    out = folder / "scores"
+    cells = evaluate(Checkpoint(model), tuple(asked.tasks), Options(**options), out, batch_size=16)
+    found = []
+    for cell in cells:
+        records = Folder(out).finished(cell["name"]) or []
+        means = {
+            name: sum(record["metrics"][name] for record in records) / len(records) for name in records[0]["metrics"]
+        }
+        told = {"family": cell["family"], "labels": cell["labels"], "samples": cell["samples"]}
+        found.append({**told, "scores": means})
+    return found
+
+
+def _curve(run: Path) -> dict[str, list[float]]:
+    from ...training.watching import METRICS, read_metrics
+
+    logged = [entry for entry in read_metrics(run / METRICS) if "loss" in entry]
+    return {"step": [entry["step"] for entry in logged], "loss": [entry["loss"] for entry in logged]}

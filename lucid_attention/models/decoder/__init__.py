@@ -1,0 +1,1 @@
+"""A Llama-shaped decoder of our own, with any attention of `ATTENTIONS`."""

@@ -1,0 +1,318 @@
+"""LucidConfig: a Llama-shaped decoder whose attention comes from `ATTENTIONS` by name, per layer if wished."""
+
+import difflib
+import inspect
+import logging
+from collections.abc import Iterable
+from dataclasses import field, fields
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from ...nn.attention import ATTENTIONS
+from ...nn.causal import CausalAttention, check_size, check_sizes
+from .cache import layer_type
+
+logger = logging.getLogger(__name__)
+
+MODEL_TYPE = "lucid_attention"
+# Besides its own fields, what Transformers itself passes to a configuration or writes into config.json.
+KEYS_OF_TRANSFORMERS = frozenset(
+    [
+        "model_type",
+        "torch_dtype",
+        "num_labels",
+        "name_or_path",
+        "output_attentions",
+        "attn_implementation",
+        "experts_implementation",
+        "tie_last_hidden_states",
+        "is_causal",
+        "loss_type",
+        "auto_map",
+        "custom_pipelines",
+        "tokenizer_class",
+        "task_specific_params",
+        "quantization_config",
+        "distributed_config",
+        "fusion_config",
+        "transformers_weights",
+    ]
+)
+# Decoders whose blocks are ours: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
+LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@strict
+class LucidConfig(PreTrainedConfig):
+    """Configuration of `LucidModel` and `LucidForCausalLM`: Llama's fields, and which attention stands in which layer.
+
+        LucidConfig(attention="lucid", attention_options={"sharpness": 4.0})
+        LucidConfig(
+            num_hidden_layers=12,
+            attention=every(4, "lucid", otherwise="delta", layers=12),
+            attention_options={"lucid": {"sharpness": 4.0}, "delta": {"conv_size": 3}},
+        )
+
+    Everything is checked when the configuration is made; an unknown key is an error.
+
+    Args:
+        vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, hidden_act,
+            max_position_embeddings, initializer_range, rms_norm_eps, use_cache, pad_token_id, bos_token_id,
+            eos_token_id, tie_word_embeddings: as in `LlamaConfig`.
+        num_key_value_heads: a divisor of num_attention_heads; default num_attention_heads.
+        head_dim: any size; default hidden_size / num_attention_heads.
+        rope_theta: base of the rotary embedding, None for none; for the attentions that have one.
+        attention_bias: True for biases of all projections, "qkv" for all but the output's, as in Qwen2.
+        qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have one.
+        attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
+        attention_options: further arguments of the attention's constructor; they win over the fields here. For
+            several attentions a dictionary of such dictionaries, by the attention's name.
+    """
+
+    model_type: ClassVar[str] = MODEL_TYPE
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+
+    vocab_size: int = 32_000
+    hidden_size: int = 2048
+    intermediate_size: int = 5632
+    num_hidden_layers: int = 22
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 2048
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+    rope_theta: float | int | None = 10_000.0
+    attention_bias: bool | str = False
+    qk_norm: bool = False
+    attention: str | list[str] = "lucid"
+    attention_options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs.get("model_type", MODEL_TYPE) != MODEL_TYPE:
+            raise ValueError(_foreign_type(kwargs["model_type"]))
+        known = [each.name for each in fields(self)]
+        for key in unknown_keys(kwargs):
+            raise ValueError(f"LucidConfig has no {key!r}{_nearest(key, known)}; it takes {', '.join(known)}")
+        sizes = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        self.num_key_value_heads, self.head_dim = check_sizes(*sizes)
+        # Transformers runs validators too, but wraps their errors, and reads `layer_types` before.
+        self.validate_attention()
+        super().__post_init__(**kwargs)
+
+    @property
+    def layer_attentions(self) -> list[str]:
+        """The name of the attention of every layer."""
+        # Not more than there are layers: assisted decoding with an early exit lowers their number for a while.
+        names = [self.attention] * self.num_hidden_layers if isinstance(self.attention, str) else self.attention
+        return list(names)[: self.num_hidden_layers]
+
+    @property
+    def layer_types(self) -> list[str]:
+        """What Transformers makes a cache from: the type of every layer's part of it."""
+        return [layer_type(ATTENTIONS[name].past_type) for name in self.layer_attentions]
+
+    def validate_layer_type(self) -> None:
+        """Nothing to check: `layer_types` follows from `attention`, and its types are our own."""
+
+    def validate_attention(self) -> None:
+        """Refuse names, options and sizes of which no attention can be made. Runs when made, loaded and saved."""
+        for name in ("vocab_size", "intermediate_size", "num_hidden_layers"):
+            check_size(name, getattr(self, name))
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(
+                f"hidden_act must be an activation of Transformers, got {self.hidden_act!r}"
+                f"{_nearest(self.hidden_act, ACT2FN)}"
+            )
+        if self.attention_bias not in (True, False, "qkv"):
+            raise ValueError(f'attention_bias must be True, False or "qkv", got {self.attention_bias!r}')
+        if not isinstance(self.attention, str) and len(self.attention) != self.num_hidden_layers:
+            raise ValueError(
+                f"attention must be one name or one per layer: expected {self.num_hidden_layers} names, "
+                f"got {len(self.attention)}"
+            )
+        names = list(dict.fromkeys(self.layer_attentions))
+        for name in names:
+            if name not in ATTENTIONS:
+                known = ", ".join(ATTENTIONS)
+                raise ValueError(f"attention must be one of {known}, got {name!r}{_nearest(name, ATTENTIONS)}")
+        self._check_options(names)
+        for name in names:
+            # The constructor is the judge of values; on the meta device it costs no memory.
+            with torch.device("meta"):
+                make_attention(self, self.layer_attentions.index(name))
+
+    def _check_options(self, names: list[str]) -> None:
+        if self._options_by_name():
+            for name, options in self.attention_options.items():
+                if name not in names:
+                    raise ValueError(f"attention_options are given for {name!r}, but no layer has it: {names}")
+                if not isinstance(options, dict):
+                    raise ValueError(f"attention_options[{name!r}] must be a dictionary, got {options!r}")
+        for name in names:
+            known = [option for option in constructor_options(ATTENTIONS[name]) if option != "layer_index"]
+            for option in self.options_of(name):
+                if option not in known:
+                    hint = "" if len(names) == 1 else ". Options of one attention among several stand below its name"
+                    raise ValueError(
+                        f"attention {name!r} has no option {option!r}{_nearest(option, known)}; "
+                        f"it takes {', '.join(known)}{hint}"
+                    )
+
+    def _options_by_name(self) -> bool:
+        return bool(self.attention_options) and all(key in ATTENTIONS for key in self.attention_options)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """`attention_options` for the attention of that name."""
+        return dict(self.attention_options.get(name, {}) if self._options_by_name() else self.attention_options)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Like Transformers' own, but what is overridden is checked too, and unknown keys of a file are said aloud."""
+        if config_dict.get("model_type", MODEL_TYPE) != MODEL_TYPE:
+            raise ValueError(_foreign_type(config_dict["model_type"]))
+        # Whoever sets attributes on a configuration finds them in the file. That must stay loadable: a warning, kept.
+        extra = {key: config_dict[key] for key in unknown_keys(config_dict)}
+        if extra:
+            logger.warning("LucidConfig does not know %s: without effect on the model", ", ".join(map(repr, extra)))
+        made = super().from_dict({key: it for key, it in config_dict.items() if key not in extra}, **kwargs)
+        config = made[0] if isinstance(made, tuple) else made
+        for key, value in extra.items():
+            setattr(config, key, value)
+        config.validate_attention()
+        return made
+
+    @classmethod
+    def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:
+        """The configuration of the same decoder with another attention. Its weights can be loaded by name.
+
+            config = LucidConfig.from_llama(AutoConfig.from_pretrained(path))
+            model = LucidForCausalLM.from_pretrained(path, config=config)
+
+        Args:
+            config: of a Llama, Mistral, Qwen2 or Qwen3. What LucidConfig cannot express is refused.
+            attention: as in `LucidConfig`; "softmax" gives the model as it was.
+            overrides: further fields of `LucidConfig`.
+        """
+        _refuse_what_is_not_llama(config)
+        same = [
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "hidden_act",
+            "max_position_embeddings",
+            "initializer_range",
+            "rms_norm_eps",
+            "use_cache",
+            "pad_token_id",
+            "bos_token_id",
+            "eos_token_id",
+            "tie_word_embeddings",
+            "dtype",
+        ]
+        taken = {name: getattr(config, name) for name in same}
+        taken["head_dim"] = getattr(config, "head_dim", None)
+        taken["rope_theta"] = config.rope_parameters["rope_theta"]
+        taken["attention_bias"] = "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
+        taken["qk_norm"] = config.model_type == "qwen3"
+        return cls(**(taken | {"attention": attention} | overrides))
+
+
+def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:
+    """The attentions of a hybrid: `name` on every n-th layer, the last of each n, and `otherwise` on those between."""
+    check_size("n", n)
+    check_size("layers", layers)
+    return [name if index % n == n - 1 else otherwise for index in range(layers)]
+
+
+def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | None = None) -> CausalAttention:
+    """The attention module of a layer. `hidden_size` in place of the configuration's makes a cheap one to look at."""
+    name = config.layer_attentions[layer_index]
+    known = constructor_options(ATTENTIONS[name])
+    arguments: dict[str, Any] = {
+        "num_kv_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "bias": bool(config.attention_bias),
+        "qk_norm": config.qk_norm,
+        "layer_index": layer_index,
+    }
+    # A module whose rope_base is None by default knows the order of its tokens in another way.
+    if known["rope_base"].default is not None:
+        arguments["rope_base"] = config.rope_theta
+    arguments = {key: value for key, value in arguments.items() if key in known} | config.options_of(name)
+    size = config.hidden_size if hidden_size is None else hidden_size
+    module = ATTENTIONS[name](size, config.num_attention_heads, **arguments)
+    if config.attention_bias == "qkv":
+        module.o_proj.register_parameter("bias", None)
+    return module
+
+
+def constructor_options(attention: type[CausalAttention]) -> dict[str, inspect.Parameter]:
+    """The keyword arguments that a constructor takes, those that it hands on to its base classes included."""
+    found: dict[str, inspect.Parameter] = {}
+    for base in attention.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        for name, parameter in parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY:
+                found.setdefault(name, parameter)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            break
+    return found
+
+
+def unknown_keys(keys: Iterable[str]) -> list[str]:
+    """Those that are neither fields nor Transformers' own; private ones are its own."""
+    known = {each.name for each in fields(LucidConfig)} | KEYS_OF_TRANSFORMERS
+    return [key for key in keys if key not in known and not key.startswith("_")]
+
+
+def _nearest(word: Any, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(str(word), list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _foreign_type(model_type: str) -> str:
+    return (
+        f"LucidConfig is made from model_type {MODEL_TYPE!r}, got {model_type!r}: LucidConfig.from_llama makes one "
+        f"from the configuration of a {', '.join(LLAMA_FAMILY)}"
+    )
+
+
+def _refuse_what_is_not_llama(config: PreTrainedConfig) -> None:
+    if config.model_type not in LLAMA_FAMILY:
+        raise ValueError(f"config must be of model_type {', '.join(LLAMA_FAMILY)}, got {config.model_type!r}")
+    rope = dict(config.rope_parameters)
+    sliding = config.model_type != "qwen2" and getattr(config, "sliding_window", None) is not None
+    layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # What stands in the configuration, and what it would have to be.
+    refused = {
+        "rope_type": (rope.get("rope_type", "default"), "default"),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
+        "sliding_window": (config.sliding_window if sliding else None, None),
+        "layer_types": (layer_types, {"full_attention"}),
+        "mlp_bias": (bool(getattr(config, "mlp_bias", False)), False),
+        "attention_dropout": (getattr(config, "attention_dropout", 0.0) or 0.0, 0.0),
+    }
+    if config.model_type == "qwen3":
+        # The eps of the query and key norms of our modules is fixed.
+        refused["rms_norm_eps"] = (config.rms_norm_eps, 1e-6)
+    for name, (came, expected) in refused.items():
+        if came != expected:
+            raise ValueError(
+                f"LucidConfig cannot express {name} of this {config.model_type}: {came!r} ({expected!r} it can)"
+            )

@@ -1,0 +1,1 @@
+"""LUCID in architectures of Transformers: attn_implementation="lucid"."""

@@ -1,0 +1,78 @@
+"""LUCID in existing Transformers architectures: attn_implementation="lucid"."""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from ..decoder.modeling import register_decoder
+from .attention import lucid_attention_forward
+from .hooks import check_architecture, install_hooks, layer_types
+from .masks import lucid_mask
+from .settings import NAME, LucidSettings, check_layers
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def enable_lucid(
+    model: Model | None = None,
+    *,
+    layers: Iterable[int] | None = None,
+    strength: float = 1.0,
+    sharpness: float | None = None,
+) -> Model | None:
+    """Make attn_implementation="lucid" known to Transformers, and switch a model over to it.
+
+        enable_lucid()                                                          # once per process
+        AutoModelForCausalLM.from_config(config, attn_implementation="lucid")   # then by name
+        enable_lucid(model, layers=[4, 5])                                      # or a model that is there
+
+    Layers with full attention become LUCID; those with a sliding window stay as they are. Every call sets all of it:
+    what is not given gets its default. The choice is saved with the model's configuration and comes back with
+    `from_pretrained`, wherever `enable_lucid()` was called before.
+
+    Args:
+        model: a Transformers model, changed in place; None to register only.
+        layers: which layers, counted from 0; None for all with full attention.
+        strength: s in P = I + s·L: 0 is the model as it was, 1 is LUCID. See `StrengthRamp`.
+        sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
+
+    Returns:
+        The model.
+    """
+    AttentionInterface.register(NAME, lucid_attention_forward)
+    AttentionMaskInterface.register(NAME, lucid_mask)
+    install_hooks()
+    register_decoder()
+    settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]
+    if model is None:
+        if settings != LucidSettings():
+            raise ValueError(f"enable_lucid needs a model for these settings, got none: {settings}")
+        return None
+    _check_model(model)
+    config = model.config.get_text_config(decoder=True)
+    if not getattr(config, "is_causal", True):
+        raise ValueError("config.is_causal is False: LUCID is for causal attention")
+    check_layers(settings, layer_types(config))
+    if config is model.config:
+        model.set_attn_implementation(NAME)
+    else:
+        model.set_attn_implementation(dict.fromkeys(_names_of(model.config, config), NAME))
+    setattr(config, NAME, settings.to_dict())
+    return model
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
+    check_architecture(model)
+    if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
+        raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")
+
+
+def _names_of(config: Any, part: Any) -> list[str]:
+    """Under which names a composite configuration has this part."""
+    names = [name for name in config.sub_configs if getattr(config, name, None) is part]
+    if not names:
+        raise ValueError(f"{type(config).__name__} has no part with a text decoder that could use LUCID")
+    return names

@@ -1,0 +1,130 @@
+"""Where Transformers has no interface for what LUCID needs, its functions are wrapped, once, by `enable_lucid`.
+
+Each wrapper leaves every configuration alone that does not attend with LUCID.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+
+from ..decoder.configuration import LucidConfig
+from .cache import LAYER_TYPE
+from .settings import NAME, LucidSettings, check_layers, uses_lucid
+
+# What a saved configuration has as attn_implementation. Without this package Transformers prints it and stops.
+SAVED_AS = "lucid (pip install lucid-attention, and call lucid_attention.enable_lucid() before loading)"
+MARK = "_wrapped_by_lucid_attention"
+
+
+def install_hooks() -> None:
+    """Wrap once; further calls change nothing."""
+    _wrap(cache_utils, "get_layer_types_and_kwargs", _choose_cache_layers)
+    _wrap(PreTrainedModel, "_check_and_adjust_attn_implementation", _refuse_architectures)
+    _wrap(PreTrainedConfig, "to_dict", _write_the_choice)
+    _wrap(PreTrainedConfig, "__post_init__", _read_the_choice)
+    _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", _refuse_continuous_batching)
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    if not hasattr(original, MARK):
+        wrapped = wraps(original)(wrapper(original))
+        setattr(wrapped, MARK, True)
+        setattr(owner, name, wrapped)
+
+
+def layer_types(config: Any) -> list[str]:
+    """The kind of attention of every layer, as Transformers' caches see it."""
+    read = cache_utils.get_layer_types_and_kwargs
+    return list(getattr(read, "__wrapped__", read)(config)[0])
+
+
+def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The one place through which generate() and every model choose the classes of cache layers."""
+
+    def choose(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
+        kinds, options = original(config)
+        if not uses_lucid(config):
+            return kinds, options
+        if getattr(config, "num_kv_shared_layers", None):
+            raise ValueError(
+                "LUCID needs keys and values of its own in every layer: expected num_kv_shared_layers = 0, got "
+                f"{config.num_kv_shared_layers}"
+            )
+        check_layers(LucidSettings.from_dict(getattr(config, NAME, None)), kinds)
+        ours = [kind == "full_attention" for kind in kinds]
+        kinds = [LAYER_TYPE if our else kind for our, kind in zip(ours, kinds, strict=True)]
+        return kinds, [{"config": config} if our else each for our, each in zip(ours, options, strict=True)]
+
+    return choose
+
+
+def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Where attn_implementation="lucid" is looked up for a model."""
+
+    def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        if attn_implementation == NAME:
+            check_architecture(self)
+        return original(self, attn_implementation, *args, **kwargs)
+
+    return check
+
+
+def check_architecture(model: Any) -> None:
+    """Refuse models that compute their attention themselves, or are not decoders."""
+    name = type(model).__name__
+    if isinstance(model.config, LucidConfig):
+        raise ValueError(f"{name} chooses its attention in its configuration: LucidConfig(attention='lucid')")
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{name} computes its attention itself and cannot use LUCID: expected a model that goes through "
+            "Transformers' AttentionInterface"
+        )
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{name} is an encoder with a decoder; LUCID is for models of causal attention alone")
+
+
+def _write_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers does not save attn_implementation: the checkpoint would come back as softmax attention."""
+
+    def to_dict(self: Any) -> dict[str, Any]:
+        written = original(self)
+        parts = {name: SAVED_AS for name in self.sub_configs if uses_lucid(getattr(self, name, None))}
+        if uses_lucid(self):
+            written["attn_implementation"] = SAVED_AS
+        elif parts:
+            # By name: what a composite configuration says itself overrides its parts.
+            written["attn_implementation"] = parts
+        return written
+
+    return to_dict
+
+
+def _read_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:
+    def post_init(self: Any, **kwargs: Any) -> None:
+        saved = kwargs.get("attn_implementation")
+        if saved == SAVED_AS:
+            kwargs["attn_implementation"] = NAME
+        elif isinstance(saved, dict):
+            kwargs["attn_implementation"] = {key: NAME if how == SAVED_AS else how for key, how in saved.items()}
+        original(self, **kwargs)
+        if uses_lucid(self):
+            LucidSettings.from_dict(getattr(self, NAME, None))
+
+    return post_init
+
+
+def _refuse_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any]:
+    def switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if uses_lucid(model.config.get_text_config(decoder=True)):
+            raise ValueError(
+                "Continuous batching is not possible with LUCID: its paged cache keeps values, LUCID needs P⁻¹v, and "
+                "Transformers would go over to softmax attention. Use generate(), or "
+                "model.set_attn_implementation('sdpa') if softmax attention is what you want"
+            )
+        return original(self, model, *args, **kwargs)
+
+    return switch

@@ -1,0 +1,98 @@
+"""What a Transformers configuration says of LUCID: its field `lucid`, a dictionary that is saved with it."""
+
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from operator import index
+from typing import Any
+
+from ...ops.checks import check_positive, check_strength
+
+NAME = "lucid"
+
+
+@dataclass(frozen=True)
+class LucidSettings:
+    """LUCID in an existing architecture.
+
+    layers: which layers read preconditioned values; None for all with full attention.
+    strength: s in P = I + s·L, from 0 (softmax attention) to 1 (LUCID).
+    sharpness: c in P_ij = exp(c (cos θ_ij − 1)); None for √D.
+    """
+
+    layers: tuple[int, ...] | None = None
+    strength: float = 1.0
+    sharpness: float | None = None
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        check_positive("sharpness", self.sharpness)
+        if self.layers is None:
+            return
+        if isinstance(self.layers, (str, bytes)) or not hasattr(self.layers, "__iter__"):
+            raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}")
+        object.__setattr__(self, "layers", tuple(self.layers))
+        for layer in self.layers:
+            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+                raise TypeError(f"layers must be a list of integers, got {layer!r} in it")
+        if not len(tuple(self.layers)):
+            raise ValueError("layers must hold at least one layer, got none: None means all, strength=0 means off")
+        object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in self.layers})))
+
+    @classmethod
+    def from_dict(cls, written: Any) -> "LucidSettings":
+        """From the field of a configuration, or defaults where there is none."""
+        if written is None:
+            return cls()
+        if not isinstance(written, dict):
+            raise TypeError(f"config.{NAME} must be a dictionary, got {type(written).__name__}")
+        known = [field.name for field in fields(cls)]
+        for key in written:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                hint = f" (did you mean {near[0]!r}?)" if near else ""
+                raise ValueError(f"config.{NAME} has an unknown key {key!r}{hint}: expected some of {known}")
+        return cls(**written)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is saved."""
+        written = asdict(self)
+        written["layers"] = None if self.layers is None else list(self.layers)
+        return written
+
+
+def uses_lucid(config: Any) -> bool:
+    """Whether the models of this configuration attend with LUCID."""
+    return getattr(config, "_attn_implementation", None) == NAME
+
+
+def full_layers(layer_types: list[str]) -> list[int]:
+    """Which layers see the whole past. Only these can be LUCID."""
+    return [i for i, kind in enumerate(layer_types) if kind == "full_attention"]
+
+
+def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
+    """Refuse layers that are not there, or that do not see the whole past."""
+    count, full = len(layer_types), full_layers(layer_types)
+    for layer in settings.layers or ():
+        if not 0 <= layer < count:
+            raise ValueError(f"layers must be indices of the model's {count} layers, 0 to {count - 1}, got {layer}")
+        if layer not in full:
+            raise ValueError(
+                f"layer {layer} has {layer_types[layer]!r}: LUCID preconditions over the whole past and needs full "
+                f"attention, which layers {full} have"
+            )
+    if not full:
+        raise ValueError(
+            f"LUCID needs at least one layer with full attention, got only {sorted(set(layer_types))}, "
+            "which do not keep all keys that P is made of"
+        )
+
+
+def check_config(config: Any) -> None:
+    """Refuse a configuration whose LUCID layers are not there, or do not see the whole past."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        windows = ("sliding_window", "attention_chunk_size")
+        local = any(getattr(config, name, None) is not None for name in windows)
+        kinds = ["sliding_attention" if local else "full_attention"] * config.num_hidden_layers
+    check_layers(LucidSettings.from_dict(getattr(config, NAME, None)), kinds)

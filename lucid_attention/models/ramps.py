@@ -1,0 +1,84 @@
+"""The strength s of LUCID in a model, P = I + s·L, and how to raise it while training.
+
+At s = 0 a pretrained softmax model is exactly itself; at s = 1 it is LUCID. In between ‖P⁻¹‖ ≤ 2/(2 − s).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedModel, TrainerCallback
+
+from ..nn.attention import LucidAttention
+from ..ops.checks import check_strength
+from .decoder.configuration import LucidConfig
+from .dropin.settings import NAME, LucidSettings, uses_lucid
+
+
+def set_strength(model: PreTrainedModel, strength: float) -> None:
+    """Set s of every LUCID layer, in the model and in its configuration, with which it is saved."""
+    check_strength(strength)
+    config = model.config.get_text_config(decoder=True)
+    if uses_lucid(config):
+        settings = LucidSettings.from_dict(getattr(config, NAME, None))
+        setattr(config, NAME, replace(settings, strength=strength).to_dict())
+        return
+    layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
+    if not layers:
+        raise ValueError(f"model must have LUCID layers, got {type(model).__name__} without any")
+    for layer in layers:
+        layer.strength = strength
+    if isinstance(config, LucidConfig):
+        options = {name: config.options_of(name) for name in dict.fromkeys(config.layer_attentions)}
+        options["lucid"]["strength"] = strength
+        config.attention_options = options
+
+
+def strength_of(model: PreTrainedModel) -> float:
+    """s of the model's LUCID layers."""
+    config = model.config.get_text_config(decoder=True)
+    if uses_lucid(config):
+        return LucidSettings.from_dict(getattr(config, NAME, None)).strength
+    found = {module.strength for module in model.modules() if isinstance(module, LucidAttention)}
+    if len(found) != 1:
+        raise ValueError(f"model must have LUCID layers of one strength, got {sorted(found) or 'none'}")
+    return found.pop()
+
+
+class StrengthRamp(TrainerCallback):
+    """Raises s in a straight line during training, so that a pretrained model moves over without a jump in its loss.
+
+        Trainer(model, ..., callbacks=[StrengthRamp(steps=1000)])
+
+    s depends on the training step only, so a run that is resumed goes on where it was.
+
+    Args:
+        steps: after how many steps `end` is reached; a number below 1 is a part of the whole training.
+        start: s at the first step.
+        end: s from step `steps` on.
+    """
+
+    def __init__(self, steps: int | float, *, start: float = 0.0, end: float = 1.0) -> None:
+        check_strength(start)
+        check_strength(end)
+        if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not steps > 0:
+            raise ValueError(f"steps must be a positive number, got {steps!r}")
+        if steps >= 1 and steps != int(steps):
+            raise ValueError(f"steps must be a whole number, or a part of the training below 1, got {steps!r}")
+        self.steps, self.start, self.end = steps, start, end
+
+    def strength(self, step: int, max_steps: int) -> float:
+        """s in training step `step`, counted from 0."""
+        length = self.steps * max_steps if self.steps < 1 else self.steps
+        return self.start + (self.end - self.start) * min(1.0, step / length)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        set_strength(model, self.strength(state.global_step, state.max_steps))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
+        # Of the entry there are two copies by now: one to be shown, one to be kept.
+        for entry in filter(None, (logs, state.log_history[-1] if state.log_history else None)):
+            entry["lucid_strength"] = strength_of(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        # The step is counted by now: what is evaluated and saved is the model that the next step begins with.
+        set_strength(model, self.strength(state.global_step, state.max_steps))

@@ -1,0 +1,238 @@
+"""Softmax attention over strips of queries: padding, a cached past and packed documents in linear memory.
+
+A strip needs only its own rows of the mask. On a CPU each strip is one call of torch's flash kernel, whose log-sum-exp
+makes the backward exact; that kernel has no public name, so where it is missing, and on other devices, a strip's
+backward is plain matrix products.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import packing
+from ..precision import no_autocast, working_dtype
+from ..triangular import spans
+
+# Elements of a strip's mask, which torch widens to the dtype of the scores; of a strip's scores where they are plain.
+MASK_ELEMENTS = 4 * 1024 * 1024
+SCORE_ELEMENTS = 64 * 1024 * 1024
+ROWS = 512
+
+
+# Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
+CPU_KERNEL_KNOWS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
+
+
+def flash_kernel_for(x: Tensor) -> bool:
+    """Whether torch has its CPU flash kernel, forward and backward, for tensors like x."""
+    return (
+        x.device.type == "cpu"
+        and CPU_KERNEL_KNOWS_GROUPS
+        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
+    )
+
+
+class _Strip:
+    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
+
+    def __init__(self, batch: slice, rows: slice, stop: int, visible: Tensor | None, causal: bool) -> None:
+        everything = slice(None)
+        self.queries, self.keys = (batch, everything, rows), (batch, everything, slice(0, stop))
+        self.causal, self.visible, self.sees_none = causal, visible, None
+        if visible is not None:
+            none = ~visible.any(-1, keepdim=True)
+            # A softmax over nothing is undefined: such rows read everything, and their output is dropped.
+            self.visible = visible | none
+            self.sees_none = none
+
+
+def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
+    B, _, total, _ = k.shape
+    heads, T = q.shape[1:3]
+    past = total - T
+    if flash_kernel_for(q):
+        if key_mask is None and past == 0:
+            yield _Strip(slice(0, B), slice(0, T), T, None, causal=True)
+            return
+        height = max(16, min(ROWS, MASK_ELEMENTS // total))
+        at_once = B if key_mask is None else max(1, MASK_ELEMENTS // (min(height, T) * total))
+    else:
+        height = max(16, min(ROWS, SCORE_ELEMENTS // (heads * total)))
+        at_once = max(1, SCORE_ELEMENTS // (heads * min(height, T) * total))
+    position = torch.arange(total, device=q.device)
+    for batch in spans(0, B, at_once):
+        for rows in spans(0, T, height):
+            stop = past + rows.stop
+            visible = (position[:stop] <= position[past + rows.start : stop, None])[None, None]
+            if key_mask is not None:
+                visible = visible & key_mask[batch, None, None, :stop]
+            yield _Strip(batch, rows, stop, visible, causal=False)
+
+
+def grouped_sdpa(
+    q: Tensor, k: Tensor, y: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
+) -> Tensor:
+    """`scaled_dot_product_attention` that keeps to torch's fast kernels for grouped heads.
+
+    q: [B, H·G, T, D]; k, y: [B, H, N, D]; mask: [B or 1, 1, T, N].
+    """
+    G = q.shape[1] // k.shape[1]
+    knows_groups = CPU_KERNEL_KNOWS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
+    if G > 1 and not knows_groups:
+        # Accelerators' kernels know groups in 16 bits only; asked for more, torch would go dense.
+        k, y = k.repeat_interleave(G, 1), y.repeat_interleave(G, 1)
+    # A literal, since a compiler with dynamic shapes has only a symbol for the comparison.
+    groups = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210
+    return F.scaled_dot_product_attention(q, k, y, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups)
+
+
+def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Whatever stands in masked positions, NaN included, must not reach a product."""
+    if key_mask is None:
+        return q, k, y
+    hidden = ~key_mask[:, None, :, None]
+    return clean_queries(q, key_mask), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
+
+
+def clean_queries(q: Tensor, key_mask: Tensor) -> Tensor:
+    """Zero for NaN and infinities at masked positions. Finite queries still read there: only keys are masked."""
+    return q.masked_fill(~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite(), 0)
+
+
+def attend_strips(
+    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
+    q, k, y = _rows(q), _rows(k), _rows(y)
+    o = q.new_empty(q.shape)
+    lse = q.new_empty(q.shape[:3], dtype=working_dtype(q))
+    if cu_seqlens is None:
+        _attend(q, k, y, key_mask, scale, o, lse)
+        return o, lse
+    for part in packing.parts(cu_seqlens, q.shape[2]):
+        mask = None if key_mask is None else part.take(key_mask)
+        part_o, part_lse = part.scratch(o), part.scratch(lse)
+        _attend(part.take(q), part.take(k), part.take(y), mask, scale, part_o, part_lse)
+        part.put_(o, part_o)
+        part.put_(lse, part_lse)
+    return o, lse
+
+
+def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
+    q, k, y = _clean(q, k, y, key_mask)
+    with no_autocast(q):
+        for strip in _strips(q, k, key_mask):
+            here, seen = strip.queries, strip.keys
+            if flash_kernel_for(q):
+                o[here], lse[here] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                    q[here],
+                    k[seen],
+                    y[seen],
+                    0.0,
+                    strip.causal,
+                    attn_mask=_additive(strip.visible, q.dtype),
+                    scale=scale,
+                )
+            else:
+                o[here] = grouped_sdpa(q[here], k[seen], y[seen], scale, mask=strip.visible)
+                lse[here] = 0  # not needed: the plain backward makes the weights anew
+            if strip.sees_none is not None:
+                o[here].masked_fill_(strip.sees_none, 0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The kernel takes the last dimension for contiguous without looking."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None:
+        return None
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+
+
+def attend_strips_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dy in the shapes of q, k, y."""
+    dq, dk, dy = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
+    do, q, k, y, o = _rows(do), _rows(q), _rows(k), _rows(y), _rows(o)
+    if cu_seqlens is None:
+        _attend_backward(do, q, k, y, o, lse, key_mask, scale, dq, dk, dy)
+        return dq, dk, dy
+    for part in packing.parts(cu_seqlens, q.shape[2]):
+        mask = None if key_mask is None else part.take(key_mask)
+        pieces = part.scratch(dq), part.scratch(dk), part.scratch(dy)
+        part_q, part_k, part_y, part_o, part_lse = (part.take(x) for x in (q, k, y, o, lse))
+        _attend_backward(part.take_grad(do), part_q, part_k, part_y, part_o, part_lse, mask, scale, *pieces)
+        for whole, piece in zip((dq, dk, dy), pieces, strict=True):
+            part.put_(whole, piece)
+    return dq, dk, dy
+
+
+def _attend_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    key_mask: Tensor | None,
+    scale: float,
+    dq: Tensor,
+    dk: Tensor,
+    dy: Tensor,
+) -> None:
+    broken = None if key_mask is None else ~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite()
+    q, k, y = _clean(q, k, y, key_mask)
+    # Gradients of keys add up over strips: in working precision, narrowed once.
+    sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
+    with no_autocast(q):
+        for strip in _strips(q, k, key_mask):
+            here, seen = strip.queries, strip.keys
+            strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
+            args = strip_do, q[here], k[seen], y[seen]
+            if flash_kernel_for(q):
+                additive = _additive(strip.visible, q.dtype)
+                grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    *args, o[here], lse[here], 0.0, strip.causal, attn_mask=additive, scale=scale
+                )
+            else:
+                grads = _plain_backward(*args, strip.visible, scale)
+            dq[here] = grads[0]
+            for total_grad, grad in zip(sums, grads[1:], strict=True):
+                total_grad[seen] += grad
+    for out, total_grad in zip((dk, dy), sums, strict=True):
+        if key_mask is not None:
+            total_grad.masked_fill_(~key_mask[:, None, :, None], 0)
+        out.copy_(total_grad)
+    if broken is not None:
+        dq.masked_fill_(broken, 0)
+
+
+def _plain_backward(
+    do: Tensor, q: Tensor, k: Tensor, y: Tensor, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of softmax attention for a strip, by its defining products."""
+    wide, H = working_dtype(q), k.shape[1]
+    # The heads of a group stand side by side as more rows: [b, H, G, rows, *] against [b, H, 1, stop, *].
+    do, q = (x.to(wide).unflatten(1, (H, -1)) for x in (do, q))
+    k, y = (x.to(wide)[:, :, None] for x in (k, y))
+    p = (q @ k.mT).mul_(scale)
+    if mask is not None:
+        p.masked_fill_(~mask[:, :, None], -math.inf)
+    p = p.softmax(-1)
+    ds = do @ y.mT
+    ds.sub_((p * ds).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+    return (ds @ k).flatten(1, 2), (ds.mT @ q).sum(2), (p.mT @ do).sum(2)
