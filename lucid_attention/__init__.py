@@ -4,48 +4,37 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from .nn.attention import ATTENTIONS, LucidAttention
-from .ops.delta.api import delta_attention
-from .ops.gla.api import gla_attention
-from .ops.gsa.api import gsa_attention
+from .ops.linear.delta import delta_attention
+from .ops.linear.gla import gla_attention
+from .ops.linear.gsa import gsa_attention
 from .ops.lucid.api import lucid_attention, precondition, preconditioner
-from .ops.lucid.decode import decode_step, key_scalars
-from .ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
-from .ops.path.decode import PathStep, flush_keys, no_factors, path_decode_step
+from .ops.lucid.decode import lucid_decode
+from .ops.path.api import lucid_path_attention, path_attention
 from .ops.softmax.diff import diff_attention
-from .ops.softmax.one_token import DecodeStep
 
 if _typing.TYPE_CHECKING:
     from .models.decoder.configuration import LucidConfig
-    from .models.decoder.modeling import LucidForCausalLM, LucidModel
+    from .models.decoder.modeling import LucidForCausalLM
     from .models.dropin.api import enable_lucid
     from .models.ramps import StrengthRamp, set_strength
 
 __all__ = [
     "ATTENTIONS",
-    "DecodeStep",
     "LucidAttention",
     "LucidConfig",
     "LucidForCausalLM",
-    "LucidModel",
-    "PathStep",
     "StrengthRamp",
-    "decode_step",
     "delta_attention",
     "diff_attention",
     "enable_lucid",
-    "flush_keys",
     "gla_attention",
     "gsa_attention",
-    "key_scalars",
     "lucid_attention",
+    "lucid_decode",
     "lucid_path_attention",
-    "no_factors",
     "path_attention",
-    "path_decode_step",
-    "path_precondition",
     "precondition",
     "preconditioner",
-    "rebase_keys",
     "set_strength",
 ]
 __version__ = "0.1.0"
@@ -54,7 +43,6 @@ __version__ = "0.1.0"
 _WITH_TRANSFORMERS = {
     "LucidConfig": ".models.decoder.configuration",
     "LucidForCausalLM": ".models.decoder.modeling",
-    "LucidModel": ".models.decoder.modeling",
     "StrengthRamp": ".models.ramps",
     "enable_lucid": ".models.dropin.api",
     "set_strength": ".models.ramps",

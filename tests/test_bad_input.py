@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import lucid_attention as package
-from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+from lucid_attention import lucid_attention, lucid_decode, precondition, preconditioner
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 
 B, H, G, T, D, E = 2, 2, 2, 6, 4, 3
 random = torch.Generator().manual_seed(0)
@@ -30,18 +31,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "precondition": (precondition, {"k": K, "v": V}),
     "preconditioner": (preconditioner, {"k": K}),
     "decode": (
-        decode_step,
-        {"q": Q[:, :, :1], "k": CACHE, "v": V[:, :, :1], "y_past": PAST[1], "scalars": key_scalars(CACHE)},
+        lucid_decode,
+        {"q": Q[:, :, :1], "k": CACHE, "v": V[:, :, :1], "y_past": PAST[1], "inverse_norms": inverse_key_norms(CACHE)},
     ),
-    "scalars": (key_scalars, {"k": K}),
+    "inverse_norms": (inverse_key_norms, {"k": K}),
 }
-ATTENTION, DECODE, SCALARS = ("attention",), ("decode",), ("scalars",)
+ATTENTION, DECODE, NORMS = ("attention",), ("decode",), ("inverse_norms",)
 SEQUENCES = ("attention", "precondition")
 DENSE = (*SEQUENCES, "preconditioner")
 WITH_V = (*SEQUENCES, "decode")
 WITH_Q = ("attention", "decode")
 WITH_OPTIONS = (*DENSE, "decode")
-WITH_K = (*WITH_OPTIONS, "scalars")
+WITH_K = (*WITH_OPTIONS, "inverse_norms")
 
 
 class Case(NamedTuple):
@@ -227,7 +228,7 @@ OPTIONS = [
     Case("SDPA's flag", ATTENTION, {"is_causal": True}, TypeError, ("lucid_attention()", "unexpected", "is_causal")),
 ]
 
-Y, S = PAST[1], FUNCTIONS["decode"][1]["scalars"]
+Y, S = PAST[1], FUNCTIONS["decode"][1]["inverse_norms"]
 V1, Q1 = FUNCTIONS["decode"][1]["v"], FUNCTIONS["decode"][1]["q"]
 DECODING = [
     Case("y_past is None", DECODE, {"y_past": None}, TypeError, ("y_past must be", "torch.Tensor", "NoneType")),
@@ -243,17 +244,41 @@ DECODING = [
     Case("y_past is integer", DECODE, {"y_past": Y.int()}, TypeError, ("y_past must be", FLOAT, "torch.int32")),
     Case("y_past is double", DECODE, {"y_past": Y.double()}, TypeError, ("y_past must have", "float32", "float64")),
     Case("y_past elsewhere", DECODE, {"y_past": meta(Y)}, ValueError, ("y_past", "expected cpu", "got meta")),
-    Case("no scalars", DECODE, {"scalars": None}, TypeError, ("scalars must be", "torch.Tensor", "NoneType")),
-    Case("scalars of the past", DECODE, {"scalars": S[..., 1:]}, ValueError, ("scalars", "[2, 2, 7]", "[2, 2, 6]")),
     Case(
-        "scalars kept as [.., 1]",
+        "no inverse_norms",
         DECODE,
-        {"scalars": S[..., None]},
-        ValueError,
-        ("scalars", "[2, 2, 7]", "[2, 2, 7, 1]"),
+        {"inverse_norms": None},
+        TypeError,
+        ("inverse_norms must be", "torch.Tensor", "NoneType"),
     ),
-    Case("scalars are integer", DECODE, {"scalars": S.int()}, TypeError, ("scalars must be", "float", "torch.int32")),
-    Case("scalars elsewhere", DECODE, {"scalars": meta(S)}, ValueError, ("scalars", "expected cpu", "got meta")),
+    Case(
+        "inverse_norms of the past",
+        DECODE,
+        {"inverse_norms": S[..., 1:]},
+        ValueError,
+        ("inverse_norms", "[2, 2, 7]", "[2, 2, 6]"),
+    ),
+    Case(
+        "norms kept as [.., 1]",
+        DECODE,
+        {"inverse_norms": S[..., None]},
+        ValueError,
+        ("inverse_norms", "[2, 2, 7]", "[2, 2, 7, 1]"),
+    ),
+    Case(
+        "inverse_norms are integer",
+        DECODE,
+        {"inverse_norms": S.int()},
+        TypeError,
+        ("inverse_norms must be", "float", "torch.int32"),
+    ),
+    Case(
+        "inverse_norms elsewhere",
+        DECODE,
+        {"inverse_norms": meta(S)},
+        ValueError,
+        ("inverse_norms", "expected cpu", "got meta"),
+    ),
     Case("new v elsewhere", DECODE, {"v": meta(V1)}, ValueError, ("v must", "expected cpu", "got meta")),
     Case("new v is double", DECODE, {"v": V1.double()}, TypeError, ("v must have", "float32", "float64")),
     Case("new q is double", DECODE, {"q": Q1.double()}, TypeError, ("q must have", "float32", "float64")),
@@ -339,7 +364,7 @@ SPOILT = {
     "precondition, reference": ("precondition", {"impl": "reference"}, ("k", "v", "beta")),
     "preconditioner": ("preconditioner", {}, ("k",)),
     "preconditioner, beta": ("preconditioner", {}, ("beta",)),
-    "decode": ("decode", {}, ("k", "scalars")),
+    "decode": ("decode", {}, ("k", "inverse_norms")),
 }
 
 

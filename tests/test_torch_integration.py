@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
-from lucid_attention.ops.lucid.torch_op import precondition_backward_op, precondition_op
-from lucid_attention.ops.softmax.attention import softmax_attention_backward_op, softmax_attention_op
+from lucid_attention import lucid_attention, lucid_decode, precondition, preconditioner
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.lucid.torch_op import precondition_op
+from lucid_attention.ops.softmax.attention import softmax_attention_op
 
 B, H, G, S, D, E = 2, 2, 2, 5, 4, 3
 
@@ -58,25 +59,26 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def solves() -> dict[str, tuple[Any, ...]]:
-    """k, v, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, sharpness as a number, row_max."""
+    """v, k, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, strength, sharpness as a number, norm."""
     _, k, v = qkv()
     past = options("past")["past"]
     beta, sharpness = options("learned")["beta"], torch.tensor([[1.0, 3.0], [2.0, 4.0]], dtype=torch.float64)
     mask = options("mask")["key_mask"]
     long_mask = torch.cat([torch.ones(B, S, dtype=torch.bool), mask], 1)
     borders = options("packed")["cu_seqlens"]
-    one = slice(0, 1)
+    one, half = slice(0, 1), torch.tensor(0.5, dtype=torch.float64)
     return {
-        "plain": (k, v, None, None, None, None, None, None, 2.0, False),
-        "sharp": (k, v, None, None, None, None, None, None, 50.0, False),
-        "past": (k, v, *past, None, None, None, None, 2.0, False),
-        "beta": (k, v, None, None, beta, None, None, None, 2.0, False),
-        "sharpness": (k, v, None, None, None, sharpness, None, None, 0.0, False),
-        "mask": (k, v, None, None, None, None, mask, None, 2.0, False),
-        "packed": (k[one], v[one], None, None, beta[one], sharpness[one], mask[one], borders, 0.0, False),
-        "row_max": (k, v, None, None, None, None, None, None, 2.0, True),
-        "all": (k, v, *past, beta, sharpness, long_mask, None, 0.0, True),
-        "bfloat16": (k.bfloat16(), v.bfloat16(), None, None, beta.bfloat16(), None, mask, None, 2.0, False),
+        "plain": (v, k, None, None, None, None, None, None, None, 2.0, "key"),
+        "sharp": (v, k, None, None, None, None, None, None, None, 50.0, "key"),
+        "strength": (v, k, None, None, None, None, None, None, half, 2.0, "key"),
+        "past": (v, k, *past, None, None, None, None, None, 2.0, "key"),
+        "beta": (v, k, None, None, beta, None, None, None, None, 2.0, "key"),
+        "sharpness": (v, k, None, None, None, sharpness, None, None, None, 0.0, "key"),
+        "mask": (v, k, None, None, None, None, mask, None, None, 2.0, "key"),
+        "packed": (v[one], k[one], None, None, beta[one], sharpness[one], mask[one], borders, None, 0.0, "key"),
+        "row_max": (v, k, None, None, None, None, None, None, None, 2.0, "row_max"),
+        "all": (v, k, *past, beta, sharpness, long_mask, None, None, 0.0, "row_max"),
+        "bfloat16": (v.bfloat16(), k.bfloat16(), None, None, beta.bfloat16(), None, mask, None, None, 2.0, "key"),
     }
 
 
@@ -101,20 +103,20 @@ def differentiable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 @pytest.mark.parametrize("name", solves())
 def test_the_solve_and_its_backward_pass_opcheck(name: str) -> None:
     arguments = solves()[name]
-    torch.library.opcheck(precondition_op, differentiable(arguments))
-    y, z, winners = precondition_op(*arguments)
-    k, _, *rest = arguments
-    for key_grads in (True, False):
-        torch.library.opcheck(precondition_backward_op, (torch.ones_like(y), y, z, winners, k, *rest, key_grads))
+    # opcheck would differentiate the strength, a setting that has no gradient.
+    torch.library.opcheck(precondition_op.forward, (*differentiable(arguments[:8]), *arguments[8:]))
+    y, z, winners = precondition_op.forward(*arguments)
+    for needed in ([True] * 6, [True, False, False, True, True, False]):
+        saved = (torch.ones_like(y), None, None, y, z, winners)
+        torch.library.opcheck(precondition_op.backward, (*saved, *arguments, needed))
 
 
 @pytest.mark.parametrize("name", readouts())
 def test_the_readout_and_its_backward_pass_opcheck(name: str) -> None:
     arguments = readouts()[name]
-    torch.library.opcheck(softmax_attention_op, differentiable(arguments))
-    o, lse = softmax_attention_op(*arguments)
-    q, k, y, *rest = arguments
-    torch.library.opcheck(softmax_attention_backward_op, (torch.ones_like(o), q, k, y, o, lse, *rest))
+    torch.library.opcheck(softmax_attention_op.forward, differentiable(arguments))
+    o, lse = softmax_attention_op.forward(*arguments)
+    torch.library.opcheck(softmax_attention_op.backward, (torch.ones_like(o), None, o, lse, *arguments, [True] * 3))
 
 
 @pytest.fixture
@@ -330,13 +332,13 @@ def test_autocast_does_not_reach_into_the_solve(kind: str, impl: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
-@pytest.mark.parametrize("function", ["decode_step", "preconditioner"])
+@pytest.mark.parametrize("function", ["lucid_decode", "preconditioner"])
 def test_autocast_does_not_reach_into_other_functions(function: str, norm: str) -> None:
     q, k, v = qkv(dtype=torch.float32)
-    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], key_scalars(k))
+    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], inverse_key_norms(k))
 
     def compute() -> Any:
-        return preconditioner(k, norm=norm) if function == "preconditioner" else decode_step(*arguments, norm=norm)
+        return preconditioner(k, norm=norm) if function == "preconditioner" else lucid_decode(*arguments, norm=norm)
 
     expected = compute()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -387,9 +389,9 @@ def test_strided_inputs_and_gradients_give_what_contiguous_ones_give(kind: str) 
 
 def test_a_decoding_step_takes_strided_tensors() -> None:
     q, k, v = qkv()
-    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], key_scalars(k))
+    arguments = (q[:, :, -1:], k, v[:, :, -1:], precondition(k, v)[:, :, :-1], inverse_key_norms(k))
     strided = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in arguments]
-    torch.testing.assert_close(decode_step(*strided), decode_step(*arguments))
+    torch.testing.assert_close(lucid_decode(*strided), lucid_decode(*arguments))
 
 
 def test_on_the_meta_device_only_shapes_are_computed() -> None:

@@ -20,7 +20,7 @@ from ..nn.attention.path import PathAttention
 from ..nn.attention.sliding import SlidingAttention
 from ..nn.attention.softmax import SoftmaxAttention
 from ..nn.causal import CausalAttention
-from ..ops.lucid.api import normalize_read_out
+from ..ops.lucid.api import normalize_for_readout
 from .layer import Layer
 
 Consumer = Callable[[Layer], None]
@@ -166,7 +166,7 @@ def _layer_of(
     parts: dict[str, Any] = {"index": index, "attention": name, "key_mask": key_mask, "v": v}
     if isinstance(module, LucidAttention):
         if module.norm == "qk":
-            q, k = normalize_read_out(q, k, key_mask)
+            q, k = normalize_for_readout(q, k, key_mask)
         parts |= {"norm": module.norm, "sharpness": module.sharpness(), "beta": module.beta(x)}
         if module.strength > 0:
             parts |= {"preconditioned": True, "strength": module.strength}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ops.keys import inverse_norms
-from ..ops.path.api import rebase_keys
+from ..ops.path.factors import keys_at_end
 from ..ops.path.reference import path_scores
 
 # Rows that are made together.
@@ -136,7 +136,7 @@ def scores_of_path(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, start: int, st
     q: [G, stop − start, D], of these positions; k, w: [N, D]; beta: [N]. No more than this block is in memory.
     """
     before, here = slice(0, start), slice(start, stop)
-    past = rebase_keys(k[None, None, before], w[None, None, before], beta[None, None, before]) if start else None
+    past = keys_at_end(k[None, None, before], w[None, None, before], beta[None, None, before]) if start else None
     new = k[None, None, here], w[None, None, here], beta[None, None, here]
     scores, _ = path_scores(q[None], *new, past, None, None)
     return scores[0]

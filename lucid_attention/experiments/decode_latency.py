@@ -28,7 +28,7 @@ CLAIM = Claim(
 PAPER = 1.3
 # Points above the paper's that a model may need: the quartiles of a token's time are a few percent apart.
 SLACK = 3.0
-LUCID, MODEL, STEP = "LUCID", "LUCID, whole model", "decode_step"
+LUCID, MODEL, STEP = "LUCID", "LUCID, whole model", "lucid_decode"
 DYNAMIC, STATIC = "dynamic", "static"
 
 

@@ -1,4 +1,4 @@
-"""Checks at the door: every message names the argument, what was expected and what came.
+"""Checks at the door: every message names the argument, what was expected and what was given.
 
 Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they
 are read (`packing.py`).
@@ -14,6 +14,11 @@ from .precision import autocast_enabled
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
+
+
+def described(x: Any) -> str:
+    """The type of x and, if it has one, its length."""
+    return f"{type(x).__name__} of length {len(x)}" if hasattr(x, "__len__") else type(x).__name__
 
 
 def check_tensor(name: str, x: Any) -> None:
@@ -80,8 +85,7 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
     if past is None:
         return None
     if not isinstance(past, (tuple, list)) or len(past) != 2:
-        came = f"{type(past).__name__} of length {len(past)}" if hasattr(past, "__len__") else type(past).__name__
-        raise TypeError(f"past must be a pair (k_past, y_past), got {came}")
+        raise TypeError(f"past must be a pair (k_past, y_past), got {described(past)}")
     k_past, y_past = past
     for name, x, like in (("k_past", k_past, k), ("y_past", y_past, k if v is None else v)):
         check_tensor(name, x)
@@ -93,6 +97,14 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
         check_device(name, x, k)
         check_same_dtype(name, x, like, "k" if name == "k_past" else "v")
     return None if k_past.shape[2] == 0 else (k_past, y_past)
+
+
+def check_inverse_norms(inverse_norms: Any, k: Tensor, letters: str) -> None:
+    """1/‖k‖ of every key of k: [B, H, N, D], in a dtype of its own."""
+    check_tensor("inverse_norms", inverse_norms)
+    check_float("inverse_norms", inverse_norms)
+    check_shape("inverse_norms", inverse_norms, tuple(k.shape[:3]), letters)
+    check_device("inverse_norms", inverse_norms, k)
 
 
 def check_key_mask(key_mask: Any, k: Tensor, past_length: int, letters: str = "[B, S + T]") -> None:

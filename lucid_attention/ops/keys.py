@@ -16,7 +16,7 @@ def inverse_norms(k: Tensor) -> Tensor:
     wide = k.dtype if k.device.type == "mps" else torch.float64
     norm = torch.linalg.vector_norm(k, dim=-1, keepdim=True, dtype=wide)
     zero = norm < torch.finfo(k.dtype).tiny
-    # Infinity has the inverse that a zero key needs, and the gradient: none.
+    # A zero key needs the inverse 0 and the gradient 0: those of infinity.
     return norm.masked_fill(zero, torch.inf).reciprocal().to(k.dtype)
 
 

@@ -1,11 +1,13 @@
-"""Packed documents and rows with masked positions, cut into parts that can be computed as ordinary batches.
+"""Packed documents and rows with masked positions, cut into parts that are computed as ordinary batches.
 
-A long document is a view of its own. Short documents of similar length are gathered into one batch, padded on the
-right: what is causal never looks there, and thousands of short documents do not cost thousands of small calls.
-Where a masked position must be as if it were not there, the others are gathered in the same way.
+A long document is a view. Short documents of similar length are gathered into one batch and padded on the right:
+causal operators never look there, and thousands of short documents do not cost thousands of small calls. Where a
+masked position must be absent, the kept positions are gathered in the same way.
+
+`pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,43 +15,85 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Documents up to this length are batched; above it a call of its own costs little next to the work.
+# Documents up to this length are batched. The call for a longer document costs little next to its work.
 SHORT = 256
 
 
 class Part(Protocol):
-    """Documents, or rows without their masked positions, that are computed together."""
+    """Sequences that are computed together: documents, or rows without their masked positions."""
+
+    @property
+    def past(self) -> "Part | None":
+        """The positions of the past that belong to these sequences."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, H, T, *] -> [B · documents, H, L, *] or, for a mask, [B, T] -> [B · documents, L]."""
+        """[B, H, T, *] -> [sequences, H, L, *] or, for a mask, [B, T] -> [sequences, L]."""
+
+    def take_grad(self, x: Tensor) -> Tensor:
+        """`take`, with zeros behind the end of a shorter sequence."""
 
     def scratch(self, x: Tensor) -> Tensor:
         """An uninitialised tensor in the shape of `take(x)`, to be written and handed to `put_`."""
 
     def put_(self, out: Tensor, part: Tensor) -> None:
-        """Write what `take` would read."""
+        """Write into `out` what `take` would read."""
 
-    def take_grad(self, x: Tensor) -> Tensor:
-        """`take`, with zeros where a shorter document of the batch has ended."""
+    def per_sequence(self, x: Tensor) -> Tensor:
+        """[B, H] -> [sequences, H]: repeat the value of a row for each of its sequences."""
+
+    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
+        """Add [sequences, H] to the rows of `out`: [B, H]."""
+
+
+class Everything:
+    """All positions of all rows, and all of the past."""
+
+    @property
+    def past(self) -> "Everything":
+        return self
+
+    def take(self, x: Tensor) -> Tensor:
+        return x
+
+    take_grad = scratch = per_sequence = take
+
+    def put_(self, out: Tensor, part: Tensor) -> None:
+        """`scratch` was `out` itself."""
+
+    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
+        out += part
 
 
 class LongDocument:
+    """Positions [start, stop) of every row, as views."""
+
+    past = None
+
     def __init__(self, start: int, stop: int) -> None:
         self.where = slice(start, stop)
 
     def take(self, x: Tensor) -> Tensor:
         return x[:, self.where] if x.ndim == 2 else x[:, :, self.where]
 
-    # Nothing to gather: a view serves for reading and for writing in place.
     take_grad = scratch = take
 
     def put_(self, out: Tensor, part: Tensor) -> None:
-        here = self.take(out)
-        if here.data_ptr() != part.data_ptr():
-            here.copy_(part)
+        target = self.take(out)
+        if target.data_ptr() != part.data_ptr():
+            target.copy_(part)
+
+    def per_sequence(self, x: Tensor) -> Tensor:
+        return x
+
+    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
+        out += part
 
 
 class ShortDocuments:
+    """Documents of every row, gathered and padded to one length."""
+
+    past = None
+
     def __init__(self, starts: list[int], stops: list[int], device: torch.device) -> None:
         begin = torch.tensor(starts, device=device)
         end = torch.tensor(stops, device=device)
@@ -77,45 +121,24 @@ class ShortDocuments:
         rows = part.unflatten(0, (out.shape[0], -1)).transpose(1, 2)
         out[:, :, self.index[self.inside]] = rows[:, :, self.inside]
 
+    def per_sequence(self, x: Tensor) -> Tensor:
+        return x.repeat_interleave(self.index.shape[0], 0)
 
-def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
-    """The document borders as a list; raises if they do not cover [0, length) in order."""
-    borders: list[int] = cu_seqlens.tolist()
-    rule = f"cu_seqlens must rise from 0 to T = {length} without falling"
-    if borders[0] != 0:
-        raise ValueError(f"{rule}: expected cu_seqlens[0] = 0, got {borders[0]}")
-    if borders[-1] != length:
-        raise ValueError(f"{rule}: expected cu_seqlens[-1] = {length}, got {borders[-1]}")
-    for i, (a, b) in enumerate(pairwise(borders)):
-        if a > b:
-            raise ValueError(f"{rule}: got cu_seqlens[{i}] = {a} before cu_seqlens[{i + 1}] = {b}")
-    return borders
-
-
-def parts(cu_seqlens: Tensor, length: int) -> Iterator[Part]:
-    """All documents, each in exactly one part. Empty documents vanish."""
-    borders = offsets(cu_seqlens, length)
-    short: dict[int, tuple[list[int], list[int]]] = {}
-    for start, stop in pairwise(borders):
-        if stop - start > SHORT:
-            yield LongDocument(start, stop)
-        elif stop > start:
-            # One batch per power of two: padding at most doubles a document.
-            starts, stops = short.setdefault((stop - start - 1).bit_length(), ([], []))
-            starts.append(start)
-            stops.append(stop)
-    for starts, stops in short.values():
-        yield ShortDocuments(starts, stops, cu_seqlens.device)
+    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
+        out += part.unflatten(0, (out.shape[0], -1)).sum(1)
 
 
 class KeptPositions:
-    """Sequences of kept positions of some rows, gathered to the front: take gives [sequences, H, L, *]."""
+    """Sequences of unmasked positions: row `rows[i]` at positions `kept[i]`, padded to one length."""
 
-    def __init__(self, rows: list[int], kept: list[Tensor], device: torch.device) -> None:
+    def __init__(
+        self, rows: list[int], kept: list[Tensor], device: torch.device, past: "KeptPositions | None" = None
+    ) -> None:
         length = max(positions.shape[0] for positions in kept)
         index = torch.stack([F.pad(positions, (0, length - positions.shape[0]), value=-1) for positions in kept])
+        self.past = past
         self.inside = (index >= 0).to(device)
-        # What stands behind the end of a sequence is computed with it and dropped: its last position is as good as any.
+        # Padding repeats the last position of a sequence. Its results are dropped.
         self.index = torch.where(index >= 0, index, index.amax(1, keepdim=True)).to(device)
         self.rows = torch.tensor(rows, device=device)[:, None]
 
@@ -134,9 +157,79 @@ class KeptPositions:
         rows = self.rows.expand_as(self.index)[self.inside]
         out[rows, :, self.index[self.inside]] = part.transpose(1, 2)[self.inside]
 
+    def per_sequence(self, x: Tensor) -> Tensor:
+        return x[self.rows[:, 0]]
 
-def kept_parts(key_mask: Tensor, cu_seqlens: Tensor | None) -> Iterator[Part]:
-    """All kept positions of key_mask: [B, T], those of a row or a document in sequence. Nothing kept: no part."""
+    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
+        out.index_add_(0, self.rows[:, 0], part)
+
+
+Pieces = list[Tensor | None]
+
+
+def pieces(
+    parts: Iterable[Part], outputs: Sequence[Tensor | None], past_outputs: Sequence[Tensor | None] = ()
+) -> Iterator[tuple[Part, Pieces, Pieces]]:
+    """Each part with tensors to be written, one for each of `outputs` and `past_outputs` (None for None).
+
+    What the loop's body wrote is put into the outputs when the loop goes on. past_outputs: [B, H, S, *].
+    """
+    for part in parts:
+        new = [None if x is None else part.scratch(x) for x in outputs]
+        old = [None if x is None or part.past is None else part.past.scratch(x) for x in past_outputs]
+        yield part, new, old
+        for owner, wholes, written in ((part, outputs, new), (part.past, past_outputs, old)):
+            for whole, piece in zip(wholes, written, strict=True):
+                if owner is not None and whole is not None and piece is not None:
+                    owner.put_(whole, piece)
+
+
+def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
+    """The document borders as a list; raises if they do not cover [0, length) in order."""
+    borders: list[int] = cu_seqlens.tolist()
+    rule = f"cu_seqlens must rise from 0 to T = {length} without falling"
+    if borders[0] != 0:
+        raise ValueError(f"{rule}: expected cu_seqlens[0] = 0, got {borders[0]}")
+    if borders[-1] != length:
+        raise ValueError(f"{rule}: expected cu_seqlens[-1] = {length}, got {borders[-1]}")
+    for i, (a, b) in enumerate(pairwise(borders)):
+        if a > b:
+            raise ValueError(f"{rule}: got cu_seqlens[{i}] = {a} before cu_seqlens[{i + 1}] = {b}")
+    return borders
+
+
+def documents(cu_seqlens: Tensor | None, length: int) -> Iterator[Part]:
+    """All documents, each in exactly one part. Empty documents vanish. Without borders: everything."""
+    if cu_seqlens is None:
+        yield Everything()
+        return
+    short: dict[int, tuple[list[int], list[int]]] = {}
+    for start, stop in pairwise(offsets(cu_seqlens, length)):
+        if stop - start > SHORT:
+            yield LongDocument(start, stop)
+        elif stop > start:
+            # One batch per power of two: padding at most doubles a document.
+            starts, stops = short.setdefault((stop - start - 1).bit_length(), ([], []))
+            starts.append(start)
+            stops.append(stop)
+    for starts, stops in short.values():
+        yield ShortDocuments(starts, stops, cu_seqlens.device)
+
+
+def kept_positions(key_mask: Tensor | None, cu_seqlens: Tensor | None, length: int, past: int) -> Iterator[Part]:
+    """All unmasked positions, those of a row or a document in sequence. Nothing kept: no part.
+
+    key_mask: [B, S + T] with S = `past` and T = `length`; a past excludes documents.
+    """
+    if key_mask is None:
+        yield from documents(cu_seqlens, length)
+    elif past:
+        yield from _kept_with_past(key_mask, past)
+    else:
+        yield from _kept(key_mask, cu_seqlens)
+
+
+def _kept(key_mask: Tensor, cu_seqlens: Tensor | None) -> Iterator[Part]:
     mask = key_mask.cpu()
     borders = [0, mask.shape[1]] if cu_seqlens is None else offsets(cu_seqlens, mask.shape[1])
     batches: dict[int, tuple[list[int], list[Tensor]]] = {}
@@ -154,11 +247,10 @@ def kept_parts(key_mask: Tensor, cu_seqlens: Tensor | None) -> Iterator[Part]:
         yield KeptPositions(rows, sequences, key_mask.device)
 
 
-def kept_rows(key_mask: Tensor, past: int) -> Iterator[tuple[Part, Part | None]]:
-    """For every row of key_mask: [B, S + T] its kept new positions and, None if there are none, its kept past ones."""
+def _kept_with_past(key_mask: Tensor, past: int) -> Iterator[Part]:
     mask = key_mask.cpu()
     for row in range(mask.shape[0]):
         old, new = mask[row, :past].nonzero()[:, 0], mask[row, past:].nonzero()[:, 0]
         if new.shape[0]:
             before = KeptPositions([row], [old], key_mask.device) if old.shape[0] else None
-            yield KeptPositions([row], [new], key_mask.device), before
+            yield KeptPositions([row], [new], key_mask.device, before)

@@ -22,7 +22,7 @@ def no_autocast(x: Tensor) -> AbstractContextManager[None]:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def read_out_dtype(x: Tensor) -> torch.dtype:
+def readout_dtype(x: Tensor) -> torch.dtype:
     """What `scaled_dot_product_attention` makes of x: autocast narrows it, unless it is float64."""
     if x.dtype == torch.float64 or not autocast_enabled(x):
         return x.dtype

@@ -92,7 +92,7 @@ def test_a_wrong_gradient_is_caught() -> None:
 def test_a_wrong_decoder_is_caught() -> None:
     done = run("-c", WRONG_DECODER)
     assert "WrongAnswer" in done.stderr
-    assert "'decode_step' does not compute what it should: its output" in done.stderr
+    assert "'lucid_decode' does not compute what it should: its output" in done.stderr
 
 
 PUBLISHED = """
@@ -196,7 +196,7 @@ def test_wrong_members_of_the_family_are_caught() -> None:
         ("path_attention", "its output"),
         ("path_attention", "the gradient of w"),
         ("lucid_path_attention", "its output"),
-        ("path_decode_step", "its output"),
-        ("path_decode_step with scalars", "its output"),
+        ("path_decode", "its output"),
+        ("path_decode with scalars", "its output"),
         ("gated_delta", "its output"),
     ]

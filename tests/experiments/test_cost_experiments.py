@@ -230,7 +230,7 @@ def decoding(store: Store, *, step: float, static: float) -> Store:
             records[decode_latency.model_job("small", name, cache, context)] = {
                 "entries": {"LUCID, whole model": entry}
             }
-        entries = {"SDPA": (0.004, 8.0), "bmm, softmax, bmm": (0.0005, 1.0), "decode_step": (step, step / 0.0005)}
+        entries = {"SDPA": (0.004, 8.0), "bmm, softmax, bmm": (0.0005, 1.0), "lucid_decode": (step, step / 0.0005)}
         records[decode_latency.step_job("small", name)] = {
             "facts": {"fastest": "bmm, softmax, bmm"},
             "entries": {

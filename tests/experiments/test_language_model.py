@@ -11,7 +11,7 @@ import pytest
 from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.steps import check_steps
-from lucid_attention.experiments.language_model.claim import claim as language_model
+from lucid_attention.experiments.language_model import claim as language_model
 from lucid_attention.experiments.language_model.jobs import range_ends
 from lucid_attention.experiments.language_model.runs import (
     SETTINGS,

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
-from lucid_attention import key_scalars, precondition
+from lucid_attention import precondition
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_of
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 from tests.models.dropin_cases import lucid_model, relative_error, softmax_model, tokens
 
 enable_lucid()
@@ -64,7 +65,7 @@ def test_a_layer_keeps_keys_lengths_and_y(make):
     for start, stop in ((0, 4), (4, 5), (5, 9)):
         put(layer, k[:, :, start:stop], v[:, :, start:stop])
     assert torch.equal(layer.keys[:, :, :9], k)
-    assert torch.equal(layer.scalars[:, :, :9], key_scalars(k))
+    assert torch.equal(layer.scalars[:, :, :9], inverse_key_norms(k))
     assert relative_error(layer.values[:, :, :9], precondition(k, v)) < 1e-6
     assert int(layer.get_seq_length()) == 9
 
@@ -87,7 +88,7 @@ def test_a_layer_that_was_reset_begins_anew(make):
     put(layer, keys(length=3), keys(length=3, seed=1))
     expected = precondition(keys(length=3), keys(length=3, seed=1))
     assert relative_error(layer.values[:, :, :3], expected) < 1e-6
-    assert torch.equal(layer.scalars[:, :, :3], key_scalars(keys(length=3)))
+    assert torch.equal(layer.scalars[:, :, :3], inverse_key_norms(keys(length=3)))
 
 
 @both_kinds
@@ -194,7 +195,7 @@ def test_any_history_leaves_what_one_pass_would_have_left(history):
             put(old, keys(length=2, seed=99), keys(length=2, seed=98))
     assert torch.equal(layer.keys, k)
     assert relative_error(layer.values, precondition(k, v)) < 1e-5
-    assert torch.equal(layer.scalars, key_scalars(k))
+    assert torch.equal(layer.scalars, inverse_key_norms(k))
 
 
 def test_two_answers_to_one_prompt_share_a_copied_cache():

@@ -14,7 +14,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from lucid_attention.models.dropin.api import masks
+from lucid_attention.models.dropin import masks
 from lucid_attention.models.dropin.masks import Visible, dense_mask, lucid_mask, read_mask
 from tests.models.dropin_cases import left_padded, lucid_model, relative_error, tokens
 

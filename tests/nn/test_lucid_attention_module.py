@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lucid_attention.nn.attention.lucid as implementation
-from lucid_attention import LucidAttention, key_scalars, lucid_attention, preconditioner
+from lucid_attention import LucidAttention, lucid_attention, preconditioner
 from lucid_attention.nn.causal import CausalAttention, Past
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 
 from .contract import GROUPED, HIDDEN, B, T, gradients, in_chunks, inputs
 
@@ -119,13 +120,13 @@ def test_the_strength_may_be_changed_later(impl: str) -> None:
 def test_single_tokens_without_gradients_take_the_decoding_step(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = build("paper"), inputs()
     calls = []
-    step = implementation.decode_step
+    step = implementation.lucid_decode
 
     def counted(*args: Any, **options: Any) -> Any:
         calls.append(1)
         return step(*args, **options)
 
-    monkeypatch.setattr(implementation, "decode_step", counted)
+    monkeypatch.setattr(implementation, "lucid_decode", counted)
     in_chunks(module, x, [9, 1, 1])
     assert not calls
     with torch.no_grad():
@@ -143,7 +144,7 @@ def test_the_past_is_keys_and_preconditioned_values_however_the_tokens_arrive(va
             _, past = in_chunks(module, x, [4, 1, 1, 3, 1, 1], mask)
             torch.testing.assert_close((past.k, past.y), (whole.k, whole.y))
             if past.scalars is not None:
-                torch.testing.assert_close(past.scalars, key_scalars(past.k))
+                torch.testing.assert_close(past.scalars, inverse_key_norms(past.k))
         assert not past.y.masked_fill(key_mask[:, None, :, None], 0).any()
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from lucid_attention.nn.attention import ATTENTIONS
 from lucid_attention.nn.attention import path as path_module
 from lucid_attention.nn.attention.path import PathAttention, PathPast
-from lucid_attention.ops.path.api import rebase_keys
+from lucid_attention.ops.path.factors import keys_at_end
 
 HIDDEN, T = 24, 21
 NAMES = ["path", "lucid_path"]
@@ -27,7 +27,7 @@ def build(name: str) -> tuple[PathAttention, Tensor]:
 def test_single_tokens_equal_the_full_pass_across_flushes(
     name: str, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(path_module, "FLUSH_EVERY", 3)
+    monkeypatch.setattr(path_module, "APPLY_EVERY", 3)
     module, x = build(name)
     mask = torch.ones(2, T, dtype=torch.bool)
     if padded:
@@ -65,8 +65,8 @@ def test_a_past_of_a_training_pass_moves_its_keys_only_when_they_are_used() -> N
     assert isinstance(past, PathPast)
     assert past.w is not None
     torch.testing.assert_close(past.k, module.k_proj(x).unflatten(-1, (2, -1)).transpose(1, 2))
-    torch.testing.assert_close(past.settled_keys(), rebase_keys(past.k, past.w, past.beta))
-    assert not torch.allclose(past.settled_keys(), past.k)
+    torch.testing.assert_close(past.keys_at_end(), keys_at_end(past.k, past.w, past.beta))
+    assert not torch.allclose(past.keys_at_end(), past.k)
 
 
 @pytest.mark.parametrize("name", NAMES)

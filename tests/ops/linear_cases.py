@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention.ops.delta.api import delta_attention
-from lucid_attention.ops.gla.api import gla_attention
-from lucid_attention.ops.gsa.api import gsa_attention
+from lucid_attention.ops.linear.delta import delta_attention
+from lucid_attention.ops.linear.gla import gla_attention
+from lucid_attention.ops.linear.gsa import gsa_attention
 
 from .cases import keys_of
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention.ops.lucid.decode import key_scalars
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
 
 from .cases import keys_of
@@ -26,7 +26,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 OPERATORS = list(FUNCTIONS)
 # Arguments that hold one entry for each new or past token, as [B, H, tokens, ...].
-NEW, OLD = ("q", "k", "v", "w", "beta"), ("k_past", "y_past", "scalars_past")
+NEW, OLD = ("q", "k", "v", "w", "beta"), ("k_past", "y_past", "inverse_norms")
 
 
 def strengths(kind: str, *shape: int) -> Tensor:
@@ -58,7 +58,7 @@ class PathCase:
         return f"{self.keys}-{self.w}-{self.beta}-" + "-".join(sizes)
 
     def tensors(self, operator: str, dtype: torch.dtype = torch.float64, sharpness: bool = False) -> dict[str, Tensor]:
-        """Arguments by name; past is k_past and y_past and, for LUCID, scalars_past."""
+        """Arguments by name; past is k_past and y_past and, for LUCID, inverse_norms."""
         B, H, T, S, D, E = self.B, self.H, self.T, self.S, self.D, self.E
         out = {"q": torch.randn(B, H * self.G, T, D), "k": keys_of(self.keys, B, H, T, D)}
         out |= {"v": torch.randn(B, H, T, E), "w": F.normalize(keys_of(self.w, B, H, T, D), dim=-1)}
@@ -66,7 +66,7 @@ class PathCase:
         if S:
             # Contracted keys, as they come out of a past.
             out |= {"k_past": 0.9 * keys_of(self.keys, B, H, S, D), "y_past": torch.randn(B, H, S, E)}
-            out["scalars_past"] = 0.9 * key_scalars(out["k_past"])
+            out["inverse_norms"] = 0.9 * inverse_key_norms(out["k_past"])
         if sharpness:
             out["sharpness"] = torch.linspace(0.7, 2.1, H)
         return {name: x.to(dtype) for name, x in wanted(operator, out).items()}
@@ -79,7 +79,7 @@ class PathCase:
 
 def wanted(operator: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Those that the operator takes."""
-    without = {"path": ("scalars_past", "sharpness"), "lucid_path": (), "precondition": ("q",)}[operator]
+    without = {"path": ("inverse_norms", "sharpness"), "lucid_path": (), "precondition": ("q",)}[operator]
     return {name: x for name, x in tensors.items() if name not in without}
 
 
@@ -162,7 +162,7 @@ def truth(
     B, H, T, D = k.shape
     k_past, y_past = tensors.get("k_past", k[:, :, :0]), tensors.get("y_past", v[:, :, :0])
     S = k_past.shape[2]
-    scalars = tensors.get("scalars_past", k.new_zeros(B, H, S))
+    inverse_norms = tensors.get("inverse_norms", k.new_zeros(B, H, S))
     sharpness = tensors.get("sharpness", sharpness)
     c = torch.as_tensor(math.sqrt(D) if sharpness is None else sharpness, dtype=k.dtype).expand(H)
     scale = 1 / math.sqrt(D) if scale is None else scale
@@ -180,7 +180,7 @@ def truth(
             keys, w, beta = k[b, :, new], tensors["w"][b, :, new], tensors["beta"][b, :, new]
             y = torch.cat([y_past[b, :, old], v[b, :, new]], 1)
             if operator != "path":
-                unit, unit_past = _unit(keys), k_past[b, :, old] * scalars[b, :, old, None]
+                unit, unit_past = _unit(keys), k_past[b, :, old] * inverse_norms[b, :, old, None]
                 y = _solve(unit, v[b, :, new], y_past[b, :, old], moved_keys(unit, w, beta, unit_past), c)
             if operator == "precondition":
                 made = y[:, None, len(old) :]

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention import decode_step, key_scalars, lucid_attention, precondition
+from lucid_attention import lucid_attention, lucid_decode, precondition
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 
 from .cases import Case, call, error
 
@@ -13,7 +14,7 @@ NORMS = ["key", "qk", "row_max"]
 
 
 def last_token(tensors: dict[str, Any], **options: Any) -> tuple[Any, Any]:
-    """(o, y) of the last position by `decode_step`, its cache filled by `precondition`."""
+    """(o, y) of the last position by `lucid_decode`, its cache filled by `precondition`."""
     T = tensors["k"].shape[2]
     options = {"beta": tensors.get("beta"), "sharpness": tensors.get("sharpness"), **options}
     key_mask, beta, scale = (options.pop(name, None) for name in ("key_mask", "beta", "scale"))
@@ -24,8 +25,8 @@ def last_token(tensors: dict[str, Any], **options: Any) -> tuple[Any, Any]:
         past["key_mask"] = None if key_mask is None else key_mask[:, :-1]
         y_past = precondition(k[:, :, :-1], v[:, :, :-1], **past, **options)
     beta = None if beta is None else beta[:, :, -1:]
-    new = tensors["q"][:, :, -1:], k, v[:, :, -1:], y_past, key_scalars(k)
-    return decode_step(*new, key_mask=key_mask, beta=beta, scale=scale, **options)
+    new = tensors["q"][:, :, -1:], k, v[:, :, -1:], y_past, inverse_key_norms(k)
+    return lucid_decode(*new, key_mask=key_mask, beta=beta, scale=scale, **options)
 
 
 def assert_is_full_pass(tensors: dict[str, Any], tolerance: float = 1e-11, **options: Any) -> None:
@@ -84,13 +85,13 @@ def test_whatever_stands_in_a_masked_place_of_the_cache_changes_nothing(norm, pl
     key_mask[1, 7:9] = False
     k, v, q = tensors["k"], tensors["v"][:, :, -1:], tensors["q"][:, :, -1:]
     y_past = precondition(k[:, :, :-1], tensors["v"][:, :, :-1], norm=norm, key_mask=key_mask[:, :-1])
-    clean = decode_step(q, k, v, y_past, key_scalars(k), norm=norm, key_mask=key_mask)
+    clean = lucid_decode(q, k, v, y_past, inverse_key_norms(k), norm=norm, key_mask=key_mask)
     hidden = ~key_mask[:, None, :, None]
     if place == "k":
         k = k.masked_fill(hidden, filling)
     else:
         y_past = y_past.masked_fill(hidden[:, :, :-1], filling)
-    step = decode_step(q, k, v, y_past, key_scalars(k), norm=norm, key_mask=key_mask)
+    step = lucid_decode(q, k, v, y_past, inverse_key_norms(k), norm=norm, key_mask=key_mask)
     torch.testing.assert_close(step.y, clean.y)
     torch.testing.assert_close(step.o, clean.o)
 
@@ -108,7 +109,7 @@ def test_a_masked_new_token_may_hold_anything(norm, place, filling):
 
     def step():
         q, k, v = (tensors[name] for name in "qkv")
-        return decode_step(q[:, :, -1:], k, v[:, :, -1:], y_past, key_scalars(k), norm=norm, key_mask=key_mask)
+        return lucid_decode(q[:, :, -1:], k, v[:, :, -1:], y_past, inverse_key_norms(k), norm=norm, key_mask=key_mask)
 
     clean = step()
     tensors[place][:, :, -1] = filling
@@ -132,11 +133,11 @@ def test_a_cache_of_any_dtype_is_read_in_at_least_float32(dtype, tolerance, norm
     tensors = case.tensors(dtype)
     k, v, q = tensors["k"], tensors["v"][:, :, -1:], tensors["q"][:, :, -1:]
     y_past = precondition(k[:, :, :-1], tensors["v"][:, :, :-1], norm=norm)
-    step = decode_step(q, k, v, y_past, key_scalars(k), norm=norm)
+    step = lucid_decode(q, k, v, y_past, inverse_key_norms(k), norm=norm)
     assert step.o.dtype == step.y.dtype == dtype
-    assert key_scalars(k).dtype == torch.float32
+    assert inverse_key_norms(k).dtype == torch.float32
     wide = [x.double() for x in (q, k, v, y_past)]
-    truth = decode_step(*wide, key_scalars(wide[1]), norm=norm)
+    truth = lucid_decode(*wide, inverse_key_norms(wide[1]), norm=norm)
     assert error(step.y, truth.y) <= tolerance
     assert error(step.o, truth.o) <= tolerance
 
@@ -176,16 +177,16 @@ def expanded(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", [transposed, beginning, expanded])
-@pytest.mark.parametrize("place", ["q", "k", "v", "y_past", "scalars"])
+@pytest.mark.parametrize("place", ["q", "k", "v", "y_past", "inverse_norms"])
 def test_the_layout_of_an_input_does_not_matter(place, layout):
     tensors = Case(T=30, B=3, G=2, D=4).tensors()
     k, v, q = tensors["k"], tensors["v"][:, :, -1:], tensors["q"][:, :, -1:]
     y_past = precondition(k[:, :, :-1], tensors["v"][:, :, :-1])
-    inputs = {"q": q, "k": k, "v": v, "y_past": y_past, "scalars": key_scalars(k)}
+    inputs = {"q": q, "k": k, "v": v, "y_past": y_past, "inverse_norms": inverse_key_norms(k)}
     inputs[place] = layout(inputs[place])
     before = {name: x.clone() for name, x in inputs.items()}
-    expected = decode_step(**{name: x.contiguous() for name, x in inputs.items()})
-    step = decode_step(**inputs)
+    expected = lucid_decode(**{name: x.contiguous() for name, x in inputs.items()})
+    step = lucid_decode(**inputs)
     torch.testing.assert_close(step.o, expected.o)
     torch.testing.assert_close(step.y, expected.y)
     for name, x in inputs.items():
@@ -209,7 +210,7 @@ def test_a_long_generation_stays_on_the_full_pass(norm):
     y, outputs = v[:, :, :0], []
     for t in range(80):
         keys = k[:, :, : t + 1]
-        step = decode_step(q[:, :, t : t + 1], keys, v[:, :, t : t + 1], y, key_scalars(keys), norm=norm)
+        step = lucid_decode(q[:, :, t : t + 1], keys, v[:, :, t : t + 1], y, inverse_key_norms(keys), norm=norm)
         y = torch.cat([y, step.y], 2)
         outputs.append(step.o)
     torch.testing.assert_close(torch.cat(outputs, 2), lucid_attention(q, k, v, norm=norm), rtol=1e-11, atol=1e-11)

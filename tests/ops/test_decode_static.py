@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lucid_attention import DecodeStep, decode_step, key_scalars, precondition
-from lucid_attention.ops.softmax.attention import one_token as decoding
+from lucid_attention import lucid_decode, precondition
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.softmax import one_token as decoding
+from lucid_attention.ops.softmax.one_token import Decoded
 
 from .cases import Case
 
@@ -35,18 +37,18 @@ class Buffers:
             self.y[:, :, :position] = precondition(*past, key_mask=self.key_mask[:, :position])
         self.k[:, :, position + 1 :] *= 40
         self.y[:, :, position:] *= 1e3
-        self.scalars = key_scalars(self.k)
-        self.scalars[:, :, position + 1 :] = 1e6
+        self.inverse_norms = inverse_key_norms(self.k)
+        self.inverse_norms[:, :, position + 1 :] = 1e6
         self.position = position
 
-    def ordinary(self, **options: Any) -> DecodeStep:
+    def ordinary(self, **options: Any) -> Decoded:
         stop = self.position + 1
-        args = self.q, self.k[:, :, :stop], self.v, self.y[:, :, : self.position], self.scalars[:, :, :stop]
-        return decode_step(*args, key_mask=self.key_mask[:, :stop], **options)
+        args = self.q, self.k[:, :, :stop], self.v, self.y[:, :, : self.position], self.inverse_norms[:, :, :stop]
+        return lucid_decode(*args, key_mask=self.key_mask[:, :stop], **options)
 
-    def static(self, step: Any = decode_step, shape: tuple[int, ...] = (), **options: Any) -> DecodeStep:
+    def static(self, step: Any = lucid_decode, shape: tuple[int, ...] = (), **options: Any) -> Decoded:
         position = torch.full(shape, self.position)
-        args = self.q, self.k, self.v, self.y, self.scalars
+        args = self.q, self.k, self.v, self.y, self.inverse_norms
         return step(*args, key_mask=self.key_mask, position=position, **options)
 
 
@@ -83,7 +85,7 @@ def test_the_new_token_may_be_padding_and_a_row_may_hold_nothing_else(norm):
     for filling in (None, torch.nan):
         if filling is not None:
             buffers.k[:2, :, 9] = buffers.v[:2] = buffers.q[1] = filling
-            buffers.scalars = key_scalars(buffers.k)
+            buffers.inverse_norms = inverse_key_norms(buffers.k)
         static, ordinary = buffers.static(norm=norm), buffers.ordinary(norm=norm)
         torch.testing.assert_close(static, ordinary, rtol=1e-12, atol=1e-12)
         assert not static.y[:2].any()
@@ -97,7 +99,7 @@ def test_a_zero_key_and_a_broken_query_are_those_of_the_ordinary_step(norm, way,
         monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
     buffers = Buffers(Case(T=M, B=2, G=2, D=4), 9)
     buffers.k[0, :, 9] = 0
-    buffers.scalars[0, :, 9] = 0
+    buffers.inverse_norms[0, :, 9] = 0
     buffers.q[1] = torch.nan
     static, ordinary = buffers.static(norm=norm), buffers.ordinary(norm=norm)
     torch.testing.assert_close(static, ordinary, rtol=1e-12, atol=1e-12, equal_nan=True)
@@ -115,9 +117,9 @@ def test_buffers_of_any_dtype_are_read_as_the_ordinary_step_reads_them(dtype, no
 
 def test_the_buffers_are_left_alone():
     buffers = Buffers(Case(T=M, B=2, G=2, D=4), 13)
-    before = [x.clone() for x in (buffers.k, buffers.y, buffers.scalars, buffers.key_mask)]
+    before = [x.clone() for x in (buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask)]
     buffers.static()
-    for x, copy in zip((buffers.k, buffers.y, buffers.scalars, buffers.key_mask), before, strict=True):
+    for x, copy in zip((buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask), before, strict=True):
         assert torch.equal(x, copy)
 
 
@@ -134,7 +136,7 @@ def test_one_compiled_graph_serves_every_position(norm, backend, way, dynamo, mo
     if way != "single passes":
         monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
     counter = CompileCounterWithBackend(backend)
-    step = torch.compile(decode_step, backend=counter, fullgraph=True)
+    step = torch.compile(lucid_decode, backend=counter, fullgraph=True)
     for position in (5, *POSITIONS, *range(6, 10)):
         buffers = Buffers(Case(T=M, B=2, G=2, D=4), position, torch.float32, padded=True)
         options = {"norm": norm, "beta": buffers.beta, "strength": 0.5}
@@ -144,24 +146,24 @@ def test_one_compiled_graph_serves_every_position(norm, backend, way, dynamo, mo
 
 def test_a_generation_in_static_buffers_is_the_full_pass():
     tensors = Case(T=M, B=2, G=2, D=4).tensors()
-    k, y, scalars = torch.zeros_like(tensors["k"]), torch.zeros_like(tensors["v"]), torch.zeros(2, 2, M).double()
+    k, y, inverse_norms = torch.zeros_like(tensors["k"]), torch.zeros_like(tensors["v"]), torch.zeros(2, 2, M).double()
     for t in range(M):
         now = slice(t, t + 1)
-        k[:, :, now], scalars[:, :, now] = tensors["k"][:, :, now], key_scalars(tensors["k"][:, :, now])
-        args = tensors["q"][:, :, now], k, tensors["v"][:, :, now], y, scalars
+        k[:, :, now], inverse_norms[:, :, now] = tensors["k"][:, :, now], inverse_key_norms(tensors["k"][:, :, now])
+        args = tensors["q"][:, :, now], k, tensors["v"][:, :, now], y, inverse_norms
         mask = (torch.arange(M) <= t).expand(2, M)
-        y[:, :, now] = decode_step(*args, key_mask=mask, position=torch.tensor(t), strength=0.7).y
+        y[:, :, now] = lucid_decode(*args, key_mask=mask, position=torch.tensor(t), strength=0.7).y
     torch.testing.assert_close(y, precondition(tensors["k"], tensors["v"], strength=0.7), rtol=1e-11, atol=1e-11)
 
 
 def bad(**changes: Any) -> dict[str, Any]:
     b = Buffers(Case(T=M, B=2, G=2, D=4), 13)
-    good = {"q": b.q, "k": b.k, "v": b.v, "y_past": b.y, "scalars": b.scalars, "key_mask": b.key_mask}
+    good = {"q": b.q, "k": b.k, "v": b.v, "y_past": b.y, "inverse_norms": b.inverse_norms, "key_mask": b.key_mask}
     return good | {"position": torch.tensor(13)} | changes
 
 
 def of(name: str, size: int) -> Tensor:
-    return bad()[name].narrow(-1 if name in ("scalars", "key_mask") else 2, 0, size)
+    return bad()[name].narrow(-1 if name in ("inverse_norms", "key_mask") else 2, 0, size)
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -176,11 +178,15 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no mask": ({"key_mask": None}, TypeError, r"key_mask must be \[B, M\].*got None"),
     "short mask": ({"key_mask": of("key_mask", 14)}, ValueError, r"key_mask must be \[B, M\] = \[2, 24\], got shape"),
     "y of the past": ({"y_past": of("y_past", 13)}, ValueError, r"y_past must be \[B, H, M, E\] = \[2, 2, 24, 3\]"),
-    "short scalars": ({"scalars": of("scalars", 14)}, ValueError, r"scalars must be \[B, H, M\] = \[2, 2, 24\]"),
+    "short inverse_norms": (
+        {"inverse_norms": of("inverse_norms", 14)},
+        ValueError,
+        r"inverse_norms must be \[B, H, M\] = \[2, 2, 24\]",
+    ),
 }
 
 
 @pytest.mark.parametrize(("changes", "kind", "message"), BAD.values(), ids=BAD)
 def test_a_bad_argument_is_explained(changes, kind, message):
     with pytest.raises(kind, match=message):
-        decode_step(**bad(**changes))
+        lucid_decode(**bad(**changes))

@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention import decode_step, key_scalars, no_factors, path_decode_step
-from lucid_attention.ops.softmax.attention import one_token as decoding
+from lucid_attention import lucid_decode
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.softmax import one_token as decoding
 
 B, H, G, S, D, E = 2, 2, 3, 17, 4, 5
 
@@ -26,17 +29,17 @@ def masks() -> torch.Tensor:
 def test_a_lucid_step_is_the_same_by_torchs_softmax(norm, masked, monkeypatch):
     q, k, v, y = tensors()
     options = {"norm": norm, "key_mask": masks() if masked else None, "beta": torch.rand(B, H, 1).double()}
-    expected = decode_step(q, k, v, y, key_scalars(k), **options)
+    expected = lucid_decode(q, k, v, y, inverse_key_norms(k), **options)
     monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
-    torch.testing.assert_close(decode_step(q, k, v, y, key_scalars(k), **options), expected)
+    torch.testing.assert_close(lucid_decode(q, k, v, y, inverse_key_norms(k), **options), expected)
 
 
 @pytest.mark.parametrize("lucid", [False, True], ids=["path", "lucid_path"])
 def test_a_path_step_is_the_same_by_torchs_softmax(lucid, monkeypatch):
     q, k, v, y = tensors()
     w, beta = F.normalize(torch.randn(B, H, 1, D).double(), dim=-1), torch.rand(B, H, 1).double()
-    scalars = key_scalars(k) if lucid else None
-    arguments = (q, k, v, w, beta, y, no_factors(k), S - 3)
-    expected = path_decode_step(*arguments, scalars=scalars)
+    inverse_norms = inverse_key_norms(k) if lucid else None
+    arguments = (q, k, v, w, beta, y, identity_factors(k), S - 3)
+    expected = path_decode(*arguments, inverse_norms=inverse_norms)
     monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
-    torch.testing.assert_close(path_decode_step(*arguments, scalars=scalars), expected)
+    torch.testing.assert_close(path_decode(*arguments, inverse_norms=inverse_norms), expected)

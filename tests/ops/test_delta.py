@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention.ops.delta.api import delta_attention
+from lucid_attention.ops.linear.delta import delta_attention
 
 from .cases import assert_exact, error, shifted_keys
 from .linear_cases import Sizes, call, evaluate, truth

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+from lucid_attention import lucid_attention, lucid_decode, precondition, preconditioner
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 
 from . import oracles
 from .cases import Case, assert_as_good_as, call, error, evaluate, widened
@@ -159,9 +160,9 @@ def test_float64_stays_float64_under_autocast():
 def test_autocast_does_not_reach_a_decode_step():
     tensors = Case(T=40, G=2, D=4).tensors(torch.float32)
     k, y = tensors["k"], call(precondition, tensors)
-    args = tensors["q"][:, :, -1:], k, tensors["v"][:, :, -1:], y[:, :, :-1], key_scalars(k)
-    plain = decode_step(*args)
+    args = tensors["q"][:, :, -1:], k, tensors["v"][:, :, -1:], y[:, :, :-1], inverse_key_norms(k)
+    plain = lucid_decode(*args)
     with torch.autocast("cpu", torch.bfloat16):
-        step = decode_step(*args)
+        step = lucid_decode(*args)
     for a, b in zip(step, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lucid_attention.ops.lucid.api import lucid_attention, precondition
 from lucid_attention.ops.path import blockwise, scores
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
-from lucid_attention.ops.softmax.attention import rectangles
+from lucid_attention.ops.softmax import rectangles
 from lucid_attention.ops.triangular import Schedule
 
 from .cases import assert_exact, error, shifted_keys

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention.ops.lucid.decode import key_scalars
-from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
-from lucid_attention.ops.path.decode import flush_keys, no_factors, path_decode_step
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
+from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.path.factors import apply_factors, identity_factors, keys_at_end
 
 from .path_cases import PathCase
 
 B, H, G, T, D, E = 2, 2, 2, 6, 4, 3
 GOOD = PathCase(T=T, B=B, H=H, G=G, S=T, D=D, E=E).tensors("lucid_path", torch.float32)
 Q, K, V, W, BETA = (GOOD[name] for name in ("q", "k", "v", "w", "beta"))
-K_PAST, Y_PAST, SCALARS = (GOOD[name] for name in ("k_past", "y_past", "scalars_past"))
+K_PAST, Y_PAST, NORMS = (GOOD[name] for name in ("k_past", "y_past", "inverse_norms"))
 CACHE = torch.cat([K_PAST, K[:, :, :1]], 2)
 PRODUCT = torch.eye(D).repeat(B, H, 1, 1)
 MASK, SHARPNESS = torch.ones(B, T, dtype=torch.bool), torch.full((H,), 2.0)
@@ -29,9 +30,9 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "path": (path_attention, {"q": Q} | NEW),
     "lucid_path": (lucid_path_attention, {"q": Q} | NEW),
     "precondition": (path_precondition, NEW),
-    "rebase": (rebase_keys, {"k": K, "w": W, "beta": BETA}),
+    "move": (keys_at_end, {"k": K, "w": W, "beta": BETA}),
     "decode": (
-        path_decode_step,
+        path_decode,
         {
             "q": Q[:, :, :1],
             "k": CACHE,
@@ -40,18 +41,18 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "beta": BETA[:, :, :1],
             "y_past": Y_PAST,
             "product": PRODUCT,
-            "flushed": 4,
-            "scalars": key_scalars(CACHE),
+            "pending": 4,
+            "inverse_norms": inverse_key_norms(CACHE),
         },
     ),
-    "flush": (flush_keys, {"k": K, "product": PRODUCT}),
-    "no_factors": (no_factors, {"k": K}),
+    "flush": (apply_factors, {"k": K, "product": PRODUCT}),
+    "identity_factors": (identity_factors, {"k": K}),
 }
 READ, LUCID = ("path", "lucid_path"), ("lucid_path", "precondition")
-PATH, REBASE, DECODE, FLUSH = ("path",), ("rebase",), ("decode",), ("flush",)
+PATH, REBASE, DECODE, FLUSH = ("path",), ("move",), ("decode",), ("flush",)
 SEQUENCES = (*READ, "precondition")
-WITH_W, WITH_Q, WITH_V = (*SEQUENCES, "rebase"), (*READ, "decode"), (*SEQUENCES, "decode")
-WITH_K = (*WITH_W, "decode", "flush", "no_factors")
+WITH_W, WITH_Q, WITH_V = (*SEQUENCES, "move"), (*READ, "decode"), (*SEQUENCES, "decode")
+WITH_K = (*WITH_W, "decode", "flush", "identity_factors")
 FACTORS = (*WITH_W, "decode")
 FLOAT = "float64, float32, bfloat16 or float16"
 
@@ -108,26 +109,31 @@ TENSORS = [
     case("beta is integer", FACTORS, {"beta": BETA.int()}, TypeError, "beta must be", FLOAT, "torch.int32"),
     case("beta elsewhere", WITH_W, {"beta": meta(BETA)}, ValueError, "beta must", "expected cpu", "got meta"),
 ]
-TRIPLE = "past must be a triple (k_past, y_past, scalars_past)"
+TRIPLE = "past must be a triple (k_past, y_past, inverse_norms)"
 PAIR = (K_PAST, Y_PAST)
 PASTS = [
     case("past is a tensor", PATH, {"past": K}, TypeError, "past must be a pair", "Tensor"),
     case("past is a number", PATH, {"past": 3}, TypeError, "past must be a pair", "int"),
-    case("past of three", PATH, {"past": (*PAIR, SCALARS)}, TypeError, "past must be a pair", "length 3"),
+    case("past of three", PATH, {"past": (*PAIR, NORMS)}, TypeError, "past must be a pair", "length 3"),
     case("past is a tensor", LUCID, {"past": K}, TypeError, TRIPLE, "Tensor"),
     case("past is a number", LUCID, {"past": 3}, TypeError, TRIPLE, "int"),
     case("past of two", LUCID, {"past": PAIR}, TypeError, TRIPLE, "length 2"),
     case("past swapped", PATH, {"past": PAIR[::-1]}, ValueError, "k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
     case("past of Nones", LUCID, {"past": (None,) * 3}, TypeError, "k_past must be", "Tensor", "NoneType"),
-    case("past is double", LUCID, {"past": (K_PAST.double(), Y_PAST, SCALARS)}, TypeError, "k_past must", "float64"),
+    case("past is double", LUCID, {"past": (K_PAST.double(), Y_PAST, NORMS)}, TypeError, "k_past must", "float64"),
+    case("y too short", LUCID, {"past": (K_PAST, Y_PAST[:, :, 1:], NORMS)}, ValueError, "y_past must", "[2, 2, 5, 3]"),
+    case("no norms", LUCID, {"past": (*PAIR, None)}, TypeError, "inverse_norms must be", "Tensor", "NoneType"),
     case(
-        "y too short", LUCID, {"past": (K_PAST, Y_PAST[:, :, 1:], SCALARS)}, ValueError, "y_past must", "[2, 2, 5, 3]"
+        "inverse_norms as [.., 1]",
+        LUCID,
+        {"past": (*PAIR, NORMS[..., None])},
+        ValueError,
+        "inverse_norms",
+        "[B, H, S]",
     ),
-    case("no scalars", LUCID, {"past": (*PAIR, None)}, TypeError, "scalars_past must be", "Tensor", "NoneType"),
-    case("scalars as [.., 1]", LUCID, {"past": (*PAIR, SCALARS[..., None])}, ValueError, "scalars_past", "[B, H, S]"),
-    case("scalars too short", LUCID, {"past": (*PAIR, SCALARS[..., 1:])}, ValueError, "scalars_past", "[2, 2, 5]"),
-    case("scalars are integer", LUCID, {"past": (*PAIR, SCALARS.int())}, TypeError, "scalars_past", "torch.int32"),
-    case("scalars elsewhere", LUCID, {"past": (*PAIR, meta(SCALARS))}, ValueError, "scalars_past", "got meta"),
+    case("inverse_norms too short", LUCID, {"past": (*PAIR, NORMS[..., 1:])}, ValueError, "inverse_norms", "[2, 2, 5]"),
+    case("inverse_norms are integer", LUCID, {"past": (*PAIR, NORMS.int())}, TypeError, "inverse_norms", "torch.int32"),
+    case("norms elsewhere", LUCID, {"past": (*PAIR, meta(NORMS))}, ValueError, "inverse_norms", "got meta"),
     case("past is a pair", REBASE, {"past": PAIR}, TypeError, "past must be", "torch.Tensor", "tuple"),
     case("past without a batch", REBASE, {"past": K[0]}, ValueError, "past must be", "[B, H, S,", "[2, 6, 4]"),
     case("past of values", REBASE, {"past": V}, ValueError, "past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
@@ -186,20 +192,43 @@ DECODING = [
     case("product without heads", (*DECODE, *FLUSH), {"product": torch.eye(4)}, ValueError, "product must be", D_D),
     case("product is integer", (*DECODE, *FLUSH), {"product": PRODUCT.int()}, TypeError, "product must be", "int32"),
     case("product elsewhere", (*DECODE, *FLUSH), {"product": meta(PRODUCT)}, ValueError, "product must", "got meta"),
-    case("flushed is negative", DECODE, {"flushed": -1}, ValueError, "flushed must be", "[0, 6]", "got -1"),
-    case("flushed too large", DECODE, {"flushed": 7}, ValueError, "flushed must be", "[0, 6]", "got 7"),
-    case("flushed is float", DECODE, {"flushed": 2.0}, (TypeError, ValueError), "flushed must be", "integer", "2.0"),
-    case("flushed is None", DECODE, {"flushed": None}, (TypeError, ValueError), "flushed must be", "None"),
+    case("pending is negative", DECODE, {"pending": -1}, ValueError, "pending must be", "[0, 6]", "got -1"),
+    case("pending too large", DECODE, {"pending": 7}, ValueError, "pending must be", "[0, 6]", "got 7"),
+    case("pending is float", DECODE, {"pending": 2.0}, (TypeError, ValueError), "pending must be", "integer", "2.0"),
+    case("pending is None", DECODE, {"pending": None}, (TypeError, ValueError), "pending must be", "None"),
     case(
-        "flushed is a tensor", DECODE, {"flushed": torch.tensor(2)}, (TypeError, ValueError), "flushed must", "tensor"
+        "pending is a tensor", DECODE, {"pending": torch.tensor(2)}, (TypeError, ValueError), "pending must", "tensor"
     ),
-    case("flushed is bool", DECODE, {"flushed": True}, (TypeError, ValueError), "flushed must be", "True"),
+    case("pending is bool", DECODE, {"pending": True}, (TypeError, ValueError), "pending must be", "True"),
     case("live is a list", DECODE, {"live": [1.0]}, TypeError, "live must be", "Tensor", "list"),
     case("live of another length", DECODE, {"live": CACHE}, ValueError, "live must be", "[2, 2, 7, 4]"),
     case("live is integer", DECODE, {"live": CACHE.long()}, TypeError, "live must be", "int64"),
-    case("scalars of the past", DECODE, {"scalars": SCALARS}, ValueError, "scalars", "[2, 2, 7]", "[2, 2, 6]"),
-    case("scalars are a list", DECODE, {"scalars": [1.0]}, TypeError, "scalars must be", "Tensor", "list"),
-    case("scalars elsewhere", DECODE, {"scalars": meta(key_scalars(CACHE))}, ValueError, "scalars", "got meta"),
+    case(
+        "inverse_norms of the past",
+        DECODE,
+        {"inverse_norms": NORMS},
+        ValueError,
+        "inverse_norms",
+        "[2, 2, 7]",
+        "[2, 2, 6]",
+    ),
+    case(
+        "inverse_norms are a list",
+        DECODE,
+        {"inverse_norms": [1.0]},
+        TypeError,
+        "inverse_norms must be",
+        "Tensor",
+        "list",
+    ),
+    case(
+        "inverse_norms elsewhere",
+        DECODE,
+        {"inverse_norms": meta(inverse_key_norms(CACHE))},
+        ValueError,
+        "inverse_norms",
+        "got meta",
+    ),
 ]
 DECODING += [
     case("out is a list", FLUSH, {"out": [1.0]}, TypeError, "out must be", "torch.Tensor", "list"),
@@ -236,18 +265,18 @@ def test_a_bad_argument_is_explained_and_leaves_no_trace(name: str, wrong: Case)
 def test_what_is_unusual_but_right_is_accepted(impl: str) -> None:
     everything = {"q": Q} | NEW
     plain = lucid_path_attention(**everything, impl=impl)
-    nothing_yet = K[:, :, :0], V[:, :, :0], SCALARS[..., :0]
+    nothing_yet = K[:, :, :0], V[:, :, :0], NORMS[..., :0]
     for options in ({"past": nothing_yet}, {"key_mask": MASK}, {"sharpness": 2}, {"sharpness": SHARPNESS.double()}):
         torch.testing.assert_close(lucid_path_attention(**everything, impl=impl, **options), plain)
     torch.testing.assert_close(
         path_attention(**everything, impl=impl, past=nothing_yet[:2], scale=1),
         path_attention(**everything, impl=impl, scale=1.0),
     )
-    past = lucid_path_attention(**everything, impl=impl, past=(*PAIR, SCALARS))
-    torch.testing.assert_close(lucid_path_attention(**everything, impl=impl, past=[*PAIR, SCALARS]), past)
+    past = lucid_path_attention(**everything, impl=impl, past=(*PAIR, NORMS))
+    torch.testing.assert_close(lucid_path_attention(**everything, impl=impl, past=[*PAIR, NORMS]), past)
     row = {name: x[:1] for name, x in everything.items()}
     empty = torch.tensor([0, 0, T, T])
     torch.testing.assert_close(lucid_path_attention(**row, impl=impl, cu_seqlens=empty), plain[:1])
-    torch.testing.assert_close(rebase_keys(K, W, BETA, past=K[:, :, :0]), rebase_keys(K, W, BETA))
+    torch.testing.assert_close(keys_at_end(K, W, BETA, past=K[:, :, :0]), keys_at_end(K, W, BETA))
     wide = everything | {"w": W.double(), "beta": BETA.bfloat16()}
     assert lucid_path_attention(**wide, impl=impl).dtype == torch.float32

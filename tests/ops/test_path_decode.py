@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_attention.ops.lucid.decode import key_scalars
-from lucid_attention.ops.path import decode
-from lucid_attention.ops.path.api import rebase_keys
-from lucid_attention.ops.path.decode import flush_keys, no_factors, path_decode_step
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path import factors
+from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.path.factors import apply_factors, identity_factors, keys_at_end
 
 from .cases import error
 from .path_cases import PathCase, call, strengths, tokens
@@ -26,29 +26,29 @@ class Cache:
 
     def __init__(self, k, v, prefill=None, lucid=True):
         self.keys, self.values = k[:, :, :0], v[:, :, :0]
-        self.scalars = key_scalars(k[:, :, :1])[:, :, :0]
-        self.none = self.product = no_factors(k)
-        self.flushed, self.lucid = 0, lucid
+        self.inverse_norms = inverse_key_norms(k[:, :, :1])[:, :, :0]
+        self.none = self.product = identity_factors(k)
+        self.pending, self.lucid = 0, lucid
         if prefill is not None:
-            self.keys, self.values, self.scalars = prefill
-            self.flushed = self.keys.shape[2]
+            self.keys, self.values, self.inverse_norms = prefill
+            self.pending = self.keys.shape[2]
 
     def step(self, q, k, v, w, beta, key_mask=None, **options):
-        self.scalars = torch.cat([self.scalars, key_scalars(k)], 2)
+        self.inverse_norms = torch.cat([self.inverse_norms, inverse_key_norms(k)], 2)
         keys = torch.cat([self.keys, k], 2)
-        scalars = self.scalars if self.lucid else None
-        args = q, keys, v, w, beta, self.values, self.product, self.flushed
-        step = path_decode_step(*args, scalars=scalars, key_mask=key_mask, **options)
-        assert step.live.shape[2] == keys.shape[2] - self.flushed
-        keys[:, :, self.flushed :] = step.live
+        inverse_norms = self.inverse_norms if self.lucid else None
+        args = q, keys, v, w, beta, self.values, self.product, self.pending
+        step = path_decode(*args, inverse_norms=inverse_norms, key_mask=key_mask, **options)
+        assert step.live.shape[2] == keys.shape[2] - self.pending
+        keys[:, :, self.pending :] = step.live
         self.keys, self.product = keys, step.product
         self.values = torch.cat([self.values, step.y], 2)
         return step.o
 
     def flush(self):
-        waiting = flush_keys(self.keys[:, :, : self.flushed], self.product) if self.flushed else self.keys[:, :, :0]
-        self.keys = torch.cat([waiting, self.keys[:, :, self.flushed :]], 2)
-        self.product, self.flushed = self.none, self.keys.shape[2]
+        waiting = apply_factors(self.keys[:, :, : self.pending], self.product) if self.pending else self.keys[:, :, :0]
+        self.keys = torch.cat([waiting, self.keys[:, :, self.pending :]], 2)
+        self.product, self.pending = self.none, self.keys.shape[2]
 
 
 def generate(operator, tensors, flushes, prompt=0, key_mask=None, **options):
@@ -63,7 +63,7 @@ def generate(operator, tensors, flushes, prompt=0, key_mask=None, **options):
             y = call("precondition", first, key_mask=mask, sharpness=sharpness)
         elif mask is not None:
             y = y.masked_fill(~mask[:, None, :, None], 0)
-        prefill = rebase_keys(first["k"], first["w"], first["beta"], key_mask=mask), y, key_scalars(first["k"])
+        prefill = keys_at_end(first["k"], first["w"], first["beta"], key_mask=mask), y, inverse_key_norms(first["k"])
     cache = Cache(k, v, prefill, operator == "lucid_path")
     if operator == "lucid_path":
         options["sharpness"] = sharpness
@@ -87,7 +87,7 @@ def test_a_generation_is_the_full_pass(operator, prompt, flushes):
     y = tensors["v"] if operator == "path" else call("precondition", tensors)
     assert error(cache.values, y) < 1e-12
     cache.flush()
-    assert error(cache.keys, rebase_keys(tensors["k"], tensors["w"], tensors["beta"])) < 1e-12
+    assert error(cache.keys, keys_at_end(tensors["k"], tensors["w"], tensors["beta"])) < 1e-12
 
 
 @given(st.sets(st.integers(0, 24)), st.integers(0, 20), st.booleans(), st.integers(0, 2**16))
@@ -123,7 +123,7 @@ def test_masks_of_every_kind_leave_the_step(operator):
         o, cache = generate(operator, tensors, {27, 33}, prompt, key_mask)
         assert error(o, call(operator, tensors, key_mask=key_mask)[:, :, prompt:]) < 1e-12
         assert (o[5] == 0).all()
-        keys = rebase_keys(tensors["k"], tensors["w"], tensors["beta"], key_mask=key_mask)
+        keys = keys_at_end(tensors["k"], tensors["w"], tensors["beta"], key_mask=key_mask)
         cache.flush()
         assert error(cache.keys, keys) < 1e-12
         if operator == "lucid_path":
@@ -165,25 +165,25 @@ def test_a_zero_key_is_as_in_the_full_pass(zero):
 )
 def test_a_cache_of_any_dtype_is_read_in_at_least_float32(dtype, tolerance, operator):
     """One step against float64 on the same rounded cache, with factors pending and in float32."""
-    S, flushed = 1500, 1440
+    S, pending = 1500, 1440
     tensors = PathCase(T=S + 1, B=2, G=2, D=16, E=8, keys="close").tensors("lucid_path", dtype)
     k, v, q = tensors["k"], tensors["v"], tensors["q"][:, :, -1:]
     w, beta = (tensors[name][:, :, -1:].float() for name in ("w", "beta"))
     product = torch.linalg.qr(torch.randn(2, 2, 16, 16))[0]
-    scalars = key_scalars(k) if operator == "lucid_path" else None
+    inverse_norms = inverse_key_norms(k) if operator == "lucid_path" else None
     args = q, k, v[:, :, -1:], w, beta, v[:, :, :-1], product
-    step = path_decode_step(*args, flushed, scalars=scalars)
+    step = path_decode(*args, pending, inverse_norms=inverse_norms)
     assert step.o.dtype == step.y.dtype == dtype
     # Kept wide: a 16-bit cache would round them anew with every token.
     assert step.live.dtype == step.product.dtype == torch.float32
-    assert no_factors(k).dtype == torch.float32
-    assert flush_keys(k, product).dtype == dtype
+    assert identity_factors(k).dtype == torch.float32
+    assert apply_factors(k, product).dtype == dtype
     wide = [x.double() for x in args]
-    expected = path_decode_step(*wide, flushed, scalars=None if scalars is None else key_scalars(wide[1]))
+    expected = path_decode(*wide, pending, inverse_norms=None if inverse_norms is None else inverse_key_norms(wide[1]))
     for name in ("o", "y", "live", "product"):
         assert error(getattr(step, name), getattr(expected, name)) <= tolerance, name
     with torch.autocast("cpu", torch.bfloat16):
-        again = path_decode_step(*args, flushed, scalars=scalars)
+        again = path_decode(*args, pending, inverse_norms=inverse_norms)
     for a, b in zip(again, step, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
 
@@ -211,12 +211,12 @@ def beginning(x):
 def test_the_layout_of_an_input_does_not_matter_and_inputs_stay_as_they_are(layout):
     tensors = PathCase(T=30, B=3, G=2, D=4).tensors("lucid_path")
     inputs = {name: tensors[name][:, :, -1:] for name in ("q", "v", "w", "beta")}
-    inputs |= {"k": tensors["k"], "y_past": tensors["v"][:, :, :-1], "scalars": key_scalars(tensors["k"])}
+    inputs |= {"k": tensors["k"], "y_past": tensors["v"][:, :, :-1], "inverse_norms": inverse_key_norms(tensors["k"])}
     inputs["product"] = torch.randn(3, 2, 4, 4).double()
     inputs = {name: layout(x).requires_grad_() for name, x in inputs.items()}
     before = {name: x.detach().clone() for name, x in inputs.items()}
-    expected = path_decode_step(**before, flushed=20)
-    step = path_decode_step(**inputs, flushed=20)
+    expected = path_decode(**before, pending=20)
+    step = path_decode(**inputs, pending=20)
     for a, b in zip(step, expected, strict=True):
         torch.testing.assert_close(a, b)
         assert not a.requires_grad
@@ -226,19 +226,19 @@ def test_the_layout_of_an_input_does_not_matter_and_inputs_stay_as_they_are(layo
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pieces", [3, 1024])
-def test_keys_are_flushed_in_place_or_beside_in_pieces_of_any_size(pieces, dtype, monkeypatch):
-    monkeypatch.setattr(decode, "FLUSHED_KEYS", pieces)
+def test_keys_are_moved_in_place_or_beside_in_pieces_of_any_size(pieces, dtype, monkeypatch):
+    monkeypatch.setattr(factors, "KEYS_AT_ONCE", pieces)
     k, product = (
         torch.randn(2, 2, 20, 4).to(dtype),
-        torch.randn(2, 2, 4, 4).to(no_factors(torch.ones(1, 1, 1, 1, dtype=dtype))),
+        torch.randn(2, 2, 4, 4).to(identity_factors(torch.ones(1, 1, 1, 1, dtype=dtype))),
     )
     expected = torch.einsum("bhnd,bhed->bhne", k.double(), product.double()).to(dtype)
-    beside = flush_keys(k, product)
+    beside = apply_factors(k, product)
     torch.testing.assert_close(beside, expected)
     buffer = torch.full((2, 2, 30, 4), 7.0, dtype=dtype)
     buffer[:, :, :20] = k
     cache = buffer[:, :, :20]
-    assert flush_keys(cache, product, out=cache) is cache
+    assert apply_factors(cache, product, out=cache) is cache
     torch.testing.assert_close(cache, beside, rtol=0, atol=0)
     assert (buffer[:, :, 20:] == 7).all()
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition, rebase_keys
-from lucid_attention.ops.path.torch_op import path_backward_op, path_op
+from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
+from lucid_attention.ops.path.factors import keys_at_end
+from lucid_attention.ops.path.torch_op import path_op
 
 from .path_cases import NEW, OLD, OPERATORS, PathCase, call, evaluate, packed_up
 from .test_memory import largest_allocation
@@ -73,10 +74,11 @@ def differentiable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def test_the_operator_and_its_backward_pass_opcheck(name: str, operator: str) -> None:
     arguments = op_arguments(name, operator)
     if operator != "lucid_path" or name == "past and mask":
-        torch.library.opcheck(path_op, differentiable(arguments))
-    o, lse, y = path_op(*arguments)
+        torch.library.opcheck(path_op.forward, differentiable(arguments))
+    o, lse, y = path_op.forward(*arguments)
     do, dy = (torch.ones_like(x) if x.numel() else None for x in (o, y))
-    torch.library.opcheck(path_backward_op, (do, dy, o, lse, y, *arguments))
+    needed = [isinstance(x, Tensor) for x in arguments[:9]]
+    torch.library.opcheck(path_op.backward, (do, None, dy, o, lse, y, *arguments, needed))
 
 
 @pytest.fixture
@@ -104,11 +106,11 @@ def test_a_compiled_call_equals_the_plain_one_and_new_lengths_do_not_recompile(k
     assert counter.frame_count <= 2
 
 
-def test_rebasing_compiles_with_gradients(dynamo: Any) -> None:
+def test_moving_compiles_with_gradients(dynamo: Any) -> None:
     inputs = problem("path", "past", 7)
     arguments = [inputs[name] for name in ("k", "w", "beta")]
-    compiled = torch.compile(rebase_keys, backend="aot_eager", fullgraph=True)
-    output, expected = (fn(*arguments, past=inputs["k_past"]) for fn in (compiled, rebase_keys))
+    compiled = torch.compile(keys_at_end, backend="aot_eager", fullgraph=True)
+    output, expected = (fn(*arguments, past=inputs["k_past"]) for fn in (compiled, keys_at_end))
     torch.testing.assert_close(output, expected)
     leaves = {name: inputs[name] for name in ("k", "w", "beta", "k_past")}
     torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves))
@@ -290,4 +292,4 @@ def test_options_are_keywords_only() -> None:
         with pytest.raises(TypeError, match="positional"):
             fn(*arguments, None)
     with pytest.raises(TypeError, match="positional"):
-        rebase_keys(tensors[1], tensors[3], tensors[4], None)  # type: ignore[misc]
+        keys_at_end(tensors[1], tensors[3], tensors[4], None)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""A past of re-based keys: chunks of any size give the full pass, and so do single tokens with lazily moved keys."""
+"""A past of moved keys: chunks of any size give the full pass, and so do single tokens with lazily moved keys."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_attention.ops.lucid.decode import key_scalars
-from lucid_attention.ops.path.api import rebase_keys
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path.factors import keys_at_end
 
 from .cases import assert_exact, error, shifted_keys
 from .path_cases import OPERATORS, PathCase, call, evaluate, factor, moved_keys, tokens
@@ -23,7 +23,7 @@ def chunked(
         here = tokens(tensors, slice(start, stop))
         mask = None if key_mask is None else key_mask[:, :stop]
         if keys is not None:
-            here |= {"k_past": keys, "y_past": values, "scalars_past": key_scalars(k[:, :, :start])}
+            here |= {"k_past": keys, "y_past": values, "inverse_norms": inverse_key_norms(k[:, :, :start])}
         outputs.append(call(operator, here, key_mask=mask, **options))
         if operator == "path":
             new = here["v"]
@@ -31,7 +31,7 @@ def chunked(
             kept = {name: x for name, x in options.items() if name != "scale"}
             new = call("precondition", here, key_mask=mask, **kept)
         values = torch.cat([values, new], 2)
-        keys = rebase_keys(here["k"], here["w"], here["beta"], past=keys, key_mask=mask)
+        keys = keys_at_end(here["k"], here["w"], here["beta"], past=keys, key_mask=mask)
     return torch.cat(outputs, 2)
 
 
@@ -68,7 +68,7 @@ def test_chunks_across_leaves_and_blocks_give_the_full_pass(cuts, operator, mask
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_gradients_flow_through_the_past_into_the_tokens_that_made_it(operator):
-    """rebase_keys is differentiable, so that a long context can be trained on in pieces."""
+    """keys_at_end is differentiable, so that a long context can be trained on in pieces."""
     case = PathCase(T=150, G=2, D=4, beta="edges")
     tensors, weight = case.tensors(operator, sharpness=True), case.weight(operator)
 
@@ -80,10 +80,10 @@ def test_gradients_flow_through_the_past_into_the_tokens_that_made_it(operator):
 
 @pytest.mark.parametrize("S", [0, 5, 200])
 @pytest.mark.parametrize("T", [1, 63, 64, 65, 200])
-def test_rebased_keys_are_explicit_products(T, S):
+def test_moved_keys_are_explicit_products(T, S):
     tensors = PathCase(T=T, S=S, B=2, D=4, beta="edges" if T < 64 else "small").tensors("path")
     k, w, beta, past = (tensors.get(name) for name in ("k", "w", "beta", "k_past"))
-    made = rebase_keys(k, w, beta, past=past)
+    made = keys_at_end(k, w, beta, past=past)
     assert made.shape == (2, 2, S + T, 4)
     for b in range(2):
         old = k[b, :, :0] if past is None else past[b]
@@ -92,7 +92,7 @@ def test_rebased_keys_are_explicit_products(T, S):
 
 
 @pytest.mark.parametrize("filling", [0.0, float("nan"), float("inf")])
-def test_rebased_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
+def test_moved_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
     tensors = PathCase(T=80, S=9, B=3, D=4).tensors("path")
     k, w, beta, past = (tensors[name] for name in ("k", "w", "beta", "k_past"))
     key_mask = torch.rand(3, 89) > 0.3
@@ -100,7 +100,7 @@ def test_rebased_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
     for x, hidden in ((k, ~key_mask[:, 9:]), (w, ~key_mask[:, 9:]), (beta, ~key_mask[:, 9:]), (past, ~key_mask[:, :9])):
         x[hidden[:, None].expand(x.shape[:3])] = filling
     inputs = [x.requires_grad_() for x in (k, w, beta, past)]
-    made = rebase_keys(k, w, beta, past=past, key_mask=key_mask)
+    made = keys_at_end(k, w, beta, past=past, key_mask=key_mask)
     for b in range(3):
         old, new = key_mask[b, :9].nonzero()[:, 0], key_mask[b, 9:].nonzero()[:, 0]
         assert (made[b, :, ~key_mask[b]] == 0).all()
@@ -110,12 +110,12 @@ def test_rebased_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(made.sum(), inputs))
 
 
-def test_rebasing_does_not_depend_on_how_the_past_came_about():
+def test_moving_does_not_depend_on_how_the_past_came_about():
     tensors = PathCase(T=150, D=4, beta="small").tensors("path")
     k, w, beta = (tensors[name] for name in ("k", "w", "beta"))
-    whole, past = rebase_keys(k, w, beta), None
+    whole, past = keys_at_end(k, w, beta), None
     for start, stop in ((0, 3), (3, 70), (70, 71), (71, 150)):
-        past = rebase_keys(k[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], past=past)
+        past = keys_at_end(k[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], past=past)
     assert error(past, whole) < 1e-12
 
 
@@ -124,26 +124,26 @@ def test_reflections_keep_the_length_of_a_key_and_contractions_shorten_it():
     w = F.normalize(torch.randn_like(k), dim=-1)
     for strength, same in ((2.0, True), (0.0, True), (1.0, False), (0.3, False)):
         beta = torch.full((1, 1, 300), strength).double()
-        ratio = rebase_keys(k, w, beta).norm(dim=-1) / k.norm(dim=-1)
+        ratio = keys_at_end(k, w, beta).norm(dim=-1) / k.norm(dim=-1)
         assert (ratio <= 1 + 1e-12).all()
         assert bool((ratio[..., 0] > 1 - 1e-12).all()) == same
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rebased_keys_have_the_dtype_of_the_keys_and_are_rounded_once(dtype):
+def test_moved_keys_have_the_dtype_of_the_keys_and_are_rounded_once(dtype):
     tensors = PathCase(T=130, S=5, D=8, beta="small").tensors("path", dtype)
     args = [tensors[name] for name in ("k", "w", "beta")]
-    made = rebase_keys(*args, past=tensors["k_past"])
+    made = keys_at_end(*args, past=tensors["k_past"])
     assert made.dtype == dtype
-    wide = rebase_keys(*(x.double() for x in args), past=tensors["k_past"].double())
+    wide = keys_at_end(*(x.double() for x in args), past=tensors["k_past"].double())
     unit = torch.finfo(dtype).eps
     assert error(made, wide) <= max(unit, 2e-6)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(rebase_keys(*args, past=tensors["k_past"]), made, rtol=0, atol=0)
+        torch.testing.assert_close(keys_at_end(*args, past=tensors["k_past"]), made, rtol=0, atol=0)
 
 
 def test_the_product_of_one_factor_is_that_factor():
     w, beta = F.normalize(torch.randn(1, 1, 1, 4).double(), dim=-1), torch.tensor([[[1.7]]]).double()
     past = torch.randn(1, 1, 3, 4).double()
-    made = rebase_keys(torch.randn(1, 1, 1, 4).double(), w, beta, past=past)
+    made = keys_at_end(torch.randn(1, 1, 1, 4).double(), w, beta, past=past)
     torch.testing.assert_close(made[:, :, :3], past @ factor(w[:, :, 0], beta[:, :, 0]))

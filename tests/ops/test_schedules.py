@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lucid_attention.ops.lucid.blockwise import Gradients, Problem, backward, forward
+from lucid_attention.ops.lucid.blockwise import Gradients, backward, forward
+from lucid_attention.ops.lucid.system import System
 from lucid_attention.ops.triangular import Schedule, pick_schedule, solve_unit_lower_, solve_unit_lower_transposed_
 
 from . import oracles
@@ -36,13 +37,13 @@ def run(
     """Forward and backward of the block-wise solve as the operator calls them."""
     sharpness = tensors["sharpness"].expand(B, H)
     x = tensors
-    asked = Problem(x["k"], x["k_past"], x["y_past"], x["beta"], sharpness, key_mask, norm == "row_max", strength)
+    system = System(x["k"], x["k_past"], x["y_past"], key_mask, None, x["beta"], norm, sharpness, strength)
     y, z = torch.empty_like(x["v"]), torch.empty_like(x["v"])
     winners = torch.empty(B, H, S + T, dtype=torch.int64) if norm == "row_max" else None
-    forward(asked, x["v"], y, z, winners, schedule)
+    forward(system, x["v"], y, z, winners, schedule)
     names = ("v", "k", "k_past", "y_past", "beta")
     grads = Gradients(*(torch.empty_like(x[name]) for name in names), torch.empty(B, H, dtype=torch.float64))
-    backward(asked, dy, y, z, winners, grads, schedule)
+    backward(system, dy, y, z, winners, grads, schedule)
     out = {f"d{name}": getattr(grads, f"d{name}") for name in names}
     return {"out": y, "dsharpness": grads.dsharpness.sum(0), **out}
 
@@ -63,11 +64,11 @@ def test_every_schedule_without_options_gives_the_equation(schedule, norm):
     dy = torch.randn(B, H, T, E, dtype=torch.float64)
     truth = evaluate(oracles.precondition, tensors, dy, norm=norm, sharpness=1.3, strength=0.9)
     k, v = tensors["k"], tensors["v"]
-    asked = Problem(k, None, None, None, 1.3, None, norm == "row_max", 0.9)
+    system = System(k, norm=norm, sharpness=1.3, strength=0.9)
     y, dv, dk = torch.empty_like(v), torch.empty_like(v), torch.empty_like(k)
     winners = torch.empty(B, H, T, dtype=torch.int64) if norm == "row_max" else None
-    forward(asked, v, y, None, winners, schedule)
-    backward(asked, dy, y, None, winners, Gradients(dv, dk, None, None, None, None), schedule)
+    forward(system, v, y, None, winners, schedule)
+    backward(system, dy, y, None, winners, Gradients(dv, dk, None, None, None, None), schedule)
     assert_exact({"out": y, "dv": dv, "dk": dk}, truth)
 
 
@@ -107,7 +108,7 @@ def test_what_stands_on_and_above_the_diagonal_is_not_read(size):
     P = matrix.tril(-1) + torch.eye(size, dtype=torch.float64)
     upper = torch.ones(size, size).triu().bool()
     for filling in (float("nan"), float("inf")):
-        broken = matrix.masked_fill(upper, filling)
+        broken = matrix.msystem_fill(upper, filling)
         for solve, system in ((solve_unit_lower_, P), (solve_unit_lower_transposed_, P.mT)):
             x = y.clone()
             solve(broken, x)

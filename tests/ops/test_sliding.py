@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention.ops.softmax.attention import sliding, softmax_attention
+from lucid_attention.ops.softmax import sliding
+from lucid_attention.ops.softmax.attention import softmax_attention
 from lucid_attention.ops.softmax.sliding import sliding_attention
 
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened

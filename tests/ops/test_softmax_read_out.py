@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention.ops.softmax.attention import softmax_attention, softmax_weights, strips, visible_keys
+from lucid_attention.ops.softmax import strips
+from lucid_attention.ops.softmax.attention import softmax_attention, softmax_weights, visible_keys
 
 from . import oracles
 from .cases import assert_as_good_as, assert_exact, error, evaluate, widened

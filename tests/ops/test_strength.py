@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.autograd import gradcheck
 
-from lucid_attention import decode_step, key_scalars, lucid_attention, precondition, preconditioner
+from lucid_attention import lucid_attention, lucid_decode, precondition, preconditioner
 from lucid_attention.ops.lucid import blockwise
+from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
@@ -175,8 +176,8 @@ def test_chunks_and_single_tokens_equal_the_full_pass(norm, s):
     kept = precondition(k[:, :, :17], v[:, :, :17], beta=beta[:, :, :17], key_mask=key_mask[:, :17], **options)
     for t in range(17, 40):
         now, mask = slice(t, t + 1), key_mask[:, : t + 1]
-        args = q[:, :, now], k[:, :, : t + 1], v[:, :, now], kept, key_scalars(k[:, :, : t + 1])
-        step = decode_step(*args, beta=beta[:, :, now], key_mask=mask, **options)
+        args = q[:, :, now], k[:, :, : t + 1], v[:, :, now], kept, inverse_key_norms(k[:, :, : t + 1])
+        step = lucid_decode(*args, beta=beta[:, :, now], key_mask=mask, **options)
         past = k[:, :, :t], kept
         again = lucid_attention(
             q[:, :, now], k[:, :, now], v[:, :, now], past=past, beta=beta[:, :, now], key_mask=mask, **options
@@ -236,8 +237,8 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
 @pytest.mark.parametrize(("value", "kind", "message"), BAD.values(), ids=BAD)
 def test_a_bad_strength_is_explained(value, kind, message):
     q = k = v = torch.randn(1, 1, 3, 4)
-    new = q[:, :, -1:], k, v[:, :, -1:], v[:, :, :-1], key_scalars(k)
-    for fn, args in ((lucid_attention, (q, k, v)), (precondition, (k, v)), (preconditioner, (k,)), (decode_step, new)):
+    new = q[:, :, -1:], k, v[:, :, -1:], v[:, :, :-1], inverse_key_norms(k)
+    for fn, args in ((lucid_attention, (q, k, v)), (precondition, (k, v)), (preconditioner, (k,)), (lucid_decode, new)):
         with pytest.raises(kind, match=message):
             fn(*args, strength=value)
 
@@ -259,7 +260,7 @@ def test_a_schedule_of_strengths_needs_few_compiled_graphs(kind, backend, dynamo
 
     def function(k: Tensor, v: Tensor, s: float) -> Tensor:
         if kind == "step":
-            return decode_step(k[:, :, -1:], k, v[:, :, -1:], v[:, :, :-1], key_scalars(k), strength=s).o
+            return lucid_decode(k[:, :, -1:], k, v[:, :, -1:], v[:, :, :-1], inverse_key_norms(k), strength=s).o
         return precondition(k, v, strength=s, impl=kind)
 
     counter = CompileCounterWithBackend(backend)

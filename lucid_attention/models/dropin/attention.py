@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.lucid.api import precondition
-from ...ops.lucid.decode import decode_step
+from ...ops.lucid.decode import lucid_decode
 from .cache import Pending, pending_of
 from .masks import Visible, find_documents, read_mask
 from .read_out import ReadOut, one_row, separate_rows
@@ -106,7 +106,7 @@ def _with_growing_cache(
     if y_past is None:
         visible = find_documents(visible, q.shape[0], T, read.others)
     if y_past is not None and _one_step(q, read, options):
-        step = decode_step(q, k, v, y_past, pending.scalars, key_mask=visible.key_mask, scale=read.scale, **options)
+        step = lucid_decode(q, k, v, y_past, pending.scalars, key_mask=visible.key_mask, scale=read.scale, **options)
         pending.commit(step.y)
         return step.o
     past = None if y_past is None else (k[:, :, : total - T], y_past)
@@ -129,7 +129,7 @@ def _with_static_cache(
         came = "None" if mask is None else f"shape {list(mask.shape)}"
         raise ValueError(f"the mask of a static cache must be [B, {M}], one bit per place in it, got {came}")
     if _one_step(q, read, options):
-        step = decode_step(
+        step = lucid_decode(
             q, k, v, buffer, pending.scalars, key_mask=mask, scale=read.scale, position=position, **options
         )
         pending.commit(step.y)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
-from ...ops.lucid.decode import key_scalars
+from ...ops.lucid.decode import inverse_key_norms
 from .growing import GrowingTensor
 from .settings import uses_lucid
 
@@ -24,7 +24,7 @@ class Pending:
     """What an attention function needs of the cache: keys and y of the past, and where y of the new tokens goes.
 
     k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E]; scalars: [B, H, S + T],
-    `key_scalars` of k. Of a static cache k, y_past and scalars are whole buffers [B, H, M, *] with the new keys at
+    `inverse_key_norms` of k. Of a static cache k, y_past and scalars are whole buffers [B, H, M, *] with the new keys at
     `position`: [] int64, and y_past is zero there. Of a growing one, room: [B, H, S + T, E] holds y_past, and y comes
     behind it.
     """
@@ -136,7 +136,7 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         y_past = self.values
         keys = self._growing["keys"].append(self.keys, key_states)
         with torch.no_grad():
-            self.scalars = self._growing["scalars"].append(self.scalars, key_scalars(key_states))
+            self.scalars = self._growing["scalars"].append(self.scalars, inverse_key_norms(key_states))
         self.keys = keys
         # As long as the keys, whoever may read it.
         room = self._growing["values"].append(y_past, value_states)
@@ -205,7 +205,7 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
         position = self.cumulative_length.clone()
         # Zeros where y is to come: the decoding step reads the whole buffer while its own y is not known yet.
         super().update(key_states, torch.zeros_like(value_states))
-        self._write(self.scalars, position, key_scalars(key_states))
+        self._write(self.scalars, position, inverse_key_norms(key_states))
         pending = Pending(self, self.keys, value_states, self.values, self.scalars, position)
         return self.keys, self.hand_on(self.values, pending)
 

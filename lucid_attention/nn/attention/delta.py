@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.delta.api import delta_attention
+from ...ops.linear.delta import delta_attention
 from ..norm import HeadNorm
 from ..recurrent import RecurrentAttention
 

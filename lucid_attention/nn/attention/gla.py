@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive
-from ...ops.gla.api import gla_attention
+from ...ops.linear.gla import gla_attention
 from ..causal import check_size, split_heads
 from ..norm import HeadNorm
 from ..recurrent import RecurrentAttention, log_sigmoid_gate

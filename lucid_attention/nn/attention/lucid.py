@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from ...ops.checks import check_norm, check_positive, check_strength
 from ...ops.dispatch import choose
 from ...ops.lucid import reference
-from ...ops.lucid.api import normalize_read_out, precondition
-from ...ops.lucid.decode import decode_step, key_scalars
-from ...ops.precision import read_out_dtype
+from ...ops.lucid.api import normalize_for_readout, precondition
+from ...ops.lucid.decode import inverse_key_norms, lucid_decode
+from ...ops.precision import readout_dtype
 from ..causal import CausalAttention, Past
 
 
@@ -75,11 +75,11 @@ class LucidAttention(CausalAttention):
     ) -> tuple[Tensor, Past]:
         if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
             return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
-        old = key_scalars(past.k) if past.scalars is None else past.scalars
-        scalars = torch.cat([old, key_scalars(k)], 2)
+        old = inverse_key_norms(past.k) if past.scalars is None else past.scalars
+        scalars = torch.cat([old, inverse_key_norms(k)], 2)
         k = torch.cat([past.k, k], 2)
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
-        step = decode_step(q, k, v, past.y, scalars, key_mask=key_mask, beta=self.beta(x), **settings)
+        step = lucid_decode(q, k, v, past.y, scalars, key_mask=key_mask, beta=self.beta(x), **settings)
         return step.o, Past(k, torch.cat([past.y, step.y], 2), scalars)
 
     def values(
@@ -100,9 +100,9 @@ class LucidAttention(CausalAttention):
 
     def readout(self, q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         if self.norm == "qk":
-            q, k = normalize_read_out(q, k, key_mask)
+            q, k = normalize_for_readout(q, k, key_mask)
         if self.impl == "reference":
-            return reference.read_out(q, k, y, key_mask, cu_seqlens, None).to(read_out_dtype(q))
+            return reference.readout(q, k, y, key_mask, cu_seqlens, None).to(readout_dtype(q))
         return super().readout(q, k, y, key_mask, cu_seqlens)
 
     def extra_repr(self) -> str:

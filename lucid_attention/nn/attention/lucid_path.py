@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive, check_shape
-from ...ops.lucid.decode import key_scalars
+from ...ops.lucid.decode import inverse_key_norms
 from ...ops.path.api import lucid_path_pass
 from .path import PathAttention, PathPast
 
@@ -55,7 +55,7 @@ class LucidPathAttention(PathAttention):
         check_shape("past.scalars", past.scalars, tuple(past.k.shape[:3]), "[B, H, S]")
 
     def scalars(self, k: Tensor, past: PathPast | None) -> Tensor:
-        new = key_scalars(k)
+        new = inverse_key_norms(k)
         return new if past is None or past.scalars is None else torch.cat([past.scalars, new], 2)
 
     def read(

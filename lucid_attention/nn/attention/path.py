@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.dispatch import choose
-from ...ops.path.api import path_attention, rebase_keys
-from ...ops.path.decode import FLUSH_EVERY, PathStep, flush_keys, no_factors, path_decode_step
+from ...ops.path.api import path_attention
+from ...ops.path.decode import APPLY_EVERY, PathDecoded, path_decode
+from ...ops.path.factors import apply_factors, identity_factors, keys_at_end
 from ..causal import CausalAttention, check_size, split_heads
 from ..short_convolution import ShortConvolution
 
@@ -37,13 +38,13 @@ class PathPast(NamedTuple):
         """S, padding included."""
         return self.k.shape[2]
 
-    def settled_keys(self) -> Tensor:
+    def keys_at_end(self) -> Tensor:
         """Keys re-based to the end of the past: [B, H, S, D]."""
         if self.w is not None and self.beta is not None:
             S, T = self.k.shape[2], self.w.shape[2]
-            return rebase_keys(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
+            return keys_at_end(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
         if self.product is not None and self.live is not None:
-            waiting = flush_keys(self.k[:, :, : self.flushed], self.product)
+            waiting = apply_factors(self.k[:, :, : self.flushed], self.product)
             return torch.cat([waiting, self.live.to(self.k.dtype)], 2)
         return self.k
 
@@ -124,7 +125,7 @@ class PathAttention(CausalAttention):
         scalars = self.scalars(k, past)
         if past is not None and T == 1 and not torch.is_grad_enabled() and self.impl != "reference":
             return self._decode(q, k, v, w, beta, past, scalars, tail, key_mask)
-        settled = None if past is None else (past.settled_keys(), past.y)
+        settled = None if past is None else (past.keys_at_end(), past.y)
         old_scalars = None if scalars is None else scalars[:, :, :S]
         o, y = self.read(q, k, v, w, beta, settled, old_scalars, key_mask, cu_seqlens)
         if settled is not None:
@@ -151,7 +152,7 @@ class PathAttention(CausalAttention):
         return path_attention(q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl), v
 
     def step_options(self) -> dict[str, Any]:
-        """Further arguments of `path_decode_step`."""
+        """Further arguments of `path_decode`."""
         return {}
 
     def _decode(
@@ -167,11 +168,11 @@ class PathAttention(CausalAttention):
         key_mask: Tensor | None,
     ) -> tuple[Tensor, PathPast]:
         keys, product, live, flushed = past.k, past.product, past.live, past.flushed
-        if product is None or past.length - flushed >= FLUSH_EVERY:
-            keys, live, flushed = past.settled_keys(), None, past.length
-            product = no_factors(keys)
+        if product is None or past.length - flushed >= APPLY_EVERY:
+            keys, live, flushed = past.keys_at_end(), None, past.length
+            product = identity_factors(keys)
         keys = torch.cat([keys, k], 2)
-        step: PathStep = path_decode_step(
+        step: PathDecoded = path_decode(
             q,
             keys,
             v,
@@ -181,7 +182,7 @@ class PathAttention(CausalAttention):
             product,
             flushed,
             live=live,
-            scalars=scalars,
+            inverse_norms=scalars,
             key_mask=key_mask,
             **self.step_options(),
         )

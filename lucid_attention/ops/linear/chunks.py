@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Measured on a CPU for D = 64: below, loops over chunks cost more; above, the products within a chunk do.
+# Measured on a CPU for D = 64: loops over smaller chunks cost more, and so do products within larger ones.
 CHUNK = 64
-# Tokens of all heads that are computed at once: on a CPU, as much as the cache holds.
+# Tokens of all heads that are computed at once: on a CPU, as many as its cache holds.
 CPU_SEGMENT = 4 * 1024
 ACCELERATOR_SEGMENT = 1024 * 1024
 
@@ -20,9 +20,9 @@ ACCELERATOR_SEGMENT = 1024 * 1024
 def in_segments(
     attend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor | None], state: Any
 ) -> tuple[Tensor, Any]:
-    """`attend(*tensors, state)`, a part of the sequence after the other. tensors: [B, H, T, ...] or None.
+    """`attend(*tensors, state)`, one segment of the sequence after another. tensors: [B, H, T, ...] or None.
 
-    What lies between chunks is then as large for a long sequence as for a short one, and time per token stays the same.
+    The tensors between chunks then do not grow with the sequence, and the time per token stays constant.
     """
     first = next(x for x in tensors if x is not None)
     B, H, T = first.shape[:3]
@@ -40,7 +40,8 @@ def in_segments(
 def along(tensors: Sequence[Tensor | None], take_apart: Callable[[Tensor], Sequence[Tensor]]) -> list[tuple[Any, ...]]:
     """Tensors taken apart in the same way, piece by piece; None stays None.
 
-    Each tensor at once: the gradient of a slice is as large as the whole, and a loop of slices would be quadratic.
+    Each tensor is taken apart in one call: the gradient of a slice is as large as its tensor, so a loop of slices would
+    take quadratic time.
     """
     columns = [None if x is None else take_apart(x) for x in tensors]
     pieces = next(len(column) for column in columns if column is not None)

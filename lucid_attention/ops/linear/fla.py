@@ -1,8 +1,8 @@
 """flash-linear-attention's kernels behind our signatures: run only when asked for by name, on CUDA, or refused.
 
-Arguments are those of our operators after their checks, with masked tokens zeroed; results are o and the state. Nobody
-has run this on a GPU here: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the
-installed version, and runs the plumbing on a CPU with its naive code in place of its kernels.
+Arguments are those of our operators after their checks, with masked tokens zeroed; results are o and the state. This
+has not been run on a GPU: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the installed
+version, and runs the plumbing on a CPU with naive code in place of the kernels.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..precision import read_out_dtype
+from ..precision import readout_dtype
 
 Memory = tuple[Tensor, Tensor]
 
@@ -28,12 +28,12 @@ def delta(
 ) -> tuple[Tensor, Tensor]:
     """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T], [B, H, T], [B, H, D, E]."""
     refuse_what_cannot_run(k)
-    dtype = read_out_dtype(q)
+    dtype = readout_dtype(q)
     if log_decay is None:
         if dtype == torch.float32:
             raise TypeError(
-                "impl='fla' without log_decay expects bfloat16 or float16, got torch.float32: its kernel has no more. "
-                "impl='chunkwise' has"
+                "impl='fla' without log_decay expects bfloat16 or float16, got torch.float32, which its kernel lacks. "
+                "impl='chunkwise' takes float32"
             )
         path, tensors = "delta_rule.chunk_delta_rule", {}
     else:
@@ -54,7 +54,7 @@ def gla(
 ) -> tuple[Tensor, Tensor]:
     """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T, D], [B, H, D, E]."""
     refuse_what_cannot_run(k)
-    dtype = read_out_dtype(q)
+    dtype = readout_dtype(q)
     tensors = {"k": k.to(dtype), "v": v.to(dtype), "g": log_decay.float()}
     o, states = _run("gla.chunk_gla", q.to(dtype), tensors, None if state is None else (state,), cu_seqlens, scale)
     return o, states[0]
@@ -72,7 +72,7 @@ def gsa(
 ) -> tuple[Tensor, Memory]:
     """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T, M] twice, ([B, H, D, M], [B, H, M, E])."""
     refuse_what_cannot_run(k)
-    dtype = read_out_dtype(q)
+    dtype = readout_dtype(q)
     tensors = {"k": k.to(dtype), "v": v.to(dtype), "s": s.to(dtype), "g": log_decay.float()}
     o, states = _run("gsa.chunk_gsa", q.to(dtype), tensors, state, cu_seqlens, scale)
     return o, (states[0], states[1])
@@ -88,7 +88,7 @@ def refuse_what_cannot_run(k: Tensor) -> None:
 def _kernel(path: str) -> Any:
     module, name = path.rsplit(".", 1)
     try:
-        # By name: the package needs torch and nothing else, and this is the one place that may find more.
+        # Imported by name here, because the package itself needs torch alone.
         return getattr(import_module(f"fla.ops.{module}"), name)
     except ImportError as error:
         raise ImportError(
@@ -105,7 +105,7 @@ def _run(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Call a kernel in its layout, [B, T, H, D], with as many heads everywhere as there are queries' heads."""
+    """Call a kernel in its layout, [B, T, H, D], with every tensor repeated to the heads of q."""
     H = tensors["k"].shape[1]
     G = q.shape[1] // H
     repeated = {name: x.repeat_interleave(G, 1).transpose(1, 2) for name, x in tensors.items()}

@@ -1,6 +1,6 @@
-"""What the operators with a state of fixed size share at their doors: masks, packing, grouped queries, dtypes.
+"""What the operators with a state of fixed size share: checks, masks, packing, grouped queries, dtypes.
 
-Two rules carry everything. A masked token writes nothing and forgets nothing, so dropping it would change nothing. A
+Two rules cover all cases. A masked token writes nothing and forgets nothing, so removing it would change nothing. A
 document begins by forgetting completely (log decay −∞), so it cannot see the one before.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import checks, packing
-from ..precision import no_autocast, read_out_dtype, working_dtype
+from ..precision import no_autocast, readout_dtype, working_dtype
 
 State = TypeVar("State")
 
@@ -56,7 +56,7 @@ def check_state(name: str, state: Any, k: Tensor, size: tuple[int, int], letters
 
 
 def mask_tokens(key_mask: Tensor | None, *tensors: Tensor | None) -> list[Any]:
-    """Zero at masked positions, whatever stands there: nothing is asked, written or (log decay 0) forgotten."""
+    """Zero at masked positions, so that nothing is asked, written or (log decay 0) forgotten there."""
     if key_mask is None:
         return list(tensors)
     hidden = ~key_mask[:, None]
@@ -83,7 +83,7 @@ def run(
     """`attend` in working precision, with the queries of a group side by side. tensors: [B, H, T, ...], k first."""
     k = tensors[0]
     assert k is not None
-    wide, dtype = working_dtype(k), read_out_dtype(q)
+    wide, dtype = working_dtype(k), readout_dtype(q)
     with no_autocast(k):
         # [B, H·G, T, D] -> [B, H, T, G, D]: the queries that read one state at one time stand together.
         asked = (q.to(wide) * scale).unflatten(1, (k.shape[1], -1)).transpose(2, 3)

@@ -4,22 +4,19 @@ Shapes: B batch, H key/value heads, G query heads per key/value head, T new and 
 size.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
 from .. import checks, packing
+from ..custom_op import refuse_forward_mode
 from ..dispatch import choose
-from ..forward_mode import refuse_forward_mode
 from ..keys import rms_normalize
-from ..precision import no_autocast, read_out_dtype
+from ..precision import no_autocast, readout_dtype
 from ..softmax.attention import softmax_attention
 from ..softmax.strips import clean_queries
 from . import reference
+from .system import Past, System, checked_system
 from .torch_op import precondition_op
-
-Past = tuple[Tensor, Tensor]
 
 
 def lucid_attention(
@@ -45,8 +42,8 @@ def lucid_attention(
         v: [B, H, T, E].
         past: (k_past [B, H, S, D], y_past [B, H, S, E]), keys and *preconditioned* values of earlier positions, as
             `precondition` returned them.
-        key_mask: [B, S + T] bool, True where a key takes part. A masked key leaves P and the softmax, whatever stands
-            there. A query that sees no key reads zero.
+        key_mask: [B, S + T] bool, True where a key takes part. A masked key leaves P and the softmax, whatever it
+            holds. A query that sees no key reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
         beta: [B, H, T] in [0, 1], step size of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V.
         norm: "key" (P of keys normalised to √D, the paper's), "qk" (gain-free RMS norm of q and k in the softmax as
@@ -60,21 +57,31 @@ def lucid_attention(
     Returns:
         o: [B, H·G, T, E].
     """
-    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength)
+    system = checked_system(
+        k,
+        v,
+        past=past,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        beta=beta,
+        norm=norm,
+        sharpness=sharpness,
+        strength=strength,
+    )
     checks.check_q(q, k)
     checks.check_scale(scale)
     impl = choose(impl)
-    y = _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength, impl)
-    if past is not None:
-        k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y.to(past[1].dtype)], 2)
+    y = _precondition(system, v, impl)
+    if system.k_past is not None and system.y_past is not None:
+        k, y = torch.cat([system.k_past, k], 2), torch.cat([system.y_past, y.to(system.y_past.dtype)], 2)
     if norm == "qk":
-        q, k = normalize_read_out(q, k, key_mask)
+        q, k = normalize_for_readout(q, k, key_mask)
     if impl == "reference":
-        return reference.read_out(q, k, y, key_mask, cu_seqlens, scale).to(read_out_dtype(q))
+        return reference.readout(q, k, y, key_mask, cu_seqlens, scale).to(readout_dtype(q))
     return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
 
 
-def normalize_read_out(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def normalize_for_readout(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """q and k as the softmax of norm="qk" sees them: gain-free RMS norm. q: [B, H·G, T, D], k: [B, H, S + T, D]."""
     if key_mask is not None:
         # Before the norm: the gradient of a masked NaN is NaN, not zero.
@@ -99,8 +106,18 @@ def precondition(
 
     k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Arguments as in `lucid_attention`.
     """
-    past = _check(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength)
-    return _precondition(k, v, past, key_mask, cu_seqlens, beta, norm, sharpness, strength, choose(impl))
+    system = checked_system(
+        k,
+        v,
+        past=past,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        beta=beta,
+        norm=norm,
+        sharpness=sharpness,
+        strength=strength,
+    )
+    return _precondition(system, v, choose(impl))
 
 
 def preconditioner(
@@ -117,67 +134,31 @@ def preconditioner(
 
     A masked key has a row and a column of the identity. Arguments as in `lucid_attention`.
     """
-    _check(k, k, None, key_mask, cu_seqlens, beta, norm, sharpness, strength)
-    if cu_seqlens is not None:
-        packing.offsets(cu_seqlens, k.shape[2])
-    c = _sharpness(k, sharpness)
-    wide = torch.promote_types(k.dtype, torch.float32)
-    c = c.to(wide) if isinstance(c, Tensor) else c
+    system = checked_system(
+        k,
+        k,
+        key_mask=key_mask,
+        cu_seqlens=cu_seqlens,
+        beta=beta,
+        norm=norm,
+        sharpness=sharpness,
+        strength=strength,
+    )
+    _check_borders(system)
     with no_autocast(k):
-        return reference.dense_matrix(k.to(wide), key_mask, cu_seqlens, beta, norm, c, strength).to(k.dtype)
+        return reference.dense_matrix(system.widened()).to(k.dtype)
 
 
-def _check(
-    k: Tensor,
-    v: Tensor,
-    past: Past | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    beta: Tensor | None,
-    norm: str,
-    sharpness: float | Tensor | None,
-    strength: float,
-) -> Past | None:
-    checks.check_kv(k, v)
-    past = checks.check_past(past, k, v)
-    checks.check_key_mask(key_mask, k, 0 if past is None else past[0].shape[2])
-    checks.check_cu_seqlens(cu_seqlens, k, past)
-    checks.check_beta(beta, k)
-    checks.check_norm(norm)
-    checks.check_sharpness(sharpness, k)
-    checks.check_strength(strength)
-    return past
-
-
-def _sharpness(k: Tensor, sharpness: float | Tensor | None) -> float | Tensor:
-    if sharpness is None:
-        return math.sqrt(k.shape[-1])
-    return sharpness if isinstance(sharpness, Tensor) else float(sharpness)
-
-
-def _precondition(
-    k: Tensor,
-    v: Tensor,
-    past: Past | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    beta: Tensor | None,
-    norm: str,
-    sharpness: float | Tensor | None,
-    strength: float,
-    impl: str,
-) -> Tensor:
-    k_past, y_past = past if past is not None else (None, None)
-    c = _sharpness(k, sharpness)
+def _precondition(system: System, v: Tensor, impl: str) -> Tensor:
     if impl == "reference":
-        if cu_seqlens is not None:
-            packing.offsets(cu_seqlens, k.shape[2])
-        args = k, v, k_past, y_past, beta, key_mask, cu_seqlens, norm, c, strength
-        return reference.precondition(*args).to(v.dtype)
-    refuse_forward_mode(k, v, k_past, y_past, beta, c)
-    learned = c.expand(k.shape[0], -1) if isinstance(c, Tensor) else None
-    default = 0.0 if isinstance(c, Tensor) else c
-    optional = k_past, y_past, beta, learned, key_mask, cu_seqlens
-    # Of the ways from a number to a tensor, a product is the one in which a compiler does not fix the number.
-    s = None if strength == 1 else torch.ones((), dtype=torch.float64, device="cpu") * strength
-    return precondition_op(k, v, *optional, default, norm == "row_max", s)[0]
+        _check_borders(system)
+        return reference.precondition(system, v)
+    inputs = system.operator_inputs()
+    refuse_forward_mode(v, *inputs)
+    return precondition_op.forward(v, *inputs)[0]
+
+
+def _check_borders(system: System) -> None:
+    """Check the values of `cu_seqlens`, as the block-wise solve does where it reads them."""
+    if system.cu_seqlens is not None:
+        packing.offsets(system.cu_seqlens, system.k.shape[2])

@@ -1,100 +1,143 @@
-"""Block-wise Y = (I + diag(β) L)⁻¹ diag(β) V and its gradients: O(T·D) memory, never a T × T matrix.
+"""Block-wise Y = (I + s · diag(β) L)⁻¹ diag(β) V and its gradients: O(T·D) memory, never a T × T matrix.
 
-Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`). Masking is one rule: a masked key has
-β = 0 and its key and value read as zero, which takes it out of the system whatever stands there.
+Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`). A masked key has β = 0 and its key and
+value read as zero: so it leaves the system, NaN or not.
+
+L_ij = exp(u_i·u_j − shift_i) is made of features u of the keys:
+
+norm="key", "qk":  u = √c · k/‖k‖,   shift = c, so that L_ij = exp(c (cos θ_ij − 1))
+norm="row_max":    u = √(c/D) · k,   shift_i = max_{j ≤ i} u_i·u_j
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .. import packing
-from ..precision import no_autocast, working_dtype
-from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
-from .features import KeyFeatures, row_winners
+from ..exponential import FOLDED_SHIFT, ExponentialTiles
+from ..keys import inverse_norms
+from ..precision import no_autocast
+from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_, spans
+from .system import System
+
+Group = tuple[slice, slice]
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is asked, as tensors [B, H, T, *].
+class KeyFeatures:
+    """u of n heads with what is needed to take du back to the keys.
 
-    k: [B, H, T, D]; k_past, y_past: [B, H, S, D], [B, H, S, E]; beta: [B, H, T]; sharpness: a number or [B, H];
-    key_mask: [B, S + T]; row_max: raw keys with the causal row maximum subtracted; strength: the factor s of L.
+    k: [n, S + T, D], overwritten by u; a masked key must be zero. sharpness: a number or [n, 1, 1]. strength: s.
     """
 
-    k: Tensor
-    k_past: Tensor | None
-    y_past: Tensor | None
-    beta: Tensor | None
-    sharpness: float | Tensor
-    key_mask: Tensor | None
-    row_max: bool
-    strength: float
+    def __init__(self, k: Tensor, sharpness: float | Tensor, strength: float, row_max: bool) -> None:
+        self.sharpness, self.strength, self.row_max = sharpness, strength, row_max
+        root = math.sqrt(sharpness) if isinstance(sharpness, float) else sharpness.sqrt()
+        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if row_max else inverse_norms(k)
+        self.slope = self.slope * root
+        self.u = k.mul_(self.slope)
 
-    @property
-    def past(self) -> int:
-        return 0 if self.k_past is None else self.k_past.shape[2]
+    def tiles(self, elements: int, winners: Tensor | None) -> ExponentialTiles:
+        """winners: [n, S + T], where the maximum of each row stands, for row_max."""
+        if winners is not None:
+            return ExponentialTiles(self.u, self.strength, self._row_maxima(winners), elements)
+        if isinstance(self.sharpness, Tensor):
+            return ExponentialTiles(self.u, self.strength, self.sharpness, elements)
+        if self.sharpness > FOLDED_SHIFT:
+            return ExponentialTiles(self.u, self.strength, self.u.new_full((1, 1, 1), self.sharpness), elements)
+        return ExponentialTiles(self.u, self.strength * math.exp(-self.sharpness), None, elements)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return working_dtype(self.k)
+    def _winning(self, winners: Tensor) -> Tensor:
+        return self.u.gather(1, winners[:, :, None].expand_as(self.u))
 
-    def part(self, part: packing.Part) -> "Problem":
-        """The problem of some documents of a packed row."""
-        beta = None if self.beta is None else part.take(self.beta)
-        key_mask = None if self.key_mask is None else part.take(self.key_mask)
-        k, sharpness = part.take(self.k), self.sharpness
-        if isinstance(sharpness, Tensor):
-            sharpness = sharpness.repeat_interleave(k.shape[0] // sharpness.shape[0], 0)
-        return Problem(k, None, None, beta, sharpness, key_mask, self.row_max, self.strength)
+    def _row_maxima(self, winners: Tensor) -> Tensor:
+        return (self.u * self._winning(winners)).sum(-1, keepdim=True)
+
+    def pull_back(self, tiles: ExponentialTiles, winners: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return dk: [n, S + T, D] and dc: [n] (None if `tiles` did not keep row sums)."""
+        u, du = self.u, tiles.du
+        if winners is not None and tiles.row_sums is not None:
+            # shift_i = u_i · u_winner; in S it stands with a minus.
+            index = winners[:, :, None].expand_as(u)
+            du.sub_(tiles.row_sums * self._winning(winners)).scatter_add_(1, index, -tiles.row_sums * u)
+        along = (u * du).sum(-1, keepdim=True)
+        dc = None
+        if tiles.row_sums is not None:
+            c = self.sharpness if isinstance(self.sharpness, float) else self.sharpness[:, 0]
+            dc = (along.sum(1) / (2 * c) - (0.0 if self.row_max else tiles.row_sums.sum(1)))[:, 0]
+        if not self.row_max:
+            # u has a fixed length √c: only the part of du across u reaches the key.
+            du.sub_(u * along.div_(self.sharpness))
+        return du.mul_(self.slope), dc
 
 
-def _flat(x: Tensor | None, group: tuple[slice, slice]) -> Tensor | None:
+def row_winners(u: Tensor, past: int, key_mask: Tensor | None, schedule: Schedule) -> Tensor:
+    """argmax_{j ≤ i} u_i·u_j over unmasked j (and i itself), for the rows behind `past`: [n, S + T] (earlier rows: 0).
+
+    u: [n, S + T, D]; key_mask: [n, S + T].
+    """
+    n, total, _ = u.shape
+    index = torch.arange(total, device=u.device)
+    best = (u * u).sum(-1)
+    winners = index.expand(n, total).clone()
+    for rows in spans(past, total, schedule.block):
+        for cols in spans(0, rows.stop, max(1, schedule.elements // (rows.stop - rows.start))):
+            scores = torch.bmm(u[:, rows], u[:, cols].mT)
+            scores.masked_fill_(index[cols] >= index[rows, None], -math.inf)
+            if key_mask is not None:
+                scores.masked_fill_(~key_mask[:, None, cols], -math.inf)
+            value, where = scores.max(-1)
+            better = value > best[:, rows]
+            best[:, rows] = torch.where(better, value, best[:, rows])
+            winners[:, rows] = torch.where(better, where + cols.start, winners[:, rows])
+    return winners
+
+
+def _flat(x: Tensor | None, group: Group) -> Tensor | None:
     return None if x is None else x[group].flatten(0, 1)
 
 
-class Heads:
-    """The heads of one group of a problem, flattened to n, in working precision."""
+class SystemHeads:
+    """The heads of one group of a system, flattened to n, in working precision."""
 
-    def __init__(self, problem: Problem, group: tuple[slice, slice]) -> None:
-        n_batch, n_heads = problem.k[group].shape[:2]
-        D, S, total = problem.k.shape[3], problem.past, problem.past + problem.k.shape[2]
-        k = problem.k.new_empty(n_batch * n_heads, total, D, dtype=problem.dtype)
+    def __init__(self, system: System, group: Group) -> None:
+        n_batch, n_heads = system.k[group].shape[:2]
+        D, S, total = system.k.shape[3], system.past_length, system.past_length + system.k.shape[2]
+        k = system.k.new_empty(n_batch * n_heads, total, D, dtype=system.dtype)
         views = k.view(n_batch, n_heads, total, D)
-        views[:, :, S:] = problem.k[group]
-        if problem.k_past is not None:
-            views[:, :, :S] = problem.k_past[group]
+        views[:, :, S:] = system.k[group]
+        if system.k_past is not None:
+            views[:, :, :S] = system.k_past[group]
         self.key_mask = None
-        if problem.key_mask is not None:
-            self.key_mask = problem.key_mask[group[0], None].expand(n_batch, n_heads, total).flatten(0, 1)
+        if system.key_mask is not None:
+            self.key_mask = system.key_mask[group[0], None].expand(n_batch, n_heads, total).flatten(0, 1)
             k.masked_fill_(~self.key_mask[:, :, None], 0)
-        sharpness = problem.sharpness
+        sharpness = system.sharpness
         if isinstance(sharpness, Tensor):
-            sharpness = sharpness[group].reshape(-1, 1, 1).to(problem.dtype)
-        self.features = KeyFeatures(k, sharpness, problem.strength, problem.row_max)
-        self.y_past = self._past_values(problem, group)
-        self.beta = self._weights(problem, group)
+            sharpness = sharpness[group].reshape(-1, 1, 1).to(system.dtype)
+        self.features = KeyFeatures(k, sharpness, system.strength, system.row_max)
+        self.y_past = self._past_values(system, group)
+        self.beta = self._weights(system, group)
 
-    def _past_values(self, problem: Problem, group: tuple[slice, slice]) -> Tensor | None:
-        y_past = _flat(problem.y_past, group)
+    def _past_values(self, system: System, group: Group) -> Tensor | None:
+        y_past = _flat(system.y_past, group)
         if y_past is None:
             return None
-        y_past = y_past.to(problem.dtype)
+        y_past = y_past.to(system.dtype)
         if self.key_mask is None:
             return y_past
-        return y_past.masked_fill(~self.key_mask[:, : problem.past, None], 0)
+        return y_past.masked_fill(~self.key_mask[:, : system.past_length, None], 0)
 
-    def _weights(self, problem: Problem, group: tuple[slice, slice]) -> Tensor | None:
-        beta = _flat(problem.beta, group)
+    def _weights(self, system: System, group: Group) -> Tensor | None:
+        beta = _flat(system.beta, group)
         if beta is not None:
-            beta = beta.to(problem.dtype)[:, :, None]
+            beta = beta.to(system.dtype)[:, :, None]
         if self.key_mask is None:
             return beta
-        taking_part = self.key_mask[:, problem.past :, None]
-        return taking_part.to(problem.dtype) if beta is None else beta.masked_fill(~taking_part, 0)
+        taking_part = self.key_mask[:, system.past_length :, None]
+        return taking_part.to(system.dtype) if beta is None else beta.masked_fill(~taking_part, 0)
 
-    def values(self, v: Tensor, group: tuple[slice, slice], out: Tensor | None) -> Tensor:
+    def values(self, v: Tensor, group: Group, out: Tensor | None) -> Tensor:
         """v of the group in working precision, masked positions zero; in `out` where that has the dtype for it."""
         source = v[group]
         dtype = self.features.u.dtype
@@ -109,31 +152,31 @@ class Heads:
         return wide
 
 
-def _schedule(problem: Problem) -> Schedule:
-    B, H, T, _ = problem.k.shape
-    return pick_schedule(problem.k.device, B * H, T, problem.past)
+def _schedule(system: System) -> Schedule:
+    B, H, T, _ = system.k.shape
+    return pick_schedule(system.k.device, B * H, T, system.past_length)
 
 
-def _store(out: Tensor, group: tuple[slice, slice], value: Tensor) -> None:
+def _store(out: Tensor, group: Group, value: Tensor) -> None:
     target = out[group]
     if target.data_ptr() != value.data_ptr():
         target.copy_(value.view(target.shape))
 
 
 def forward(
-    problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None
+    system: System, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None
 ) -> None:
     """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] where they are asked for."""
-    if problem.strength == 0:
-        _forward_of_identity(problem, v, y, z, winners)
+    if system.strength == 0:
+        _forward_of_identity(system, v, y, z, winners)
         return
-    schedule = schedule or _schedule(problem)
+    schedule = schedule or _schedule(system)
     with no_autocast(v):
-        for group in schedule.groups(*problem.k.shape[:2]):
-            heads = Heads(problem, group)
+        for group in schedule.groups(*system.k.shape[:2]):
+            heads = SystemHeads(system, group)
             won = None
             if winners is not None:
-                won = row_winners(heads.features.u, problem.past, heads.key_mask, schedule)
+                won = row_winners(heads.features.u, system.past_length, heads.key_mask, schedule)
                 _store(winners, group, won)
             wide = heads.values(v, group, y)
             wide_z = None if z is None else torch.empty_like(wide)
@@ -157,7 +200,7 @@ class Gradients:
 
 
 def backward(
-    problem: Problem,
+    system: System,
     dy: Tensor,
     y: Tensor,
     z: Tensor | None,
@@ -166,18 +209,18 @@ def backward(
     schedule: Schedule | None = None,
 ) -> None:
     """Write all gradients that have a buffer in `out`."""
-    if problem.strength == 0:
-        _backward_of_identity(problem, dy, z, out)
+    if system.strength == 0:
+        _backward_of_identity(system, dy, z, out)
         return
-    schedule = schedule or _schedule(problem)
-    S = problem.past
+    schedule = schedule or _schedule(system)
+    S = system.past_length
     with no_autocast(dy):
-        for group in schedule.groups(*problem.k.shape[:2]):
-            heads = Heads(problem, group)
+        for group in schedule.groups(*system.k.shape[:2]):
+            heads = SystemHeads(system, group)
             won = _flat(winners, group)
             tiles = heads.features.tiles(schedule.elements, won)
             if out.dk is not None:
-                tiles.collect_gradients(row_sums=out.dsharpness is not None or problem.row_max)
+                tiles.collect_gradients(row_sums=out.dsharpness is not None or system.row_max)
             g = heads.values(dy, group, out.dv)
             dy_past = None if heads.y_past is None else torch.zeros_like(heads.y_past)
             dbeta = None if out.dbeta is None else torch.empty_like(g[:, :, :1])
@@ -209,30 +252,21 @@ def backward(
                     _store(out.dsharpness, group, dc)
 
 
-def _taking_part(problem: Problem, x: Tensor) -> Tensor:
-    """x: [B, H, T, *] in working precision, zero at masked keys."""
-    x = x.to(problem.dtype)
-    if problem.key_mask is None:
-        return x
-    hidden = ~problem.key_mask[:, None, problem.past :]
-    return x.masked_fill(hidden if x.ndim == 3 else hidden[..., None], 0)
-
-
-def _forward_of_identity(problem: Problem, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None) -> None:
-    """`forward` at strength 0: L = 0, and nothing is to be solved."""
-    v = _taking_part(problem, v)
-    y.copy_(v if problem.beta is None else _taking_part(problem, problem.beta)[..., None] * v)
+def _forward_of_identity(system: System, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None) -> None:
+    """`forward` at strength 0: the matrix is the identity."""
+    v = system.visible(v.to(system.dtype))
+    y.copy_(v if system.beta is None else system.visible(system.beta.to(system.dtype))[..., None] * v)
     if z is not None:
         z.copy_(v)
     if winners is not None:
         winners.zero_()
 
 
-def _backward_of_identity(problem: Problem, dy: Tensor, z: Tensor | None, out: Gradients) -> None:
-    g = _taking_part(problem, dy)
-    out.dv.copy_(g if problem.beta is None else _taking_part(problem, problem.beta)[..., None] * g)
+def _backward_of_identity(system: System, dy: Tensor, z: Tensor | None, out: Gradients) -> None:
+    g = system.visible(dy.to(system.dtype))
+    out.dv.copy_(g if system.beta is None else system.visible(system.beta.to(system.dtype))[..., None] * g)
     if out.dbeta is not None and z is not None:
-        out.dbeta.copy_((z.to(problem.dtype) * g).sum(-1))
-    for nothing in (out.dk, out.dk_past, out.dy_past, out.dsharpness):
-        if nothing is not None:
-            nothing.zero_()
+        out.dbeta.copy_((z.to(system.dtype) * g).sum(-1))
+    for absent in (out.dk, out.dk_past, out.dy_past, out.dsharpness):
+        if absent is not None:
+            absent.zero_()

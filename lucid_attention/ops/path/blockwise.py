@@ -1,32 +1,123 @@
-"""PaTH, LUCID's solve on PaTH scores, or both, for whole batches: sequence by sequence, some heads at a time.
+"""PaTH, LUCID's solve on PaTH scores, or both on one tree: sequence by sequence, some heads at a time.
 
-A masked position is as if it were not there: the kept ones are gathered, computed and put back, and a masked one reads
-zero. Memory is linear in the length; what the trees need beyond the inputs exists for the heads in flight only.
+Memory is linear in the length. What a tree needs beyond the inputs exists only for the heads in flight.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import packing
-from ..precision import no_autocast, working_dtype
-from ..triangular import Schedule, pick_schedule
-from . import passes
+from ..keys import inverse_norms
+from ..precision import no_autocast
+from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
+from . import readout
+from .scores import Layout, PathScores
+from .solve import BLOCK_LEAVES, PathTiles, path_schedule
+from .system import DIFFERENTIABLE, PathSystem
 
 Group = tuple[slice, slice]
 
-# Heads of short sequences run together, up to so many positions: many small steps would cost more than their work.
+# Heads of short sequences run together, up to this many positions: many small steps would cost more than their work.
 POSITIONS = 2048
 
 
-class Inputs(NamedTuple):
-    """The tensors of a problem, None where there is none; gradients come in the same places.
+def _schedule(system: PathSystem) -> Schedule:
+    heads, T = system.k.shape[0] * system.k.shape[1], system.k.shape[2]
+    picked = pick_schedule(system.k.device, heads, T, system.past_length)
+    return replace(picked, heads=max(picked.heads, min(heads, POSITIONS // T)))
 
-    q: [B, H·G, T, D]; k, w: [B, H, T, D]; v: [B, H, T, E]; beta: [B, H, T]; of a past k_past: [B, H, S, D], y_past:
-    [B, H, S, E], scalars_past: [B, H, S]; sharpness: [B, H].
+
+def forward(system: PathSystem) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """o: [B, H·G, T, E] in the dtype of q and lse: [B, H·G, T], if there is a q; y: [B, H, T, E], if it solves."""
+    q, v = system.q, system.v
+    o = lse = None
+    if q is not None:
+        o = system.output(*q.shape[:3], v.shape[3], like=q)
+        lse = system.output(*q.shape[:3], like=q, dtype=system.dtype)
+    y = system.output(*v.shape, like=v) if system.solves else None
+    with no_autocast(v):
+        for part, written, _ in packing.pieces(system.parts(), (o, lse, y)):
+            sequences = system.part(part)
+            schedule = _schedule(sequences)
+            for group in schedule.groups(*sequences.k.shape[:2]):
+                made = forward_heads(_heads_of(sequences, group, reads=True), schedule)
+                for whole, value in zip(written, made, strict=True):
+                    if whole is not None and value is not None:
+                        _store(_by_kv_head(whole, sequences), group, value)
+    return o, lse, y
+
+
+def backward(
+    system: PathSystem, made: Sequence[Tensor | None], do: Tensor | None, dy: Tensor | None
+) -> list[Tensor | None]:
+    """Gradients of `DIFFERENTIABLE`. made: what `forward` gave; do, dy: gradients of o and y."""
+    inputs = [x if isinstance(x := getattr(system, name), Tensor) else None for name in DIFFERENTIABLE]
+    grads = [None if x is None else system.output(*x.shape, like=x) for x in inputs]
+    if system.q is not None and do is None:
+        grads[0] = torch.zeros_like(system.q)
+    dsharpness = grads[-1]
+    if dsharpness is not None:
+        dsharpness.zero_()
+    new = [None if do is None else grads[0], *grads[1:5]]
+    with no_autocast(system.v):
+        for part, new_pieces, past_pieces in packing.pieces(system.parts(), new, grads[5:8]):
+            dc = None if dsharpness is None else torch.empty_like(part.per_sequence(dsharpness))
+            saved = [None if x is None else part.take(x) for x in made]
+            dout, dvalues = (None if x is None else part.take_grad(x) for x in (do, dy))
+            _backward_of_part(system.part(part), [*new_pieces, *past_pieces, dc], saved, dout, dvalues)
+            if dsharpness is not None and dc is not None:
+                part.add_sequences_(dsharpness, dc)
+    return grads
+
+
+def _backward_of_part(
+    system: PathSystem,
+    written: list[Tensor | None],
+    saved: list[Tensor | None],
+    do: Tensor | None,
+    dy: Tensor | None,
+) -> None:
+    schedule = _schedule(system)
+    for group in schedule.groups(*system.k.shape[:2]):
+        o, lse, y, row_grads = (
+            None if x is None else _flat(_by_kv_head(x, system), group, system) for x in (*saved, do)
+        )
+        outputs = Outputs(o, lse, None if y is None else y[:, 0])
+        value_grads = None if dy is None else _flat(dy, group, system)
+        heads = _heads_of(system, group, reads=do is not None)
+        grads = backward_heads(heads, schedule, outputs, row_grads, value_grads)
+        if grads.q is not None:
+            grads.q.mul_(system.scale)
+        for name, whole in zip(DIFFERENTIABLE, written, strict=True):
+            if whole is not None:
+                _store(_by_kv_head(whole, system) if name == "q" else whole, group, getattr(grads, name))
+
+
+def _flat(x: Tensor, group: Group, system: PathSystem) -> Tensor:
+    """[B, H, *] -> [n, *] in working precision."""
+    return x[group].flatten(0, 1).to(system.dtype)
+
+
+def _by_kv_head(x: Tensor, system: PathSystem) -> Tensor:
+    """[B, H·G, *] -> [B, H, G, *]."""
+    return x.unflatten(1, (system.k.shape[1], -1))
+
+
+def _store(out: Tensor, group: Group, value: Tensor) -> None:
+    target = out[group]
+    target.copy_(value.view(target.shape))
+
+
+@dataclass(frozen=True)
+class PathHeads:
+    """n heads of a `PathSystem` in working precision; as gradients, each in the place of its input.
+
+    q: [n, G, T, D], scaled, None without a read-out; k, w: [n, T, D]; v: [n, T, E]; beta: [n, T, 1]; of a past k_past:
+    [n, S, D], y_past: [n, S, E], inverse_norms: [n, S, 1]; sharpness: None without a solve, a number, or [n, 1, 1].
     """
 
     q: Tensor | None
@@ -36,191 +127,119 @@ class Inputs(NamedTuple):
     beta: Tensor
     k_past: Tensor | None
     y_past: Tensor | None
-    scalars_past: Tensor | None
-    sharpness: Tensor | None
+    inverse_norms: Tensor | None
+    sharpness: float | Tensor | None
+
+    @property
+    def past(self) -> readout.Past | None:
+        return None if self.k_past is None or self.y_past is None else (self.k_past, self.y_past)
 
 
-class Problem(NamedTuple):
-    """What is asked: of which positions, with which numbers.
-
-    key_mask: [B, S + T]; cu_seqlens: [n + 1]; scale: of the scores; sharpness: c where `Inputs` has none;
-    solves: whether values are preconditioned.
-    """
-
-    key_mask: Tensor | None
-    cu_seqlens: Tensor | None
-    scale: float
-    sharpness: float
-    solves: bool
-
-    def parts(self, T: int, S: int) -> Iterator[tuple[packing.Part, packing.Part | None]]:
-        """Each set of sequences that is computed together, with its past."""
-        if S and self.key_mask is not None:
-            yield from packing.kept_rows(self.key_mask, S)
-        elif S:
-            yield packing.LongDocument(0, T), packing.LongDocument(0, S)
-        elif self.key_mask is not None:
-            yield from ((part, None) for part in packing.kept_parts(self.key_mask, self.cu_seqlens))
-        elif self.cu_seqlens is not None:
-            yield from ((part, None) for part in packing.parts(self.cu_seqlens, T))
-        else:
-            yield packing.LongDocument(0, T), None
-
-    def output(self, *shape: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor to be written: zero where not every position is computed."""
-        make = like.new_empty if self.key_mask is None else like.new_zeros
-        return make(shape, dtype=dtype or like.dtype)
+def _heads_of(system: PathSystem, group: Group, *, reads: bool) -> PathHeads:
+    rows = None
+    if system.q is not None and reads:
+        rows = _flat(_by_kv_head(system.q, system), group, system) * system.scale
+    c: float | Tensor | None = None
+    if system.solves:
+        c = system.sharpness
+        c = _flat(c, group, system)[:, None, None] if isinstance(c, Tensor) else c
+    k_past, y_past, inverse = (
+        None if x is None else _flat(x, group, system) for x in (system.k_past, system.y_past, system.inverse_norms)
+    )
+    k, v, w, beta = (_flat(x, group, system) for x in (system.k, system.v, system.w, system.beta))
+    inverse = None if inverse is None else inverse[..., None]
+    return PathHeads(rows, k, v, w, beta[..., None], k_past, y_past, inverse, c)
 
 
-class _Piece:
-    """Some sequences of a problem: [sequences, H, L, *]."""
+class Outputs(NamedTuple):
+    """o: [n, G, T, E] and lse: [n, G, T] with a read-out; y: [n, T, E] with a solve."""
 
-    def __init__(self, problem: Problem, inputs: Inputs, part: packing.Part, past: packing.Part | None) -> None:
-        self.problem, self.part, self.past = problem, part, past
-        self.H, self._T = inputs.k.shape[1:3]
-        taken = [self._take(name, x) for name, x in zip(Inputs._fields, inputs, strict=True)]
-        self.inputs = Inputs(*taken)  # type: ignore[arg-type]
-        k = self.inputs.k
-        S = 0 if self.inputs.k_past is None else self.inputs.k_past.shape[2]
-        self.schedule = _schedule(k, S)
-        self.wide = working_dtype(k)
-
-    def _take(self, name: str, x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        if name == "sharpness":
-            # One for each sequence: as if every position had its own.
-            return self.part.take(x[:, :, None].expand(-1, -1, self._T))[:, :, 0]
-        owner = self.owner(name)
-        if owner is None:
-            return None
-        # What fills up a shorter sequence repeats its last position. Without a factor of its own it stays as harmless:
-        # factors of any size would make scores of any size.
-        return owner.take_grad(x) if name == "beta" else owner.take(x)
-
-    def owner(self, name: str) -> packing.Part | None:
-        return self.past if name.endswith("_past") else self.part
-
-    def scratch(self, name: str, whole: Tensor | None) -> Tensor | None:
-        """To be written for these sequences, where the input of that name exists for them."""
-        owner, x = self.owner(name), getattr(self.inputs, name)
-        if whole is None or owner is None or x is None:
-            return None
-        return torch.empty_like(x) if name == "sharpness" else owner.scratch(whole)
-
-    def groups(self) -> Iterator[Group]:
-        return self.schedule.groups(*self.inputs.k.shape[:2])
-
-    def flat(self, x: Tensor, group: Group) -> Tensor:
-        """[sequences, H, *] -> [n, *] in working precision."""
-        return x[group].flatten(0, 1).to(self.wide)
-
-    def by_kv_head(self, x: Tensor) -> Tensor:
-        """[sequences, H·G, *] -> [sequences, H, G, *]."""
-        return x.unflatten(1, (self.H, -1))
-
-    def heads(self, group: Group, *, reads: bool) -> passes.Heads:
-        q, k, v, w, beta, k_past, y_past, scalars_past, sharpness = self.inputs
-        rows = None
-        if q is not None and reads:
-            rows = self.flat(self.by_kv_head(q), group) * self.problem.scale
-        c: float | Tensor | None = None
-        if self.problem.solves:
-            c = self.problem.sharpness if sharpness is None else self.flat(sharpness, group)[:, None, None]
-        old = [None if x is None else self.flat(x, group) for x in (k_past, y_past, scalars_past)]
-        k, v, w, beta = (self.flat(x, group) for x in (k, v, w, beta))
-        scalars = None if old[2] is None else old[2][..., None]
-        return passes.Heads(rows, k, v, w, beta[..., None], old[0], old[1], scalars, c)
+    o: Tensor | None
+    lse: Tensor | None
+    y: Tensor | None
 
 
-def _schedule(k: Tensor, S: int) -> Schedule:
-    heads, T = k.shape[0] * k.shape[1], k.shape[2]
-    picked = pick_schedule(k.device, heads, T, S)
-    return replace(picked, heads=max(picked.heads, min(heads, POSITIONS // T)))
+class _Tree:
+    """The scores of all sets of rows: those of q first, those of the solve last."""
+
+    def __init__(self, heads: PathHeads, schedule: Schedule, *, keep: bool) -> None:
+        solves = heads.sharpness is not None
+        self.layout = layout = Layout.of(heads.k.shape[1], BLOCK_LEAVES if solves else 1)
+        self.k, w, beta = (layout.cut(x) for x in (heads.k, heads.w, heads.beta))
+        rows = [] if heads.q is None else [layout.cut_rows(heads.q)]
+        self.inverse = self.k
+        if heads.sharpness is not None:
+            self.inverse = inverse_norms(self.k)
+            rows.append(self.k * self.inverse.mul(_per_leaf(heads.sharpness)))
+        past = heads.k_past is not None
+        self.scores = PathScores(layout, rows, self.k, w, beta, to_the_root=past, keep=keep or solves)
+        self.last = len(rows) - 1
+        self.schedule = path_schedule(schedule, layout)
+        self.tiles = None
+        if heads.sharpness is not None:
+            u_past = None
+            if heads.k_past is not None and heads.inverse_norms is not None:
+                u_past = heads.k_past * heads.inverse_norms
+            self.tiles = PathTiles(self.scores, self.last, self.inverse, u_past, heads.sharpness, self.schedule)
 
 
-def _pieces(problem: Problem, inputs: Inputs) -> Iterator[_Piece]:
-    S = 0 if inputs.k_past is None else inputs.k_past.shape[2]
-    for part, past in problem.parts(inputs.k.shape[2], S):
-        yield _Piece(problem, inputs, part, past)
+def _per_leaf(sharpness: float | Tensor) -> float | Tensor:
+    return sharpness[..., None] if isinstance(sharpness, Tensor) else sharpness
 
 
-def _put(out: Tensor, group: Group, value: Tensor) -> None:
-    target = out[group]
-    target.copy_(value.view(target.shape))
+def forward_heads(heads: PathHeads, schedule: Schedule) -> Outputs:
+    tree = _Tree(heads, schedule, keep=False)
+    y = None
+    if tree.tiles is not None:
+        y = heads.v.clone()
+        solve_(y, tree.tiles, tree.schedule, y_past=heads.y_past)
+    if heads.q is None:
+        return Outputs(None, None, y)
+    values = tree.layout.cut(heads.v if y is None else y)
+    o, lse = readout.attend(tree.scores, 0, values, heads.past)
+    return Outputs(tree.layout.join_rows(o), tree.layout.join_rows(lse)[..., 0], y)
 
 
-def forward(inputs: Inputs, problem: Problem) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """o: [B, H·G, T, E] in the dtype of q and lse: [B, H·G, T], if there is a q; y: [B, H, T, E], if it solves."""
-    q, v = inputs.q, inputs.v
-    o = lse = None
-    if q is not None:
-        o = problem.output(*q.shape[:3], v.shape[3], like=q)
-        lse = problem.output(*q.shape[:3], like=q, dtype=working_dtype(q))
-    y = problem.output(*v.shape, like=v) if problem.solves else None
-    outputs = [x for x in (o, lse, y) if x is not None]
-    with no_autocast(v):
-        for piece in _pieces(problem, inputs):
-            scratch = [piece.part.scratch(x) for x in outputs]
-            for group in piece.groups():
-                made = passes.forward(piece.heads(group, reads=True), piece.schedule)
-                for whole, value in zip(scratch, (x for x in made if x is not None), strict=True):
-                    _put(piece.by_kv_head(whole), group, value)
-            for whole, part_of_it in zip(outputs, scratch, strict=True):
-                piece.part.put_(whole, part_of_it)
-    return o, lse, y
+def backward_heads(
+    heads: PathHeads, schedule: Schedule, made: Outputs, do: Tensor | None, dy: Tensor | None
+) -> PathHeads:
+    """Gradients of the heads; of the sharpness [n], if it is a tensor. do, dy: those of o and y, do if there is a q."""
+    tree = _Tree(heads, schedule, keep=True)
+    layout, scores, tiles = tree.layout, tree.scores, tree.tiles
+    scores.collect_gradients()
+    g = torch.zeros_like(heads.v) if dy is None else dy.clone()
+    dk_past = dy_past = dinverse_norms = dsharpness = None
+    if do is not None and made.o is not None and made.lse is not None:
+        rows = (layout.cut_rows(x) for x in (do, made.o, made.lse[..., None]))
+        values = layout.cut(heads.v if made.y is None else made.y)
+        dvalues, dpast = readout.attend_backward(scores, 0, values, heads.past, *rows)
+        g += layout.join(dvalues)
+        dk_past, dy_past = (None, None) if dpast is None else dpast
+    if tiles is not None and made.y is not None:
+        tiles.collect_gradients(row_sums=isinstance(heads.sharpness, Tensor))
+        if dy_past is None and heads.y_past is not None:
+            dy_past = torch.zeros_like(heads.y_past)
+        solve_adjoint_(g, made.y, tiles, tree.schedule, y_past=heads.y_past, dy_past=dy_past)
+        tiles.finish()
+    drows, dk, dw, dbeta = scores.pull_back()
+    if tiles is not None:
+        dsharpness = _through_the_norm(heads, tree, tiles, drows[tree.last], dk)
+        if tiles.du_past is not None and heads.k_past is not None and heads.inverse_norms is not None:
+            dinverse_norms = (tiles.du_past * heads.k_past).sum(-1, keepdim=True)
+            dk_past = tiles.du_past.mul_(heads.inverse_norms).add_(0 if dk_past is None else dk_past)
+    dq = None if heads.q is None else layout.join_rows(drows[0])
+    dk, dw, dbeta = (layout.join(x) for x in (dk, dw, dbeta))
+    return PathHeads(dq, dk, g, dw, dbeta, dk_past, dy_past, dinverse_norms, dsharpness)
 
 
-def backward(
-    inputs: Inputs, problem: Problem, made: Sequence[Tensor | None], do: Tensor | None, dy: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    """Gradients in the order and the shapes of `Inputs`. made: what `forward` gave; do, dy: gradients of o and y."""
-    grads = [None if x is None else problem.output(*x.shape, like=x) for x in inputs]
-    if inputs.q is not None and do is None:
-        grads[0] = torch.zeros_like(inputs.q)
-    if inputs.sharpness is not None:
-        grads[-1] = torch.zeros_like(inputs.sharpness)
-    with no_autocast(inputs.v):
-        for piece in _pieces(problem, inputs):
-            _backward_of(piece, grads, made, do, dy)
-    return tuple(grads)
-
-
-def _backward_of(
-    piece: _Piece, grads: list[Tensor | None], made: Sequence[Tensor | None], do: Tensor | None, dy: Tensor | None
-) -> None:
-    part, names = piece.part, Inputs._fields
-    saved = [None if x is None else part.take(x) for x in made]
-    do, dy = (None if x is None else part.take_grad(x) for x in (do, dy))
-    scratch = [piece.scratch(name, grad) for name, grad in zip(names, grads, strict=True)]
-    if do is None:
-        scratch[0] = None  # nothing reaches q
-    for group in piece.groups():
-        o, lse, y = (None if x is None else piece.flat(piece.by_kv_head(x), group) for x in saved)
-        outputs = passes.Outputs(o, lse, None if y is None else y[:, 0])
-        row_grads = None if do is None else piece.flat(piece.by_kv_head(do), group)
-        value_grads = None if dy is None else piece.flat(dy, group)
-        found = passes.backward(
-            piece.heads(group, reads=do is not None), piece.schedule, outputs, row_grads, value_grads
-        )
-        if found.q is not None:
-            found.q.mul_(piece.problem.scale)
-        for name, whole in zip(names, scratch, strict=True):
-            value = getattr(found, name)
-            if whole is not None:
-                _put(piece.by_kv_head(whole) if name == "q" else whole, group, value)
-    for name, grad, part_of_it in zip(names, grads, scratch, strict=True):
-        owner = piece.owner(name)
-        if grad is not None and part_of_it is not None and owner is not None:
-            if name == "sharpness":
-                _add_back(grad, part, part_of_it)
-            else:
-                owner.put_(grad, part_of_it)
-
-
-def _add_back(grad: Tensor, part: packing.Part, piece: Tensor) -> None:
-    """Add what every sequence of a part says of its row: [sequences, H] into [B, H]."""
-    if isinstance(part, packing.KeptPositions):
-        grad.index_add_(0, part.rows[:, 0], piece)
-    else:
-        grad += piece.unflatten(0, (grad.shape[0], -1)).sum(1)
+def _through_the_norm(heads: PathHeads, tree: _Tree, tiles: PathTiles, drows: Tensor, dk: Tensor) -> Tensor | None:
+    """Add to dk what comes through the rows c k/‖k‖ and the factors 1/‖k‖; return the gradient of c."""
+    assert heads.sharpness is not None
+    c = _per_leaf(heads.sharpness)
+    along = (drows * tree.k).sum(-1, keepdim=True)
+    dinverse = tiles.dinverse.add_(along * c)
+    # 1/‖k‖ falls by k/‖k‖³; in this order nothing overflows for very short keys.
+    dk.add_(drows * (tree.inverse * c)).sub_(tree.k * tree.inverse * (dinverse * tree.inverse * tree.inverse))
+    if tiles.row_sums is None:
+        return None
+    return (along * tree.inverse).sum((1, 2, 3)) - tiles.row_sums.sum((1, 2))

@@ -4,7 +4,7 @@ With H_s = I − β_s w_s w_sᵀ, and row vectors for tokens (`docs/path.md`):
 
     [E, F] = (I + diag(β) stril W Wᵀ)⁻¹ diag(β) [W, stril W Kᵀ],     X = tril Q Wᵀ
     scores  = tril Q Kᵀ − X F                      A_ij = q_iᵀ H_i … H_{j+1} k_j
-    rebased q = Q − X E,  k = K − Fᵀ W             rows at the start of the leaf, keys at its end
+    moved q = Q − X E,  k = K − Fᵀ W             rows at the start of the leaf, keys at its end
     product   = I − Wᵀ E                           H_last … H_first, as a matrix [D, D]
 
 No inverse of H is taken (it is singular at β = 1), and β = 0 is an ordinary value. Keys are done once; any number of
@@ -20,7 +20,7 @@ from ..triangular import solve_unit_lower_, solve_unit_lower_transposed_
 
 
 class KeySide(NamedTuple):
-    """k: [m, C, D], rebased; product: [m, D, D]; and what rows and the backward need:
+    """k: [m, C, D], moved; product: [m, D, D]; and what rows and the backward need:
 
     overlap: [m, C, C] = W Wᵀ; rhs, solved: [m, C, D + C] = [W, stril W Kᵀ] and [E, F].
     """
@@ -33,7 +33,7 @@ class KeySide(NamedTuple):
 
 
 class RowSide(NamedTuple):
-    """scores: [m, G·C, C], lower triangular; rows: [m, G·C, D], rebased; x: [m, G·C, C], for the backward."""
+    """scores: [m, G·C, C], lower triangular; rows: [m, G·C, D], moved; x: [m, G·C, C], for the backward."""
 
     scores: Tensor
     rows: Tensor
@@ -80,7 +80,7 @@ class KeySideGradients:
 def row_side_backward(
     dscores: Tensor, drows: Tensor, q: Tensor, k: Tensor, w: Tensor, keys: KeySide, x: Tensor, into: KeySideGradients
 ) -> Tensor:
-    """dq: [m, G·C, D], from the gradients of scores (lower triangular) and rebased rows."""
+    """dq: [m, G·C, D], from the gradients of scores (lower triangular) and moved rows."""
     D = k.shape[2]
     E, F = keys.solved[..., :D], keys.solved[..., D:]
     dx = _tril_(torch.bmm(drows, E.mT).baddbmm_(dscores, F.mT, beta=-1, alpha=-1))
@@ -94,7 +94,7 @@ def row_side_backward(
 def key_side_backward(
     dk: Tensor, dproduct: Tensor, k: Tensor, w: Tensor, beta: Tensor, keys: KeySide, into: KeySideGradients
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dk, dw: [m, C, D] and dbeta: [m, C, 1], from those of rebased keys, products and all rows. Uses `keys` up."""
+    """dk, dw: [m, C, D] and dbeta: [m, C, 1], from those of moved keys, products and all rows. Uses `keys` up."""
     D = k.shape[2]
     E, F = keys.solved[..., :D], keys.solved[..., D:]
     dw = into.w.baddbmm_(E, dproduct.mT, alpha=-1).baddbmm_(F, dk, alpha=-1)

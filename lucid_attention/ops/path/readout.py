@@ -13,7 +13,7 @@ from torch import Tensor
 from ..softmax.rectangles import attend_rectangle, attend_rectangle_backward
 from .scores import PathScores
 
-# A past: keys re-based to its end [n, S, D] and their values [n, S, E].
+# A past: keys moved to its end [n, S, D] and their values [n, S, E].
 Past = tuple[Tensor, Tensor]
 
 

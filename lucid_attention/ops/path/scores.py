@@ -70,7 +70,7 @@ class PathScores:
     """The scores of n heads: sets of rows against one set of keys.
 
     rows: sets of [n, leaves, G·C, D]; k, w: [n, leaves, C, D]; beta: [n, leaves, C, 1], as `Layout` cuts them.
-    to_the_root: also re-base all rows to the start of the sequence, where a past is read: `rows` after all joins.
+    to_the_root: also move all rows to the start of the sequence, where a past is read: `rows` after all joins.
     keep: joins stay valid, as gradients need; otherwise they are views, for one walk through `joins`.
     """
 

@@ -1,6 +1,6 @@
 """LUCID's triangular system on PaTH scores, as tiles for the block solver: P_ij = exp(c (k̂_iᵀ H_i … H_{j+1} k̂_j − 1)).
 
-The solver is that of `triangular.py` in the order of the tree: the tiles of a join are plain products of re-based rows
+The solver is that of `triangular.py` in the order of the tree: the tiles of a join are plain products of moved rows
 and keys. Rows are c k/‖k‖; keys are those of the read-out, and their 1/‖k_j‖ is put in here, since a length commutes
 with being moved.
 """
@@ -30,7 +30,7 @@ def path_schedule(picked: Schedule, layout: Layout) -> Schedule:
 class PathTiles(ExponentialTiles):
     """Tiles over S + T positions of the rows `which` of `scores`.
 
-    scalars: [n, leaves, C, 1], 1/‖k‖; u_past: [n, S, D], k/‖k‖ of the past, re-based; sharpness: c, a number or
+    inverse: [n, leaves, C, 1], 1/‖k‖; u_past: [n, S, D], k/‖k‖ of the past, re-based; sharpness: c, a number or
     [n, 1, 1].
     """
 
@@ -38,7 +38,7 @@ class PathTiles(ExponentialTiles):
         self,
         scores: PathScores,
         which: int,
-        scalars: Tensor,
+        inverse: Tensor,
         u_past: Tensor | None,
         sharpness: float | Tensor,
         schedule: Schedule,
@@ -47,17 +47,17 @@ class PathTiles(ExponentialTiles):
         if isinstance(sharpness, Tensor):
             shift = sharpness
         elif sharpness > FOLDED_SHIFT:
-            shift = scalars.new_full((1, 1, 1), sharpness)
+            shift = inverse.new_full((1, 1, 1), sharpness)
         else:
             alpha = math.exp(-sharpness)
         super().__init__(scores.rows[which].flatten(1, 2), alpha, shift, schedule.elements)
-        self.scores, self.which, self.scalars, self.u_past = scores, which, scalars, u_past
+        self.scores, self.which, self.inverse, self.u_past = scores, which, inverse, u_past
         self.S = 0 if u_past is None else u_past.shape[1]
         self._joins = {(join.size, join.first): join for join in scores.joins}
-        self._keys = {place: join.k * join.left_of(scalars) for place, join in self._joins.items()}
+        self._keys = {place: join.k * join.left_of(inverse) for place, join in self._joins.items()}
         # Per block, as a factor of its columns.
-        self._columns = scalars.flatten(1, 2).unflatten(1, (scores.layout.blocks, -1)).mT
-        self._ready, self._ready_scores = slice(0, 0), scalars
+        self._columns = inverse.flatten(1, 2).unflatten(1, (scores.layout.blocks, -1)).mT
+        self._ready, self._ready_scores = slice(0, 0), inverse
 
     def make(self, rows: slice, cols: slice) -> Tensor:
         if rows != cols:
@@ -117,7 +117,7 @@ class PathTiles(ExponentialTiles):
         self._dkeys = {place: torch.zeros_like(keys) for place, keys in self._keys.items()}
         for join in self._joins.values():
             join.drows[self.which].zero_()
-        self.dscalars = torch.zeros_like(self.scalars)
+        self.dinverse = torch.zeros_like(self.inverse)
         self.du_past = None if self.u_past is None else torch.zeros_like(self.u_past)
 
     def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
@@ -139,15 +139,15 @@ class PathTiles(ExponentialTiles):
 
     def _blocks_pull_back(self, together: slice, grads: Tensor) -> None:
         """`_ready_scores` are those of the same blocks."""
-        dscalars = self.dscalars.flatten(1, 2).unflatten(1, (self.scores.layout.blocks, -1))
-        dscalars[:, together] += (grads * self._ready_scores).sum(2)[..., None]
+        dinverse = self.dinverse.flatten(1, 2).unflatten(1, (self.scores.layout.blocks, -1))
+        dinverse[:, together] += (grads * self._ready_scores).sum(2)[..., None]
         grads.mul_(self._columns[:, together])
         self.scores.block_pull_back(self.which, together.start, together.stop, grads)
 
     def finish(self) -> None:
-        """Hand the gradients of the keys to `scores`, and add up those of `scalars`."""
+        """Hand the gradients of the keys to `scores`, and add up those of `inverse`."""
         for place, join in self._joins.items():
             assert join.dk is not None
             dkeys = self._dkeys[place]
-            join.left_of(self.dscalars).add_((dkeys * join.k).sum(-1, keepdim=True))
-            join.dk += dkeys.mul_(join.left_of(self.scalars))
+            join.left_of(self.dinverse).add_((dkeys * join.k).sum(-1, keepdim=True))
+            join.dk += dkeys.mul_(join.left_of(self.inverse))

@@ -1,6 +1,6 @@
 """PaTH scores as a binary tree: the triangle of scores cut into one rectangle for each pair of neighbouring nodes.
 
-A node is a run of leaves. Its rows stand re-based to its start, its keys to its end, so that the scores of a right
+A node is a run of leaves. Its rows stand moved to its start, its keys to its end, so that the scores of a right
 node b against its left neighbour a are one plain product, q_b k_aᵀ. One level up:
 
     q_b ← q_b M_a        k_a ← k_a M_bᵀ        M_ab = M_b M_a
@@ -83,7 +83,7 @@ def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to
 
     rows: sets of [n, leaves, R, D]; k: [n, leaves, C, D]; product: [n, leaves, D, D], as leaves are; contiguous.
     keep_below: joins of nodes of fewer leaves hold copies that stay valid; the others views, until the next join.
-    to_the_root: move the last level as well, which leaves all rows re-based to the start of everything.
+    to_the_root: move the last level as well, which leaves all rows moved to the start of everything.
     """
     leaves, size, positions = k.shape[1], 1, k.shape[1] * k.shape[2]
     floors = [_floor(x, positions) for x in (*rows, k, product)]

@@ -6,15 +6,16 @@ memory stays linear in the length, forward and backward.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..folding import fold_vmap
-from ..forward_mode import refuse_forward_mode
-from ..precision import read_out_dtype
+from .. import custom_op
+from ..custom_op import refuse_forward_mode
+from ..precision import readout_dtype, working_dtype
 from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
 
@@ -48,88 +49,43 @@ def softmax_attention(
         o = grouped_sdpa(q, k, y, scale)
     else:
         refuse_forward_mode(q, k, y)
-        o = softmax_attention_op(q, k, y, key_mask, cu_seqlens, scale)[0]
+        o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]
     return o[..., :E]
 
 
 def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast as autocast does for `scaled_dot_product_attention`: our own operator must not differ from it."""
-    return tuple(x.to(read_out_dtype(x)) for x in tensors)
+    return tuple(x.to(readout_dtype(x)) for x in tensors)
 
 
-@torch.library.custom_op("lucid_attention::softmax_attention", mutates_args=())
-def softmax_attention_op(
+def _shapes(
     q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """o [B, H·G, T, E] and the log-sum-exp of every row [B, H·G, T], for one head size D = E."""
-    return attend_strips(q, k, y, key_mask, cu_seqlens, scale)
+    return q.new_empty(*q.shape[:3], y.shape[3]), q.new_empty(q.shape[:3], dtype=working_dtype(q))
 
 
-@softmax_attention_op.register_fake
-def _(
-    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    return _outputs(q, y)
-
-
-def _outputs(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(*q.shape[:3], y.shape[3]), q.new_empty(q.shape[:3], dtype=lse_dtype)
-
-
-@torch.library.custom_op("lucid_attention::softmax_attention_backward", mutates_args=())
-def softmax_attention_backward_op(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    y: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
+def _backward(
+    douts: Sequence[Tensor | None], outs: Sequence[Tensor | None], inputs: Sequence[Any], needed: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return attend_strips_backward(do, q, k, y, o, lse, key_mask, cu_seqlens, scale)
+    (do, _), (o, lse) = douts, outs
+    assert do is not None
+    assert o is not None
+    assert lse is not None
+    return attend_strips_backward(do, o, lse, *inputs)
 
 
-@softmax_attention_backward_op.register_fake
-def _(
-    do: Tensor,
-    q: Tensor,
-    k: Tensor,
-    y: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
-
-
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, y, key_mask, cu_seqlens, ctx.scale = inputs
-    o, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(q, k, y, o, lse, key_mask, cu_seqlens)
-
-
-def _pull_back(ctx: Any, do: Tensor, dlse: Tensor | None) -> tuple[Any, ...]:
-    dq, dk, dy = softmax_attention_backward_op(do, *ctx.saved_tensors, ctx.scale)
-    return dq, dk, dy, None, None, None
-
-
-def _refuse_double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        "lucid_attention: the softmax read-out under padding, a past or packed documents has no second derivative. "
-        "Use impl='reference' for double backward"
-    )
-
-
-softmax_attention_op.register_autograd(_pull_back, setup_context=_remember)
-softmax_attention_backward_op.register_autograd(_refuse_double_backward, setup_context=lambda ctx, inputs, output: None)
-fold_vmap(softmax_attention_op, unbatched=("cu_seqlens",))
-fold_vmap(softmax_attention_backward_op, unbatched=("cu_seqlens",))
+# o [B, H·G, T, E] and the log-sum-exp of every row [B, H·G, T], for one head size D = E.
+softmax_attention_op = custom_op.register(
+    "softmax_attention",
+    "Tensor q, Tensor k, Tensor y, Tensor? key_mask, Tensor? cu_seqlens, float scale",
+    2,
+    forward=attend_strips,
+    backward=_backward,
+    shapes=_shapes,
+    differentiable=3,
+    auxiliary=(1,),
+    unbatched=("cu_seqlens",),
+)
 
 
 def softmax_weights(

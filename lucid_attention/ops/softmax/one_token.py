@@ -5,69 +5,148 @@ for its key, so that keys and values are each read once for both.
 """
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .. import checks
+from ..precision import working_dtype
 from ..triangular import spans
 
 # Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
 WIDENED_KEYS = 1024
-# Up to so many scores, which stay in the processor's cache, single passes over them are faster than torch's softmax.
+# Up to this many scores stay in the processor's cache, where single passes over them are faster than torch's softmax.
 CACHED_SCORES = 768 * 1024
 
 
-class DecodeStep(NamedTuple):
+class Decoded(NamedTuple):
     """o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written behind `y_past`."""
 
     o: Tensor
     y: Tensor
 
 
-def finish_step(
-    scores: Tensor,
-    G: int,
+@dataclass(frozen=True)
+class Token:
+    """One new token and the cache that it meets, checked.
+
+    q: [B, H·G, 1, D]; k: [B, H, S + 1, D]; v: [B, H, 1, E]; y_past: [B, H, S, E]; inverse_norms: [B, H, S + 1], 1/‖k‖,
+    None where v is stored without being preconditioned; key_mask: [B, S + 1]; beta: [B, H, 1]; norm: "key", "qk" or
+    "row_max"; sharpness: c, a number or [n, 1, 1]; strength: s; scale: of the scores of q; position: [1], the place of
+    the new token in buffers of M places, in which case S and S + 1 are both M.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    y_past: Tensor
+    inverse_norms: Tensor | None
+    key_mask: Tensor | None
+    beta: Tensor | None
+    norm: str
+    sharpness: float | Tensor
+    strength: float
+    scale: float
+    position: Tensor | None
+
+    @property
+    def groups(self) -> int:
+        """G, query heads per key/value head."""
+        return self.q.shape[1] // self.k.shape[1]
+
+
+def checked_token(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     y_past: Tensor,
-    key_mask: Tensor | None,
     *,
-    dtype: torch.dtype,
+    inverse_norms: Tensor | None,
+    key_mask: Tensor | None = None,
+    beta: Tensor | None = None,
+    norm: str = "key",
     sharpness: float | Tensor | None = None,
     strength: float = 1.0,
-    beta: Tensor | None = None,
+    scale: float | None = None,
     position: Tensor | None = None,
-) -> DecodeStep:
-    """From scores to output and stored value.
+) -> Token:
+    """The token of arguments as the decoding functions take them; raises where one of them is wrong."""
+    before, whole = ("S", "S + 1") if position is None else ("M", "M")
+    checks.check_heads_first("k", k, f"[B, H, {whole}, D]")
+    if position is not None:
+        _check_position(position, k, key_mask)
+    checks.check_heads_first("v", v, "[B, H, 1, E]")
+    B, H, total, D = k.shape
+    new = k[:, :, -1:]
+    checks.check_shape("v", v, (B, H, 1, v.shape[3]), "[B, H, 1, E]")
+    checks.check_q(q, new)
+    checks.check_device("v", v, k)
+    checks.check_same_dtype("v", v, k)
+    checks.check_tensor("y_past", y_past)
+    checks.check_float("y_past", y_past)
+    checks.check_device("y_past", y_past, k)
+    checks.check_same_dtype("y_past", y_past, v, "v")
+    length = total - 1 if position is None else total
+    checks.check_shape("y_past", y_past, (B, H, length, v.shape[3]), f"[B, H, {before}, E]")
+    if inverse_norms is not None:
+        checks.check_inverse_norms(inverse_norms, k, f"[B, H, {whole}]")
+    checks.check_beta(beta, new)
+    checks.check_key_mask(key_mask, new, total - 1, "[B, S + T]" if position is None else "[B, M]")
+    checks.check_norm(norm)
+    checks.check_sharpness(sharpness, k)
+    checks.check_strength(strength)
+    checks.check_scale(scale)
+    c: float | Tensor = math.sqrt(D) if sharpness is None else sharpness
+    if isinstance(c, Tensor):
+        c = c.to(working_dtype(k)).repeat(B)[:, None, None]
+    scale = D**-0.5 if scale is None else float(scale)
+    position = None if position is None else position.reshape(1)
+    return Token(q, k, v, y_past, inverse_norms, key_mask, beta, norm, c, strength, scale, position)
 
-    scores: [n, G or G + 1, S + 1], overwritten: scaled scores of the queries, then the exponents of the key's row of
-    P, if the new value v: [B, H, 1, E] is preconditioned; without that row it is stored as it is. The last column is
-    the new key. y_past: [B, H, S, E]; key_mask: [B, S + 1]; beta: [B, H, 1]. dtype: of the output. sharpness: what is
-    subtracted from the key's exponents, a number or [n, 1, 1]; None for the largest of them. strength: s of P.
-    position: [1], the column of the new key where it is not the last one. Then y_past is as long as scores are.
+
+def _check_position(position: Tensor, k: Tensor, key_mask: Tensor | None) -> None:
+    checks.check_tensor("position", position)
+    if position.dtype != torch.int64:
+        raise TypeError(f"position must be torch.int64, got {position.dtype}")
+    if tuple(position.shape) not in ((), (1,)):
+        raise ValueError(f"position must be [] or [1], got shape {list(position.shape)}")
+    checks.check_device("position", position, k)
+    if key_mask is None:
+        raise TypeError("key_mask must be [B, M], False behind `position`, where a position is given: got None")
+
+
+def finish_step(scores: Tensor, token: Token) -> Decoded:
+    """The output and the stored value, from scores.
+
+    scores: [n, G or G + 1, S + 1], overwritten: scaled scores of the queries, then the exponents of the key's row of P
+    if the new value is preconditioned; without that row the value is stored as it is. The last column, or that of
+    `token.position`, is the new key.
     """
+    v, y_past, key_mask, position, G = token.v, token.y_past, token.key_mask, token.position, token.groups
     B, H = v.shape[:2]
     n, wide = B * H, scores.dtype
     if key_mask is not None:
         _hide_masked_(scores.unflatten(0, (B, H)), key_mask[:, None, None], G, position)
-    total = _weights_(scores, G, sharpness)
+    total = _weights_(scores, G, None if token.norm == "row_max" else token.sharpness)
     own = at_position(scores[:, :G], position)
-    # In a buffer the new key has a place, but its value does not stand there yet.
+    # A buffer has a place for the new key, but not its value yet.
     past = scores[:, :, :-1] if position is None else scores.index_fill_(2, position, 0)
     read = cache_product(past, y_past.flatten(0, 1))
     y = v.reshape(n, 1, -1).to(wide)
     if scores.shape[1] > G:
-        y = y - strength * read[:, G:]
-    if beta is not None:
-        y = y * beta.reshape(n, 1, 1).to(wide)
+        y = y - token.strength * read[:, G:]
+    if token.beta is not None:
+        y = y * token.beta.reshape(n, 1, 1).to(wide)
     if key_mask is not None:
         y = y.masked_fill(~at_position(key_mask, position).repeat_interleave(H, 0)[:, None], 0)
     o = torch.addcmul(read[:, :G], own, y.to(y_past.dtype).to(wide)).div_(total)
-    return DecodeStep(o.view(B, H * G, 1, -1).to(dtype), y.view(B, H, 1, -1).to(y_past.dtype))
+    return Decoded(o.view(B, H * G, 1, -1).to(token.q.dtype), y.view(B, H, 1, -1).to(y_past.dtype))
 
 
 def _weights_(scores: Tensor, G: int, sharpness: float | Tensor | None) -> float | Tensor:
-    """Scores into weights of the softmax and, in the key's row, into P. Outputs are to be divided by what is returned.
+    """Turn scores into softmax weights and, in the key's row, into P. Returns the divisor of the outputs.
 
     The largest exponent of the key's row is its own, c, where keys are normalised.
     """
@@ -83,12 +162,12 @@ def _weights_(scores: Tensor, G: int, sharpness: float | Tensor | None) -> float
 
 
 def at_position(x: Tensor, position: Tensor | None, dim: int = -1) -> Tensor:
-    """What belongs to the new key, the last one if no position is given: x with `dim` of size 1."""
+    """The entry of the new key, the last one if no position is given: x with `dim` of size 1."""
     return x.narrow(dim, x.shape[dim] - 1, 1) if position is None else x.index_select(dim, position)
 
 
 def put_at_position_(x: Tensor, position: Tensor | None, column: Tensor | float) -> None:
-    """Overwrite what `at_position` reads. column: a number or whatever expands to [..., 1]."""
+    """Overwrite what `at_position` reads. column: a number, or a tensor that expands to [..., 1]."""
     if position is None:
         x[..., -1:] = column
     elif isinstance(column, Tensor):

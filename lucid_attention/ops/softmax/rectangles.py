@@ -55,9 +55,9 @@ def attend_rectangle_backward(
 
 
 def _one_size(*tensors: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The kernel knows one head size only, and takes the last dimension for contiguous without looking.
+    """Tensors of one head size with a contiguous last dimension, as the kernel needs them.
 
-    Zeros change neither scores nor what is read.
+    The padding is zero, so scores and outputs stay the same.
     """
     widest = max(x.shape[3] for x in (*tensors, *([] if like is None else [like])))
     padded = (F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in tensors)

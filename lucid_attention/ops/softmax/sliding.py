@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import checks, packing
-from ..precision import read_out_dtype
+from ..precision import readout_dtype
 from .attention import softmax_attention
 from .strips import clean_queries, grouped_sdpa
 
 Past = tuple[Tensor, Tensor]
 
-# Queries of a block. Fewer keys are copied in vain with large blocks, fewer scores are made in vain with small ones.
+# Queries of a block. Large blocks copy fewer keys twice; small blocks make fewer scores that are masked.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64, 512
 
 
@@ -81,7 +81,7 @@ def read_window(
     if cu_seqlens is not None and not torch.compiler.is_compiling():
         packing.offsets(cu_seqlens, T)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    q, k, v = (x.to(read_out_dtype(x)) for x in (q, k, v))
+    q, k, v = (x.to(readout_dtype(x)) for x in (q, k, v))
     if key_mask is not None:
         hidden = ~key_mask[:, None, :, None]
         q, k, v = clean_queries(q, key_mask), k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
@@ -99,14 +99,14 @@ def _read_blocks(
     # Torch's fast kernels want one head size.
     widest = max(D, E)
     q = F.pad(q, (0, widest - D, 0, behind))
-    # W − 1 positions before the first query, whether they exist or not.
+    # Pad to W − 1 positions before the first query.
     k, v = (F.pad(x, (0, widest - x.shape[3], W - 1 - before, behind)) for x in (k, v))
     visible = _visible(T, before, C, n, W, key_mask, cu_seqlens, k.device)
     # Without a mask of their own, rows of a batch are like heads: all share the masks of the blocks.
     rows = 1 if key_mask is None else B
     q, k, v = _side_by_side(q, C, C, rows), _side_by_side(k, C + W - 1, C, rows), _side_by_side(v, C + W - 1, C, rows)
     none = ~visible.any(-1, keepdim=True)
-    # A softmax over nothing is undefined: such rows read everything, and their output is dropped.
+    # A softmax over no key is undefined: such rows read every key, and their output is dropped.
     o = grouped_sdpa(q, k, v, scale, mask=visible | none).masked_fill(none, 0)
     o = o.unflatten(0, (rows, n)).unflatten(2, (B // rows, heads)).permute(0, 2, 3, 1, 4, 5)
     return o.reshape(B, heads, n * C, widest)[:, :, :T, :E]

@@ -44,7 +44,7 @@ class _Strip:
         self.causal, self.visible, self.sees_none = causal, visible, None
         if visible is not None:
             none = ~visible.any(-1, keepdim=True)
-            # A softmax over nothing is undefined: such rows read everything, and their output is dropped.
+            # A softmax over no key is undefined: such rows read every key, and their output is dropped.
             self.visible = visible | none
             self.sees_none = none
 
@@ -90,7 +90,7 @@ def grouped_sdpa(
 
 
 def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Whatever stands in masked positions, NaN included, must not reach a product."""
+    """Zero keys and values at masked positions: a NaN there must not reach a product."""
     if key_mask is None:
         return q, k, y
     hidden = ~key_mask[:, None, :, None]
@@ -98,7 +98,7 @@ def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Te
 
 
 def clean_queries(q: Tensor, key_mask: Tensor) -> Tensor:
-    """Zero for NaN and infinities at masked positions. Finite queries still read there: only keys are masked."""
+    """Zero queries that are NaN or infinite at masked positions. Finite queries still read: only keys are masked."""
     return q.masked_fill(~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite(), 0)
 
 
@@ -107,18 +107,13 @@ def attend_strips(
 ) -> tuple[Tensor, Tensor]:
     """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
     q, k, y = _rows(q), _rows(k), _rows(y)
-    o = q.new_empty(q.shape)
-    lse = q.new_empty(q.shape[:3], dtype=working_dtype(q))
-    if cu_seqlens is None:
-        _attend(q, k, y, key_mask, scale, o, lse)
-        return o, lse
-    for part in packing.parts(cu_seqlens, q.shape[2]):
+    outputs = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=working_dtype(q))
+    for part, (o, lse), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2]), outputs):
+        assert o is not None
+        assert lse is not None
         mask = None if key_mask is None else part.take(key_mask)
-        part_o, part_lse = part.scratch(o), part.scratch(lse)
-        _attend(part.take(q), part.take(k), part.take(y), mask, scale, part_o, part_lse)
-        part.put_(o, part_o)
-        part.put_(lse, part_lse)
-    return o, lse
+        _attend(part.take(q), part.take(k), part.take(y), mask, scale, o, lse)
+    return outputs
 
 
 def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
@@ -138,13 +133,13 @@ def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: flo
                 )
             else:
                 o[here] = grouped_sdpa(q[here], k[seen], y[seen], scale, mask=strip.visible)
-                lse[here] = 0  # not needed: the plain backward makes the weights anew
+                lse[here] = 0  # not needed: the plain backward makes the weights again
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The kernel takes the last dimension for contiguous without looking."""
+    """x with a contiguous last dimension, which the kernel assumes without a check."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -156,38 +151,36 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def attend_strips_backward(
     do: Tensor,
+    o: Tensor,
+    lse: Tensor,
     q: Tensor,
     k: Tensor,
     y: Tensor,
-    o: Tensor,
-    lse: Tensor,
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dy in the shapes of q, k, y."""
-    dq, dk, dy = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
+    grads = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
     do, q, k, y, o = _rows(do), _rows(q), _rows(k), _rows(y), _rows(o)
-    if cu_seqlens is None:
-        _attend_backward(do, q, k, y, o, lse, key_mask, scale, dq, dk, dy)
-        return dq, dk, dy
-    for part in packing.parts(cu_seqlens, q.shape[2]):
+    for part, (dq, dk, dy), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2]), grads):
+        assert dq is not None
+        assert dk is not None
+        assert dy is not None
         mask = None if key_mask is None else part.take(key_mask)
-        pieces = part.scratch(dq), part.scratch(dk), part.scratch(dy)
-        part_q, part_k, part_y, part_o, part_lse = (part.take(x) for x in (q, k, y, o, lse))
-        _attend_backward(part.take_grad(do), part_q, part_k, part_y, part_o, part_lse, mask, scale, *pieces)
-        for whole, piece in zip((dq, dk, dy), pieces, strict=True):
-            part.put_(whole, piece)
-    return dq, dk, dy
+        part_o, part_lse, part_q, part_k, part_y = (part.take(x) for x in (o, lse, q, k, y))
+        saved = part_o, part_lse, part_q, part_k, part_y
+        _attend_backward(part.take_grad(do), *saved, mask, scale, dq, dk, dy)
+    return grads
 
 
 def _attend_backward(
     do: Tensor,
+    o: Tensor,
+    lse: Tensor,
     q: Tensor,
     k: Tensor,
     y: Tensor,
-    o: Tensor,
-    lse: Tensor,
     key_mask: Tensor | None,
     scale: float,
     dq: Tensor,

@@ -1,13 +1,18 @@
-"""The public operator.
+"""Gated linear attention: the operator and its chunk-wise form.
+
+Chunk by chunk: states only at the borders of chunks, decays within them by halving (`decays.py`).
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size.
 """
 
+import torch
 from torch import Tensor
 
 from ..dispatch import RECURRENT, choose
-from ..linear import fla
-from ..linear.recurrent import (
+from . import fla, reference
+from .chunks import along, chunk_length, cut, in_segments, join
+from .decays import halve, read_rows
+from .recurrent import (
     Recurrent,
     check_per_token,
     check_sequence,
@@ -17,7 +22,6 @@ from ..linear.recurrent import (
     mask_tokens,
     run,
 )
-from . import chunkwise, reference
 
 
 def gla_attention(
@@ -40,8 +44,8 @@ def gla_attention(
         v: [B, H, T, E].
         log_decay: [B, H, T, D], at most 0; −∞ forgets a row of the state completely.
         state: [B, H, D, E], as an earlier call returned it; default zero.
-        key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever stands
-            there, and reads zero.
+        key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
+            holds, and reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another. The state
             returned is that of the last document with a token. Excludes `state`.
         scale: of what is read, default 1/√D.
@@ -58,10 +62,40 @@ def gla_attention(
         check_state("state", state, k, (D, E), "D, E")
     impl = choose(impl, RECURRENT)
     scale = D**-0.5 if scale is None else scale
-    attend = reference.attend if impl == "reference" else chunkwise.attend
+    attend = reference.gla if impl == "reference" else _attend
     q, k, v, log_decay = mask_tokens(key_mask, q, k, v, log_decay)
     if impl == "fla":
         return Recurrent(*fla.gla(q, k, v, log_decay, state, cu_seqlens, scale))
     log_decay = forget_at_borders(log_decay, cu_seqlens)
     state = empty_state(k, D, E) if state is None else state
     return run(attend, q, (k, v, log_decay), state, scale)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o: [B, H, T, G, E] and the last state.
+
+    q: [B, H, T, G, D]; k, log_decay: [B, H, T, D]; v: [B, H, T, E]; state: [B, H, D, E].
+    """
+    tensors = q, k, v, log_decay
+    if k.shape[2] > 1:
+        return in_segments(_attend_chunks, tensors, state)
+    (token,) = along(tensors, lambda x: x.unbind(2))
+    o, state = _step(state, *token)
+    return o.unsqueeze(2), state
+
+
+def _step(S: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o: [B, H, G, E] and the new state.
+
+    S: [B, H, D, E]; q: [B, H, G, D]; k, log_decay: [B, H, D]; v: [B, H, E].
+    """
+    S = torch.addcmul(log_decay.exp()[..., None] * S, k[..., None], v.unsqueeze(-2))
+    return q @ S, S
+
+
+def _attend_chunks(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, T = k.shape[:3]
+    C = chunk_length(T)
+    q, k, v, log_decay = (cut(x, C).flatten(0, 1) for x in (q, k, v, log_decay))
+    o, state = read_rows(q, k, v, halve(k, log_decay.exp()), state.flatten(0, 1))
+    return join(o.unflatten(0, (B * H, -1)), B, T), state.unflatten(0, (B, H))

@@ -1,14 +1,19 @@
-"""The public operator.
+"""Gated slot attention: the operator and its chunk-wise form.
+
+Chunk by chunk: gated linear attention to the slots' keys, softmax, then gated linear attention to their values.
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size, M slots.
 """
 
+import torch
 from torch import Tensor
 
 from .. import checks
 from ..dispatch import RECURRENT, choose
-from ..linear import fla
-from ..linear.recurrent import (
+from . import fla, reference
+from .chunks import along, chunk_length, cut, in_segments, join
+from .decays import halve, read_columns, read_rows
+from .recurrent import (
     Recurrent,
     check_per_token,
     check_sequence,
@@ -18,7 +23,6 @@ from ..linear.recurrent import (
     mask_tokens,
     run,
 )
-from . import chunkwise, reference
 
 Memory = tuple[Tensor, Tensor]
 
@@ -48,8 +52,8 @@ def gsa_attention(
         s: [B, H, T, M], how much of a token is written to each slot; 1 − exp(log_decay) in the paper of the operator.
         log_decay: [B, H, T, M], at most 0; −∞ forgets a slot completely.
         state: (K̃ [B, H, D, M], Ṽ [B, H, M, E]), as an earlier call returned it; default zero.
-        key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever stands
-            there, and reads zero.
+        key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
+            holds, and reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another. The state
             returned is that of the last document with a token. Excludes `state`.
         scale: of the scores of the slots, default 1/√D.
@@ -67,7 +71,7 @@ def gsa_attention(
     state = _check_memory(state, k, E, M)
     impl = choose(impl, RECURRENT)
     scale = D**-0.5 if scale is None else scale
-    attend = reference.attend if impl == "reference" else chunkwise.attend
+    attend = reference.gsa if impl == "reference" else _attend
     q, k, v, s, log_decay = mask_tokens(key_mask, q, k, v, s, log_decay)
     if impl == "fla":
         o, memory = fla.gsa(q, k, v, s, log_decay, state, cu_seqlens, scale)
@@ -75,7 +79,7 @@ def gsa_attention(
         log_decay = forget_at_borders(log_decay, cu_seqlens)
         memory = (empty_state(k, D, M), empty_state(k, M, E)) if state is None else state
         o, memory = run(attend, q, (k, v, s, log_decay), memory, scale)
-    # A query of zeros reads the mean of the slots: unlike its siblings, this operator has to be told.
+    # A query of zeros reads the mean of the slots, so masked positions need a mask of their own here.
     return Recurrent(mask_tokens(key_mask, o)[0], memory)
 
 
@@ -83,8 +87,46 @@ def _check_memory(state: Memory | None, k: Tensor, E: int, M: int) -> Memory | N
     if state is None:
         return None
     if not isinstance(state, (tuple, list)) or len(state) != 2:
-        came = f"{type(state).__name__} of length {len(state)}" if hasattr(state, "__len__") else type(state).__name__
-        raise TypeError(f"state must be a pair (K̃ [B, H, D, M], Ṽ [B, H, M, E]), got {came}")
+        raise TypeError(f"state must be a pair (K̃ [B, H, D, M], Ṽ [B, H, M, E]), got {checks.described(state)}")
     check_state("state[0]", state[0], k, (k.shape[-1], M), "D, M")
     check_state("state[1]", state[1], k, (M, E), "M, E")
     return state[0], state[1]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
+    """Return o: [B, H, T, G, E] and the last memory.
+
+    q: [B, H, T, G, D]; k: [B, H, T, D]; v: [B, H, T, E]; s, log_decay: [B, H, T, M]; memory: [B, H, D, M] and
+    [B, H, M, E].
+    """
+    tensors = q, k, v, s, log_decay
+    if k.shape[2] > 1:
+        return in_segments(_attend_chunks, tensors, memory)
+    (token,) = along(tensors, lambda x: x.unbind(2))
+    o, memory = _step(memory, *token)
+    return o.unsqueeze(2), memory
+
+
+def _step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor) -> tuple[Tensor, Memory]:
+    """Return o: [B, H, G, E] and the new memory.
+
+    memory: [B, H, D, M] and [B, H, M, E]; q: [B, H, G, D]; k: [B, H, D]; v: [B, H, E]; s, log_decay: [B, H, M].
+    """
+    keys, values = memory
+    decay = log_decay.exp()
+    keys = torch.addcmul(keys * decay.unsqueeze(-2), k[..., None], s.unsqueeze(-2))
+    values = torch.addcmul(values * decay[..., None], s[..., None], v.unsqueeze(-2))
+    return (q @ keys).softmax(-1) @ values, (keys, values)
+
+
+def _attend_chunks(
+    q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor, memory: Memory
+) -> tuple[Tensor, Memory]:
+    B, H, T = k.shape[:3]
+    C = chunk_length(T)
+    q, k, v, s, log_decay = (cut(x, C).flatten(0, 1) for x in (q, k, v, s, log_decay))
+    # A write decays alike in both memories, so a chunk is taken apart once.
+    chunk = halve(s, log_decay.exp())
+    scores, keys = read_columns(q, k, s, chunk, memory[0].flatten(0, 1))
+    o, values = read_rows(scores.softmax(-1), s, v, chunk, memory[1].flatten(0, 1))
+    return join(o.unflatten(0, (B * H, -1)), B, T), (keys.unflatten(0, (B, H)), values.unflatten(0, (B, H)))

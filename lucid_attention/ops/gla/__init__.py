@@ -1,1 +1,0 @@
-"""Gated linear attention: the operator, its recurrence and its chunk-wise form."""

@@ -1,1 +1,0 @@
-"""Gated slot attention: the operator, its recurrence and its chunk-wise form."""

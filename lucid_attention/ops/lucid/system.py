@@ -1,0 +1,146 @@
+"""The triangular system of LUCID as one value: checked at the door, then handed whole to every implementation.
+
+    Y = (I + s · diag(β) L)⁻¹ diag(β) V,     L = stril exp(c (cos θ_ij − 1))
+
+A new option is a field of `System`, an argument of `checked_system` and of the public functions, and an input of the
+operator (`INPUTS`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks, packing
+from ..precision import working_dtype
+
+Past = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class System:
+    """Everything that defines the system; the right-hand side V is an argument of its own.
+
+    k: [B, H, T, D]; of the past k_past: [B, H, S, D] and y_past: [B, H, S, E]; key_mask: [B, S + T];
+    cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max"; sharpness: c, a number or [B, H]; strength: s.
+    """
+
+    k: Tensor
+    k_past: Tensor | None = None
+    y_past: Tensor | None = None
+    key_mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    beta: Tensor | None = None
+    norm: str = "key"
+    sharpness: float | Tensor = 1.0
+    strength: float = 1.0
+
+    @property
+    def past_length(self) -> int:
+        """S."""
+        return 0 if self.k_past is None else self.k_past.shape[2]
+
+    @property
+    def row_max(self) -> bool:
+        """Whether L is made of raw keys, with the causal row maximum subtracted."""
+        return self.norm == "row_max"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The working precision."""
+        return working_dtype(self.k)
+
+    def widened(self) -> "System":
+        """The system in working precision."""
+        names = ("k", "k_past", "y_past", "beta", "sharpness")
+        tensors = {name: getattr(self, name) for name in names if isinstance(getattr(self, name), Tensor)}
+        return replace(self, **{name: x.to(self.dtype) for name, x in tensors.items()})
+
+    def parts(self) -> Iterator[packing.Part]:
+        """The packed documents, or everything."""
+        return packing.documents(self.cu_seqlens, self.k.shape[2])
+
+    def part(self, part: packing.Part) -> "System":
+        """The system of one part of `parts`."""
+        if isinstance(part, packing.Everything):
+            return self
+        beta, key_mask = (None if x is None else part.take(x) for x in (self.beta, self.key_mask))
+        sharpness = self.sharpness
+        if isinstance(sharpness, Tensor):
+            sharpness = part.per_sequence(sharpness)
+        return replace(self, k=part.take(self.k), cu_seqlens=None, beta=beta, key_mask=key_mask, sharpness=sharpness)
+
+    def visible(self, x: Tensor) -> Tensor:
+        """x: [B, H, T] or [B, H, T, *], with zeros at masked keys."""
+        if self.key_mask is None:
+            return x
+        hidden = ~self.key_mask[:, None, self.past_length :]
+        return x.masked_fill(hidden if x.ndim == 3 else hidden[..., None], 0)
+
+    def operator_inputs(self) -> tuple[Any, ...]:
+        """The system as `INPUTS` of the operator."""
+        learned = self.sharpness if isinstance(self.sharpness, Tensor) else None
+        fixed = 0.0 if isinstance(self.sharpness, Tensor) else self.sharpness
+        # Multiply, so that torch.compile does not specialise on the value.
+        s = None if self.strength == 1 else torch.ones((), dtype=torch.float64, device="cpu") * self.strength
+        past = self.k_past, self.y_past
+        return (self.k, *past, self.beta, learned, self.key_mask, self.cu_seqlens, s, fixed, self.norm)
+
+
+INPUTS = (
+    "Tensor k, Tensor? k_past, Tensor? y_past, Tensor? beta, Tensor? sharpness, Tensor? key_mask, "
+    "Tensor? cu_seqlens, Tensor? strength, float fixed_sharpness, str norm"
+)
+
+
+def from_operator(
+    k: Tensor,
+    k_past: Tensor | None,
+    y_past: Tensor | None,
+    beta: Tensor | None,
+    sharpness: Tensor | None,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    strength: Tensor | None,
+    fixed_sharpness: float,
+    norm: str,
+) -> System:
+    """The system from `INPUTS` of the operator."""
+    c: float | Tensor = fixed_sharpness if sharpness is None else sharpness
+    s = 1.0 if strength is None else strength.item()
+    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s)
+
+
+def checked_system(
+    k: Tensor,
+    v: Tensor,
+    *,
+    past: Past | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    beta: Tensor | None = None,
+    norm: str = "key",
+    sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
+) -> System:
+    """The system of arguments as the public functions take them; raises where one of them is wrong."""
+    checks.check_kv(k, v)
+    past = checks.check_past(past, k, v)
+    checks.check_key_mask(key_mask, k, 0 if past is None else past[0].shape[2])
+    checks.check_cu_seqlens(cu_seqlens, k, past)
+    checks.check_beta(beta, k)
+    checks.check_norm(norm)
+    checks.check_sharpness(sharpness, k)
+    checks.check_strength(strength)
+    k_past, y_past = past if past is not None else (None, None)
+    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, resolved_sharpness(sharpness, k), strength)
+
+
+def resolved_sharpness(sharpness: float | Tensor | None, k: Tensor) -> float | Tensor:
+    """c as a number, √D if `sharpness` is None, or as a tensor [B, H]. sharpness: [H] where it is a tensor."""
+    if sharpness is None:
+        return math.sqrt(k.shape[-1])
+    return sharpness.expand(k.shape[0], -1) if isinstance(sharpness, Tensor) else float(sharpness)
