@@ -36,13 +36,13 @@ def filled(model: Any, kind: str, k: Tensor, v: Tensor) -> Any:
     """A cache of Transformers' with k and v in every layer: the step does the same work whatever the values are."""
     from transformers import DynamicCache, StaticCache
 
-    from lucid_attention.models.dropin.cache import pending_of
+    from lucid_attention.models.dropin.cache import pending_values
 
     static = kind == STATIC
     past = StaticCache(model.config, k.shape[2] + ROOM) if static else DynamicCache(config=model.config)
     for layer in past.layers:
         _, values = layer.update(k, v)
-        if (pending := pending_of(values)) is not None:
+        if (pending := pending_values(values)) is not None:
             pending.commit(v)
     return past
 
@@ -56,7 +56,7 @@ def decode(model: Any, past: Any, tokens: Sequence[Tensor]) -> Tensor:
 
 def _grow(past: Any, layer: int) -> None:
     """What a layer of LUCID's cache does when its room is used up."""
-    from lucid_attention.models.dropin.growing import GrowingTensor
+    from lucid_attention.models.dropin.cache import GrowingTensor
 
     one = past.layers[layer]
     for x in (one.keys, one.values, one.scalars):
