@@ -8,7 +8,7 @@ from .ops.linear.delta import delta_attention
 from .ops.linear.gla import gla_attention
 from .ops.linear.gsa import gsa_attention
 from .ops.lucid.api import lucid_attention, precondition, preconditioner
-from .ops.lucid.decode import lucid_decode
+from .ops.lucid.decode import inverse_key_norms, lucid_decode
 from .ops.path.api import lucid_path_attention, path_attention
 from .ops.softmax.diff import diff_attention
 
@@ -29,6 +29,7 @@ __all__ = [
     "enable_lucid",
     "gla_attention",
     "gsa_attention",
+    "inverse_key_norms",
     "lucid_attention",
     "lucid_decode",
     "lucid_path_attention",

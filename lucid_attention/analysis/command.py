@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..data.errors import DataError
+from ..models.checkpoint import DTYPES, CheckpointError, checkpoint_name, load_model, load_tokenizer
 from ..report.maps import draw_condition_numbers, draw_maps
-from .checkpoint import DTYPES, load_model, load_tokenizer, run_name
 from .conditioning import condition_numbers
 from .hit_rate import average, hit_rates
 from .jacobian import jacobians
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     """`lucid analyze`. What stops it is said in one message."""
     try:
         folder = Path(args.checkpoint)
-        out = Path(args.out) if args.out else Path("runs") / "analysis" / run_name(folder)
+        out = Path(args.out) if args.out else Path("runs") / "analysis" / checkpoint_name(folder)
         model = load_model(folder, args.dtype)
         if args.samples is not None:
             return _of_samples(model, args, folder, out)
@@ -129,7 +129,7 @@ def _of_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
     samples = read_samples(Path(args.samples), args.limit)
-    tokenizer = load_tokenizer(Path(args.tokenizer or args.checkpoint))
+    tokenizer = _tokenizer(args)
     records = hit_rates_of(model, tokenizer, samples, layers=args.layers, heads=args.heads)
     found = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
     about = f"{len(samples)} samples of {Path(args.samples).name}"
@@ -148,7 +148,7 @@ def _shown(args: argparse.Namespace, model: Any) -> Shown:
     length = 512 if args.length is None else args.length
     if length < 2:
         raise ValueError(f"--length must be at least 2 tokens, got {length}")
-    tokenizer = load_tokenizer(Path(args.tokenizer or args.checkpoint))
+    tokenizer = _tokenizer(args)
     options = (tokenizer, length, args.find, args.last)
     if args.text is not None:
         made = from_text(args.text, *options)
@@ -158,6 +158,13 @@ def _shown(args: argparse.Namespace, model: Any) -> Shown:
     if int(made.ids.max()) >= vocabulary:
         raise ValueError(f"the tokenizer has ids up to {int(made.ids.max())}, the model {vocabulary}: it is another's")
     return made
+
+
+def _tokenizer(args: argparse.Namespace) -> Any:
+    try:
+        return load_tokenizer(args.tokenizer or args.checkpoint)
+    except CheckpointError as error:
+        raise ValueError(f"{error}: give one with --tokenizer, or a synthetic task with --task") from error
 
 
 def _what(args: argparse.Namespace, shown: Shown) -> tuple[str, ...]:
@@ -211,7 +218,7 @@ def _prefixes(lengths: tuple[int, ...] | None, tokens: int) -> list[int]:
 def _about(model: Any, folder: Path) -> dict[str, Any]:
     config = model.config.get_text_config(decoder=True)
     attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
-    return {"name": run_name(folder), "model_type": config.model_type, "attention": attention}
+    return {"name": checkpoint_name(folder), "model_type": config.model_type, "attention": attention}
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -92,7 +92,7 @@ def load(name: str) -> Files:
     transformers = require("transformers", f"--tokenizer {name!r}")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            transformers.AutoTokenizer.from_pretrained(name).save_pretrained(folder)
+            transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False).save_pretrained(folder)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.processes import distributed_state
-from .checkpoint import Checkpoint, dtypes
+from ..models.checkpoint import DTYPES
+from .checkpoint import Checkpoint
 from .families import FAMILIES
 from .runner import chosen, evaluate
 from .runs import EvalError, Options, arguments, names
@@ -35,7 +36,7 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="FOLDER", help="for a checkpoint that has none")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="samples at a time (default: 1)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first samples of every cell")
-    parser.add_argument("--dtype", choices=dtypes(), default="auto", help="of the weights (default: as they are saved)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as they are saved)")
 
 
 def _flags(names: Iterable[str]) -> str:

@@ -46,7 +46,7 @@ def planned(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limi
     families = chosen(tasks)
     digest = ""
     if any(family.needs_tokenizer for family in families.values()):
-        options = replace(options, tokenizer=checkpoint.tokenizer_folder())
+        options = replace(options, tokenizer=checkpoint.tokenizer_folder)
         digest = _tokenizer_hash(options.tokenizer)
     cells = []
     for name, family in families.items():
@@ -104,7 +104,7 @@ def _ask_all(
     model = checkpoint.load(dtype)
     tokenizer, lm = None, None
     if any(cell.run.task or cell.settings["tokenizer_sha256"] for cell in cells):
-        tokenizer = load_tokenizer(checkpoint.tokenizer_folder())
+        tokenizer = load_tokenizer(checkpoint.tokenizer_folder)
         with quiet():
             lm = Prompted(model, tokenizer, batch_size)
     for number, cell in enumerate(cells, 1):

@@ -4,26 +4,17 @@ from bisect import bisect_left, bisect_right
 from functools import cache
 from typing import Any
 
+from ..models import checkpoint
 from .runs import EvalError
 
 
 @cache
 def load_tokenizer(folder: str) -> Any:
-    """A tokenizer that knows where its tokens stand in a text."""
-    from transformers import AutoTokenizer
-
+    """The tokenizer in a local folder, loaded once: benchmarks count the tokens of every sample."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EvalError(
-            f"{folder!r} has no tokenizer that can be loaded: {reason} Give one with --tokenizer"
-        ) from error
-    if not tokenizer.is_fast or not count(tokenizer, "The quick brown fox."):
-        raise EvalError(
-            f"{folder!r} must have a tokenizer in its fast form (tokenizer.json). Give one with --tokenizer"
-        )
-    return tokenizer
+        return checkpoint.load_tokenizer(folder)
+    except checkpoint.CheckpointError as error:
+        raise EvalError(f"{error}. Give one with --tokenizer") from error
 
 
 def count(tokenizer: Any, text: str) -> int:

@@ -1,1 +1,1 @@
-"""Hugging Face Transformers: the only room that imports it at top level."""
+"""Hugging Face Transformers: LUCID in its architectures (`dropin`), our own decoder (`decoder`), checkpoints."""

@@ -1,10 +1,9 @@
-"""`lucid convert`: a checkpoint of an existing architecture, to be used and trained further with LUCID.
+"""`lucid convert`: copy a checkpoint of an existing architecture, with LUCID switched on in its configuration.
 
-LUCID has no weights of its own, so weights are copied as they are; what changes is the configuration.
+LUCID has no weights of its own, so the weights are copied unchanged.
 """
 
 import argparse
-import json
 import re
 import shutil
 import sys
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from .checkpoint import check_checkpoint
+from ..base.files import partial_path
+from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, full_layers, uses_lucid
@@ -25,7 +25,7 @@ TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mi
 
 
 class ConversionError(Exception):
-    """What stands in the way of a conversion, in a sentence."""
+    """Why a checkpoint cannot be converted, in a sentence."""
 
 
 def convert(
@@ -38,16 +38,16 @@ def convert(
 ) -> LucidSettings:
     """Copy a local checkpoint to `out`, with LUCID in its configuration.
 
-    layers: indices or "all"; strength, sharpness: as in `enable_lucid`. What is not given stays what it is in a
-    checkpoint that has LUCID already, and is all layers, 1 and √D in another. `out` appears when everything is
-    written, or not at all.
+    layers: indices or "all"; strength, sharpness: as in `enable_lucid`. An argument of None keeps the setting of a
+    checkpoint that has LUCID already; for other checkpoints it means all layers, strength 1, sharpness √D. `out`
+    appears when everything is written, or not at all.
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
     config = _converted_config(source, layers, strength, sharpness)
-    files = [path for path in source.rglob("*") if path.is_file() and not _is_left_behind(path.relative_to(source))]
-    _check_room(files, target)
-    partial = target.with_name(target.name + ".partial")
+    files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
+    _check_disk_space(files, target)
+    partial = partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
     try:
         for path in logging.tqdm(files, desc="Copying", unit="file"):
@@ -55,7 +55,7 @@ def convert(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
         config.save_pretrained(partial)
-        written = AutoConfig.from_pretrained(partial).get_text_config(decoder=True)
+        written = load_config(partial).get_text_config(decoder=True)
         assert uses_lucid(written), "the configuration was written without LUCID"
         if target.exists():
             target.rmdir()
@@ -66,15 +66,13 @@ def convert(
 
 
 def _check_paths(source: Path, target: Path) -> None:
-    if source.is_file():
-        raise ConversionError(f"CHECKPOINT must be a folder with config.json and weights, got the file {str(source)!r}")
     try:
         check_checkpoint(source)
-    except ValueError as error:
+    except CheckpointError as error:
         raise ConversionError(str(error)) from error
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        came = "holds something" if target.is_dir() else "is a file"
-        raise ConversionError(f"OUT must be new or an empty folder, got {str(target)!r}, which {came}")
+        problem = "holds something" if target.is_dir() else "is a file"
+        raise ConversionError(f"OUT must be new or an empty folder, got {str(target)!r}, which {problem}")
     if target.resolve().is_relative_to(source.resolve()):
         raise ConversionError(f"OUT must not lie inside CHECKPOINT, got {str(target)!r} in {str(source)!r}")
 
@@ -82,12 +80,11 @@ def _check_paths(source: Path, target: Path) -> None:
 def _converted_config(
     source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None
 ) -> Any:
-    enable_lucid()
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = load_config(source)
         with torch.device("meta"):
-            # Shapes only: it shows whether the architecture can be switched over, and costs nothing.
-            model = AutoModelForCausalLM.from_config(config)
+            # Shapes without weights are enough to find out whether the architecture can use LUCID.
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         text = config.get_text_config(decoder=True)
         before = LucidSettings.from_dict(getattr(text, NAME, None) if uses_lucid(text) else None)
         enable_lucid(
@@ -96,25 +93,23 @@ def _converted_config(
             strength=before.strength if strength is None else strength,
             sharpness=before.sharpness if sharpness is None else sharpness,
         )
-    except (ValueError, TypeError, KeyError, OSError, json.JSONDecodeError) as error:
-        # Some of Transformers' messages list every model there is.
-        said = str(error) if len(str(error)) < 400 else str(error)[:400] + " ..."
-        raise ConversionError(f"{str(source)!r} cannot be converted: {said}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConversionError(f"{str(source)!r} cannot be converted: {short_reason(error)}") from error
     return model.config
 
 
-def _is_left_behind(path: Path) -> bool:
-    """Hidden files, the old configuration, and the checkpoints of a training run inside this one."""
+def _is_skipped(path: Path) -> bool:
+    """Whether a file is hidden, the old configuration, or part of a training checkpoint inside the folder."""
     nested = path.parts[0].startswith("checkpoint-") and len(path.parts) > 1
     return nested or path == Path("config.json") or any(part.startswith(".") for part in path.parts)
 
 
-def _check_room(files: list[Path], target: Path) -> None:
+def _check_disk_space(files: list[Path], target: Path) -> None:
     needed = sum(path.stat().st_size for path in files)
-    here = next(folder for folder in target.absolute().parents if folder.exists())
-    free = shutil.disk_usage(here).free
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    free = shutil.disk_usage(parent).free
     if free < needed:
-        raise ConversionError(f"OUT needs {needed / 1e9:.2f} GB, and {str(here)!r} has {free / 1e9:.2f} GB left")
+        raise ConversionError(f"OUT needs {needed / 1e9:.2f} GB, and {str(parent)!r} has {free / 1e9:.2f} GB left")
 
 
 def read_layers(text: str) -> list[int] | str:
@@ -143,11 +138,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="from 0, exactly the original model, to 1, LUCID (default). Start at 0 and let StrengthRamp raise it in "
         "training to move a pretrained model over without a jump in its loss",
     )
-    parser.add_argument("--sharpness", type=float, default=None, metavar="C", help="of the preconditioner, default √D")
+    parser.add_argument(
+        "--sharpness", type=float, default=None, metavar="C", help="c of the preconditioner (default: √D)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid convert`: what to use it for is printed at the end."""
+    """`lucid convert`. At the end it prints how to load the new checkpoint."""
     try:
         settings = convert(
             args.checkpoint, args.out, layers=args.layers, strength=args.strength, sharpness=args.sharpness
@@ -155,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     except ConversionError as error:
         print(f"lucid convert: error: {error}", file=sys.stderr)
         return 1
-    config = AutoConfig.from_pretrained(args.out).get_text_config(decoder=True)
+    config = load_config(args.out).get_text_config(decoder=True)
     layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
     print(f"{args.out}: LUCID of strength {settings.strength:g} in {len(layers)} of {config.num_hidden_layers} layers")
     print(f"  layers {', '.join(map(str, layers))}")

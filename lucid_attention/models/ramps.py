@@ -1,4 +1,4 @@
-"""The strength s of LUCID in a model, P = I + s·L, and how to raise it while training.
+"""`set_strength` and `StrengthRamp`: the strength s of LUCID in a model, P = I + s·L, and a ramp of s in training.
 
 At s = 0 a pretrained softmax model is exactly itself; at s = 1 it is LUCID. In between ‖P⁻¹‖ ≤ 2/(2 − s).
 """
@@ -15,7 +15,7 @@ from .dropin.settings import NAME, LucidSettings, uses_lucid
 
 
 def set_strength(model: PreTrainedModel, strength: float) -> None:
-    """Set s of every LUCID layer, in the model and in its configuration, with which it is saved."""
+    """Set s of every LUCID layer, in the model and in the configuration that is saved with it."""
     check_strength(strength)
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
@@ -38,21 +38,21 @@ def strength_of(model: PreTrainedModel) -> float:
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
         return LucidSettings.from_dict(getattr(config, NAME, None)).strength
-    found = {module.strength for module in model.modules() if isinstance(module, LucidAttention)}
-    if len(found) != 1:
-        raise ValueError(f"model must have LUCID layers of one strength, got {sorted(found) or 'none'}")
-    return found.pop()
+    strengths = {module.strength for module in model.modules() if isinstance(module, LucidAttention)}
+    if len(strengths) != 1:
+        raise ValueError(f"model must have LUCID layers of one strength, got {sorted(strengths) or 'none'}")
+    return strengths.pop()
 
 
 class StrengthRamp(TrainerCallback):
-    """Raises s in a straight line during training, so that a pretrained model moves over without a jump in its loss.
+    """Raises s linearly during training, so that a pretrained model becomes LUCID without a jump in its loss.
 
         Trainer(model, ..., callbacks=[StrengthRamp(steps=1000)])
 
-    s depends on the training step only, so a run that is resumed goes on where it was.
+    s depends on the training step only, so a resumed run continues with the s that it had.
 
     Args:
-        steps: after how many steps `end` is reached; a number below 1 is a part of the whole training.
+        steps: number of steps until `end` is reached; below 1, a fraction of the whole training.
         start: s at the first step.
         end: s from step `steps` on.
     """
@@ -63,7 +63,7 @@ class StrengthRamp(TrainerCallback):
         if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not steps > 0:
             raise ValueError(f"steps must be a positive number, got {steps!r}")
         if steps >= 1 and steps != int(steps):
-            raise ValueError(f"steps must be a whole number, or a part of the training below 1, got {steps!r}")
+            raise ValueError(f"steps must be a whole number, or a fraction of the training below 1, got {steps!r}")
         self.steps, self.start, self.end = steps, start, end
 
     def strength(self, step: int, max_steps: int) -> float:
@@ -75,10 +75,10 @@ class StrengthRamp(TrainerCallback):
         set_strength(model, self.strength(state.global_step, state.max_steps))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
-        # Of the entry there are two copies by now: one to be shown, one to be kept.
+        # Trainer has copied the entry by now: `logs` is shown, `log_history` is kept.
         for entry in filter(None, (logs, state.log_history[-1] if state.log_history else None)):
             entry["lucid_strength"] = strength_of(model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # The step is counted by now: what is evaluated and saved is the model that the next step begins with.
+        # Trainer has counted the step by now, and evaluates and saves next: set s of the step that follows.
         set_strength(model, self.strength(state.global_step, state.max_steps))

@@ -5,9 +5,10 @@ n heads at once, in place, on tensors [n, T, *]; `Schedule` says how many heads 
 one tile in the cache (a few with several threads), on an accelerator all heads in one batched product: the same
 algorithm.
 
-Order of work: right-looking. Once a block of rows is solved, the tiles that are due (`Schedule.due`) are subtracted from
-the rows below: its column of tiles, or the rectangle of a tree. A tile costs two matrix products (make it, use it) and lives
-only in between. The adjoint runs the same tiles backwards and makes each tile once more (`docs/mathematics.md`).
+Order of work: right-looking. Once a block of rows is solved, the tiles that are due (`Schedule.due`) are subtracted
+from the rows below: its column of tiles, or the rectangle of a tree. A tile costs two matrix products (make it, use it)
+and lives only in between. The adjoint runs the same tiles backwards and makes each tile once more
+(`docs/mathematics.md`).
 """
 
 from collections.abc import Iterator

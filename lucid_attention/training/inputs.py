@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, Subset
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..base.processes import distributed_state
 from ..data.datasets import PackedTokens
@@ -14,6 +14,7 @@ from ..data.errors import DataError
 from ..data.prompts import PromptAnswers
 from ..data.synthetic import MemoryUpdate, Needles
 from ..data.tokenize import tokenize
+from ..models.checkpoint import load_config, load_model, load_tokenizer
 from ..models.decoder import presets
 from ..models.decoder.configuration import LucidConfig
 from ..models.dropin.api import enable_lucid
@@ -81,14 +82,14 @@ def load_inputs(recipe: Recipe) -> Inputs:
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
             raise DataError(f"{recipe.data}: prompts and answers are for a trained model: give one with --from")
-        tokenizer = AutoTokenizer.from_pretrained(recipe.start, trust_remote_code=False)
+        tokenizer = load_tokenizer(recipe.start)
         kind, args, training = PromptAnswers, (recipe.data, tokenizer, T), options
         validation = kind(*args, **options, split="validation")
     else:
         folder = _tokens(recipe, options)
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = load_tokenizer(folder)
     train = Passes(_Maker(kind, args, training, recipe.seed), needed)
     count = min(recipe.evaluation_sequences, len(validation))
     return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)
@@ -128,8 +129,8 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
             )
         _check_vocabulary(config, recipe.start, inputs)
         _stretch(config.get_text_config(decoder=True), recipe)
-        options = {"dtype": torch.float32, "trust_remote_code": False}
-        return AutoModelForCausalLM.from_pretrained(recipe.start, config=config, **options)
+        model: PreTrainedModel = load_model(recipe.start, torch.float32, config=config)
+        return model
     tokens: dict[str, Any] = {}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         tokens[name] = getattr(inputs.tokenizer, name, None)
@@ -153,8 +154,7 @@ def read_config(start: str) -> Any:
     """The configuration of a checkpoint to go on from."""
     if not (Path(start) / "config.json").is_file():
         raise DataError(f"{start}: holds no model to go on from: expected a folder with config.json and weights")
-    enable_lucid()
-    return AutoConfig.from_pretrained(start, trust_remote_code=False)
+    return load_config(start)
 
 
 def attention_of(start: str) -> str | list[str]:
@@ -172,7 +172,7 @@ def _check_vocabulary(config: Any, start: str, inputs: Inputs) -> None:
             f"the data have {inputs.vocab_size} tokens, the model of {start} knows {known}: another tokenizer?"
         )
     there = (Path(start) / "tokenizer.json").is_file()
-    theirs = AutoTokenizer.from_pretrained(start, trust_remote_code=False) if there else None
+    theirs = load_tokenizer(start) if there else None
     if theirs is not None and inputs.tokenizer is not None and theirs.get_vocab() != inputs.tokenizer.get_vocab():
         raise DataError(
             f"the data were made with another tokenizer than the model of {start}: tokenize them with its own"

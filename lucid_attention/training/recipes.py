@@ -17,7 +17,7 @@ class Recipe:
     """A training run.
 
     about: in a line.
-    preset: a function in `lucid_attention.models.presets`; `model` overrides fields of what it returns.
+    preset: a function in `lucid_attention.models.decoder.presets`; `model` overrides fields of what it returns.
     attention, attention_options: as in `LucidConfig`.
     data: a folder written by `lucid tokenize`; a .jsonl file of prompts and answers; "needles" or "memory_update"
         (synthetic); "stdlib" (the Python standard library, tokenized on first use). `data_options` go to its class.

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, BertConfig, BertModel, GptOssConfig
 
 from lucid_attention.analysis.capture import visit_layers
 from lucid_attention.analysis.hit_rate import Query, hit_rates
-from tests.models.decoder import decoder
+from tests.models.decoder.cases import decoder
 
 from .subjects import Plain, layers_of, llama, tokens
 

@@ -13,7 +13,7 @@ from lucid_attention.analysis.conditioning import (
     key_condition_numbers,
     largest_singular_value,
 )
-from tests.models.decoder import decoder
+from tests.models.decoder.cases import decoder
 from tests.ops.cases import keys_of
 
 from .subjects import Plain, layers_of, llama, tokens

@@ -10,7 +10,7 @@ from lucid_attention.analysis import layer as layer_module
 from lucid_attention.analysis.jacobian import head_off_diagonal, jacobians, mean_off_diagonal, query_jacobian_norms
 from lucid_attention.analysis.layer import Layer
 from lucid_attention.ops.softmax.attention import softmax_attention
-from tests.models.decoder import decoder
+from tests.models.decoder.cases import decoder
 from tests.ops.cases import keys_of
 
 from .subjects import Plain, layers_of, llama, tokens

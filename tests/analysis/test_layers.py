@@ -9,7 +9,7 @@ from lucid_attention.analysis import layer as layer_module
 from lucid_attention.analysis import matrix
 from lucid_attention.analysis.capture import visit_layers
 from lucid_attention.analysis.layer import Layer
-from tests.models.decoder import decoder
+from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 
 from .subjects import Plain, layers_of, llama, tokens

@@ -6,7 +6,7 @@ import torch
 from lucid_attention.analysis import layer as layer_module
 from lucid_attention.analysis import maps
 from lucid_attention.analysis.maps import attention_maps
-from tests.models.decoder import decoder
+from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 
 from .subjects import Plain, layers_of, llama, tokens

@@ -111,7 +111,7 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
     assert after == before
 
 
-def test_what_stands_in_the_way_is_said(llama: Path, tmp_path: Path) -> None:
+def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConversionError, match=r"local folder.*hf download org/model"):
         convert("org/model", out)
@@ -155,7 +155,7 @@ def test_an_interrupted_conversion_leaves_nothing_behind(
     assert [path.name for path in tmp_path.iterdir()] == ["original"]
 
 
-def test_too_little_room_is_seen_before_anything_is_copied(
+def test_too_little_disk_space_is_noticed_before_anything_is_copied(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversion.shutil, "disk_usage", lambda path: argparse.Namespace(free=10))

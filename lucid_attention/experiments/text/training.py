@@ -134,12 +134,13 @@ def _written(file: Path) -> Iterator[None]:
 def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
     import torch
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
+    from ...models.checkpoint import load_tokenizer
     from ...models.decoder.modeling import LucidForCausalLM
     from ...models.decoder.presets import tiny
 
-    words = AutoTokenizer.from_pretrained(tokenizer)
+    words = load_tokenizer(tokenizer)
     set_seed(run.seed)
     config = tiny(
         run.attention,

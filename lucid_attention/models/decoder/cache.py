@@ -1,15 +1,14 @@
-"""Cache layers that keep what an attention module returns as `past`, whatever that is: keys and y, or a state.
+"""Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
-Transformers' own layers keep keys and values and nothing else. Ours stand in its tables below two names, so that
-`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, inside of generate() too.
+Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
+`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate().
 """
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
 
 from ...nn.causal import Past
@@ -19,8 +18,9 @@ NOT_CROPPABLE = "lucid_attention_state"
 
 
 def layer_type(past_type: type[Any]) -> str:
-    """Below which name Transformers finds the cache layer for a module's past."""
-    # y of a prefix does not depend on what follows, so keys and y can be cut. Everything else has moved on.
+    """The name under which Transformers finds the cache layer for a module's past."""
+    # y of a prefix does not depend on later tokens, so keys and y can be cropped. Every other past changes as a whole
+    # with each token.
     return CROPPABLE if past_type is Past else NOT_CROPPABLE
 
 
@@ -31,20 +31,20 @@ class PastLayer(CacheLayerMixin):
     past: Any = None
 
     def store(self, past: Any) -> None:
-        """Keep what the module returned, instead of what it was given."""
+        """Replace the past by the one that the module returned."""
         self.past = past
         self.is_initialized = True
 
     @property
     def batch_size(self) -> int:
-        tensors = [each for each in torch.utils._pytree.tree_leaves(self.past) if isinstance(each, Tensor)]
+        tensors = [leaf for leaf in tree_leaves(self.past) if isinstance(leaf, Tensor)]
         if not tensors:
-            # Cache.batch_size passes over layers without this attribute.
+            # Cache.batch_size skips layers that raise AttributeError.
             raise AttributeError("an empty layer has no batch size")
         return tensors[0].shape[0]
 
     def get_seq_length(self) -> int:
-        """Positions seen, padding included. A recurrent state counts them as well."""
+        """Positions so far, padding included. A recurrent state counts them too."""
         return 0 if self.past is None else self.past.length
 
     def get_max_length(self) -> int:
@@ -58,16 +58,16 @@ class PastLayer(CacheLayerMixin):
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._each_tensor(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self._map_tensors(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._each_tensor(lambda x: x[indices])
+        self._map_tensors(lambda x: x[indices])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._each_tensor(lambda x: x.repeat_interleave(repeats, 0))
+        self._map_tensors(lambda x: x.repeat_interleave(repeats, 0))
 
-    def _each_tensor(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.past = tree_map(lambda each: change(each) if isinstance(each, Tensor) else each, self.past)
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.update(key_states, value_states)
@@ -82,13 +82,13 @@ class PastLayer(CacheLayerMixin):
 
 
 class CroppableLayer(PastLayer):
-    """A past of keys and y, of which the last tokens can be taken back."""
+    """A past of keys and y, from which the last tokens can be removed."""
 
     _layer_type: ClassVar[str] = CROPPABLE
     is_croppable = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Take back the last tokens; their number comes negative."""
+        """Remove the last tokens. tokens_to_remove: their number, negative."""
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
         if tokens_to_remove < 0 and self.past is not None:
@@ -96,17 +96,17 @@ class CroppableLayer(PastLayer):
             if length < 1:
                 self.reset()
             else:
-                self._each_tensor(lambda x: x[:, :, :length])
+                self._map_tensors(lambda x: x[:, :, :length])
 
 
 class StateLayer(PastLayer):
-    """A past that cannot go back: a recurrent state, a window, or keys that PaTH has moved on."""
+    """A past from which no token can be removed: a recurrent state, a window, or the keys of PaTH."""
 
     _layer_type: ClassVar[str] = NOT_CROPPABLE
     is_croppable = False
 
     def activate_past_recording(self) -> None:
-        """Called where cropping is going to be needed, before the first token is spent."""
+        """Refuse. Transformers calls this before it generates with a method that crops."""
         self._refuse()
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -121,7 +121,7 @@ class StateLayer(PastLayer):
 
 
 class _NoStaticLayer(StaticLayer):
-    """Stands in Transformers' table of static layers to say why there is none."""
+    """An entry in Transformers' table of static layers, which says why there is none."""
 
     def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
         raise ValueError(
@@ -145,7 +145,7 @@ def check_cache(cache: Any, layer_types: list[str]) -> None:
     if cache.offloading:
         raise ValueError("past_key_values must not be offloading: LucidModel does not move its cache between layers")
     kinds = [getattr(layer, "_layer_type", None) or type(layer).__name__ for layer in cache.layers]
-    # Layers beyond those of the model are there while assisted decoding exits early.
+    # While assisted decoding exits early, the model has fewer layers than the cache.
     if len(kinds) < len(layer_types) or kinds[: len(layer_types)] != layer_types:
         raise ValueError(
             "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config): "

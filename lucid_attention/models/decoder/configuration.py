@@ -1,6 +1,5 @@
-"""LucidConfig: a Llama-shaped decoder whose attention comes from `ATTENTIONS` by name, per layer if wished."""
+"""LucidConfig: a Llama-shaped decoder whose attention is a name in `ATTENTIONS`, for all layers or one per layer."""
 
-import difflib
 import inspect
 import logging
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from ...base.messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
 from .cache import layer_type
@@ -19,7 +19,7 @@ from .cache import layer_type
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
-# Besides its own fields, what Transformers itself passes to a configuration or writes into config.json.
+# Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
 KEYS_OF_TRANSFORMERS = frozenset(
     [
         "model_type",
@@ -42,13 +42,13 @@ KEYS_OF_TRANSFORMERS = frozenset(
         "transformers_weights",
     ]
 )
-# Decoders whose blocks are ours: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
+# Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @strict
 class LucidConfig(PreTrainedConfig):
-    """Configuration of `LucidModel` and `LucidForCausalLM`: Llama's fields, and which attention stands in which layer.
+    """Configuration of `LucidModel` and `LucidForCausalLM`: Llama's fields, and the attention of every layer.
 
         LucidConfig(attention="lucid", attention_options={"sharpness": 4.0})
         LucidConfig(
@@ -65,12 +65,12 @@ class LucidConfig(PreTrainedConfig):
             eos_token_id, tie_word_embeddings: as in `LlamaConfig`.
         num_key_value_heads: a divisor of num_attention_heads; default num_attention_heads.
         head_dim: any size; default hidden_size / num_attention_heads.
-        rope_theta: base of the rotary embedding, None for none; for the attentions that have one.
+        rope_theta: base of the rotary embedding, None for none; for the attentions that use it.
         attention_bias: True for biases of all projections, "qkv" for all but the output's, as in Qwen2.
-        qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have one.
+        qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
-        attention_options: further arguments of the attention's constructor; they win over the fields here. For
-            several attentions a dictionary of such dictionaries, by the attention's name.
+        attention_options: further arguments of the attention's constructor, which override the fields above. For
+            several attentions, a dictionary of such dictionaries by the attention's name.
     """
 
     model_type: ClassVar[str] = MODEL_TYPE
@@ -101,38 +101,41 @@ class LucidConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(kwargs["model_type"]))
-        known = [each.name for each in fields(self)]
+        known = [option.name for option in fields(self)]
         for key in unknown_keys(kwargs):
-            raise ValueError(f"LucidConfig has no {key!r}{_nearest(key, known)}; it takes {', '.join(known)}")
+            raise ValueError(f"LucidConfig has no {key!r}{did_you_mean(key, known)}; it takes {', '.join(known)}")
         sizes = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         self.num_key_value_heads, self.head_dim = check_sizes(*sizes)
-        # Transformers runs validators too, but wraps their errors, and reads `layer_types` before.
+        # Transformers runs validators too, but wraps their errors, and reads `layer_types` first.
         self.validate_attention()
         super().__post_init__(**kwargs)
 
     @property
     def layer_attentions(self) -> list[str]:
         """The name of the attention of every layer."""
-        # Not more than there are layers: assisted decoding with an early exit lowers their number for a while.
+        # Assisted decoding with an early exit lowers num_hidden_layers for a while: then names must be cut.
         names = [self.attention] * self.num_hidden_layers if isinstance(self.attention, str) else self.attention
         return list(names)[: self.num_hidden_layers]
 
     @property
     def layer_types(self) -> list[str]:
-        """What Transformers makes a cache from: the type of every layer's part of it."""
+        """The types of the cache layers, from which Transformers makes a cache."""
         return [layer_type(ATTENTIONS[name].past_type) for name in self.layer_attentions]
 
     def validate_layer_type(self) -> None:
-        """Nothing to check: `layer_types` follows from `attention`, and its types are our own."""
+        """Accept: `layer_types` follows from `attention`, and Transformers does not know our types."""
 
     def validate_attention(self) -> None:
-        """Refuse names, options and sizes of which no attention can be made. Runs when made, loaded and saved."""
+        """Refuse names, options and sizes from which no attention can be made.
+
+        Runs when a configuration is made, loaded or saved.
+        """
         for name in ("vocab_size", "intermediate_size", "num_hidden_layers"):
             check_size(name, getattr(self, name))
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of Transformers, got {self.hidden_act!r}"
-                f"{_nearest(self.hidden_act, ACT2FN)}"
+                f"{did_you_mean(self.hidden_act, ACT2FN)}"
             )
         if self.attention_bias not in (True, False, "qkv"):
             raise ValueError(f'attention_bias must be True, False or "qkv", got {self.attention_bias!r}')
@@ -145,10 +148,10 @@ class LucidConfig(PreTrainedConfig):
         for name in names:
             if name not in ATTENTIONS:
                 known = ", ".join(ATTENTIONS)
-                raise ValueError(f"attention must be one of {known}, got {name!r}{_nearest(name, ATTENTIONS)}")
+                raise ValueError(f"attention must be one of {known}, got {name!r}{did_you_mean(name, ATTENTIONS)}")
         self._check_options(names)
         for name in names:
-            # The constructor is the judge of values; on the meta device it costs no memory.
+            # The constructor checks values. On the meta device it takes no memory.
             with torch.device("meta"):
                 make_attention(self, self.layer_attentions.index(name))
 
@@ -163,9 +166,9 @@ class LucidConfig(PreTrainedConfig):
             known = [option for option in constructor_options(ATTENTIONS[name]) if option != "layer_index"]
             for option in self.options_of(name):
                 if option not in known:
-                    hint = "" if len(names) == 1 else ". Options of one attention among several stand below its name"
+                    hint = "" if len(names) == 1 else ". Options of one attention among several go under its name"
                     raise ValueError(
-                        f"attention {name!r} has no option {option!r}{_nearest(option, known)}; "
+                        f"attention {name!r} has no option {option!r}{did_you_mean(option, known)}; "
                         f"it takes {', '.join(known)}{hint}"
                     )
 
@@ -178,14 +181,14 @@ class LucidConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Like Transformers' own, but what is overridden is checked too, and unknown keys of a file are said aloud."""
+        """As in Transformers, but overrides are checked too, and unknown keys of a file give a warning."""
         if config_dict.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(config_dict["model_type"]))
-        # Whoever sets attributes on a configuration finds them in the file. That must stay loadable: a warning, kept.
+        # Attributes that tools set on a configuration are saved with it. Such a file must load, with the attributes.
         extra = {key: config_dict[key] for key in unknown_keys(config_dict)}
         if extra:
             logger.warning("LucidConfig does not know %s: without effect on the model", ", ".join(map(repr, extra)))
-        made = super().from_dict({key: it for key, it in config_dict.items() if key not in extra}, **kwargs)
+        made = super().from_dict({key: value for key, value in config_dict.items() if key not in extra}, **kwargs)
         config = made[0] if isinstance(made, tuple) else made
         for key, value in extra.items():
             setattr(config, key, value)
@@ -194,17 +197,17 @@ class LucidConfig(PreTrainedConfig):
 
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:
-        """The configuration of the same decoder with another attention. Its weights can be loaded by name.
+        """The configuration of the same decoder with another attention. The weights load by name.
 
             config = LucidConfig.from_llama(AutoConfig.from_pretrained(path))
             model = LucidForCausalLM.from_pretrained(path, config=config)
 
         Args:
-            config: of a Llama, Mistral, Qwen2 or Qwen3. What LucidConfig cannot express is refused.
-            attention: as in `LucidConfig`; "softmax" gives the model as it was.
+            config: of a Llama, Mistral, Qwen2 or Qwen3. A setting that LucidConfig cannot express is refused.
+            attention: as in `LucidConfig`; "softmax" gives the original model.
             overrides: further fields of `LucidConfig`.
         """
-        _refuse_what_is_not_llama(config)
+        _check_is_llama(config)
         same = [
             "vocab_size",
             "hidden_size",
@@ -232,14 +235,14 @@ class LucidConfig(PreTrainedConfig):
 
 
 def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:
-    """The attentions of a hybrid: `name` on every n-th layer, the last of each n, and `otherwise` on those between."""
+    """The attentions of a hybrid: `name` on every n-th layer, the last of each n, and `otherwise` on the others."""
     check_size("n", n)
     check_size("layers", layers)
     return [name if index % n == n - 1 else otherwise for index in range(layers)]
 
 
 def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | None = None) -> CausalAttention:
-    """The attention module of a layer. `hidden_size` in place of the configuration's makes a cheap one to look at."""
+    """The attention module of a layer. hidden_size: instead of the configuration's, for a cheap module."""
     name = config.layer_attentions[layer_index]
     known = constructor_options(ATTENTIONS[name])
     arguments: dict[str, Any] = {
@@ -249,7 +252,7 @@ def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | Non
         "qk_norm": config.qk_norm,
         "layer_index": layer_index,
     }
-    # A module whose rope_base is None by default knows the order of its tokens in another way.
+    # A module whose rope_base is None by default has no rotary embedding: it knows the order of tokens otherwise.
     if known["rope_base"].default is not None:
         arguments["rope_base"] = config.rope_theta
     arguments = {key: value for key, value in arguments.items() if key in known} | config.options_of(name)
@@ -261,29 +264,24 @@ def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | Non
 
 
 def constructor_options(attention: type[CausalAttention]) -> dict[str, inspect.Parameter]:
-    """The keyword arguments that a constructor takes, those that it hands on to its base classes included."""
-    found: dict[str, inspect.Parameter] = {}
+    """The keyword arguments of a constructor, with those that it passes on to its base classes."""
+    options: dict[str, inspect.Parameter] = {}
     for base in attention.__mro__:
         if "__init__" not in vars(base):
             continue
         parameters = inspect.signature(vars(base)["__init__"]).parameters
         for name, parameter in parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY:
-                found.setdefault(name, parameter)
+                options.setdefault(name, parameter)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             break
-    return found
+    return options
 
 
 def unknown_keys(keys: Iterable[str]) -> list[str]:
-    """Those that are neither fields nor Transformers' own; private ones are its own."""
-    known = {each.name for each in fields(LucidConfig)} | KEYS_OF_TRANSFORMERS
+    """Keys that are neither fields nor keys of Transformers. Private keys belong to Transformers."""
+    known = {option.name for option in fields(LucidConfig)} | KEYS_OF_TRANSFORMERS
     return [key for key in keys if key not in known and not key.startswith("_")]
-
-
-def _nearest(word: Any, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def _foreign_type(model_type: str) -> str:
@@ -293,14 +291,14 @@ def _foreign_type(model_type: str) -> str:
     )
 
 
-def _refuse_what_is_not_llama(config: PreTrainedConfig) -> None:
+def _check_is_llama(config: PreTrainedConfig) -> None:
     if config.model_type not in LLAMA_FAMILY:
         raise ValueError(f"config must be of model_type {', '.join(LLAMA_FAMILY)}, got {config.model_type!r}")
     rope = dict(config.rope_parameters)
     sliding = config.model_type != "qwen2" and getattr(config, "sliding_window", None) is not None
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
-    # What stands in the configuration, and what it would have to be.
-    refused = {
+    # Settings that LucidConfig has no field for: the value in `config`, and the only value that it can express.
+    fixed = {
         "rope_type": (rope.get("rope_type", "default"), "default"),
         "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
         "sliding_window": (config.sliding_window if sliding else None, None),
@@ -309,10 +307,10 @@ def _refuse_what_is_not_llama(config: PreTrainedConfig) -> None:
         "attention_dropout": (getattr(config, "attention_dropout", 0.0) or 0.0, 0.0),
     }
     if config.model_type == "qwen3":
-        # The eps of the query and key norms of our modules is fixed.
-        refused["rms_norm_eps"] = (config.rms_norm_eps, 1e-6)
-    for name, (came, expected) in refused.items():
-        if came != expected:
+        # The query and key norms of our modules have a fixed eps.
+        fixed["rms_norm_eps"] = (config.rms_norm_eps, 1e-6)
+    for name, (value, expected) in fixed.items():
+        if value != expected:
             raise ValueError(
-                f"LucidConfig cannot express {name} of this {config.model_type}: {came!r} ({expected!r} it can)"
+                f"LucidConfig cannot express {name} of this {config.model_type}: {value!r}, expected {expected!r}"
             )

@@ -18,7 +18,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
-from ..dropin.masks import documents
+from ..documents import document_borders
 from .cache import check_cache
 from .configuration import MODEL_TYPE, LucidConfig, make_attention
 
@@ -38,7 +38,7 @@ class LucidMLP(nn.Module):
 
 
 class LucidDecoderLayer(GradientCheckpointingLayer):
-    """Attention and MLP, each after a norm and beside a residual."""
+    """Attention and MLP, each after a norm and with a residual."""
 
     def __init__(self, config: LucidConfig, layer_index: int) -> None:
         super().__init__()
@@ -57,21 +57,21 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """hidden_states: [B, T, hidden_size]. With cu_seqlens it and what comes beside it count all rows as one."""
+        """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one."""
         x = self.input_layernorm(hidden_states)
         if cu_seqlens is not None:
             x = x.flatten(0, 1)[None]
-        part = None if past_key_values is None else past_key_values.layers[self.layer_index]
-        past = None if part is None else part.past
+        cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
+        past = None if cache_layer is None else cache_layer.past
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
-        if part is not None:
-            part.store(past)
+        if cache_layer is not None:
+            cache_layer.store(past)
         hidden_states = hidden_states + o.view_as(hidden_states)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
 class LucidPreTrainedModel(PreTrainedModel):
-    """What the models share: how weights begin, and what Transformers may ask of them."""
+    """Base of both models: initial weights, and the attributes that Transformers reads."""
 
     config_class = LucidConfig
     config: LucidConfig
@@ -82,16 +82,16 @@ class LucidPreTrainedModel(PreTrainedModel):
     _can_record_outputs: ClassVar[dict[str, type[nn.Module]]] = {"hidden_states": LucidDecoderLayer}
 
     def __init__(self, config: LucidConfig, *inputs: Any, **kwargs: Any) -> None:
-        # A configuration may have been changed since it was made.
+        # The configuration may have been changed since it was checked.
         config.validate_attention()
         super().__init__(config, *inputs, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """There is one per attention, and the configuration names it."""
+        """Refuse every choice: the configuration names the attention."""
         if requested_attention not in (None, "eager"):
             raise ValueError(
                 f"attn_implementation must be left out for {type(self).__name__}, got {requested_attention!r}: its "
-                "attention is LucidConfig(attention=...), how that is computed attention_options={'impl': ...}"
+                "attention is LucidConfig(attention=...), its implementation attention_options={'impl': ...}"
             )
         return "eager"
 
@@ -107,18 +107,18 @@ class LucidPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def _init_own_weights(self, module: CausalAttention) -> None:
-        """Weights that are no layer's (decay rates, λ, sharpness): only their constructor knows how they begin."""
+        """Initialize weights of the attention module itself (decay rates, λ, sharpness), as its constructor does."""
         own = dict(module.named_parameters(recurse=False))
         if own:
-            index = next(each.layer_index for each in self.layers if each.self_attn is module)
-            # They belong to heads, so a module without width has them too, and is made at once.
+            index = next(layer.layer_index for layer in self.layers if layer.self_attn is module)
+            # These weights belong to heads, so a module of width 1 has them too, and is made quickly.
             fresh = make_attention(self.config, index, hidden_size=1)
             for name, weight in own.items():
                 init.copy_(weight, getattr(fresh, name).to(weight))
 
 
 class LucidModel(LucidPreTrainedModel):
-    """Embedding, decoder layers and a last norm: hidden states of every token."""
+    """Embedding, decoder layers and a last norm. Returns the hidden states of every token."""
 
     def __init__(self, config: LucidConfig) -> None:
         super().__init__(config)
@@ -145,8 +145,8 @@ class LucidModel(LucidPreTrainedModel):
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, S + T], 0 at padding, on whichever side.
-            position_ids: [B, T], for the rotary embedding; default counted without padding. Without a cache, a token
+            attention_mask: [B, S + T], 0 at padding, on either side.
+            position_ids: [B, T], for the rotary embedding; by default counted without padding. Without a cache, a token
                 whose position is not above that of the token before it begins another document (packing).
             past_key_values: `DynamicCache(config=model.config)`.
             inputs_embeds: [B, T, hidden_size] instead of input_ids.
@@ -154,7 +154,7 @@ class LucidModel(LucidPreTrainedModel):
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: exactly one of them")
-        self._refuse(kwargs)
+        self._refuse_unsupported(kwargs)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
@@ -164,11 +164,11 @@ class LucidModel(LucidPreTrainedModel):
         positions = None if position_ids is None else check_positions(position_ids, B, T)
         cu_seqlens = None
         if positions is not None and T > 1:
-            cu_seqlens = None if key_mask is not None else documents(positions)
+            cu_seqlens = None if key_mask is not None else document_borders(positions)
         if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
         if cu_seqlens is not None:
-            key_mask, positions = (None if each is None else each.reshape(1, -1) for each in (key_mask, positions))
+            key_mask, positions = (None if x is None else x.reshape(1, -1) for x in (key_mask, positions))
         elif use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         for layer in self.layers[: self.config.num_hidden_layers]:
@@ -181,15 +181,15 @@ class LucidModel(LucidPreTrainedModel):
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
-    def _refuse(self, kwargs: dict[str, Any]) -> None:
-        """What other models take, and would here be passed over."""
+    def _refuse_unsupported(self, kwargs: dict[str, Any]) -> None:
+        """Refuse arguments that other models take and that this one would ignore."""
         if kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError("output_attentions must be False: no attention weights are computed, so none are returned")
         borders = [name for name in ("cu_seq_lens_q", "seq_idx") if kwargs.get(name) is not None]
         if borders:
             raise ValueError(
-                f"packed documents are told from position_ids, got {borders[0]}: with DataCollatorWithFlattening leave "
-                "return_flash_attn_kwargs and return_seq_idx out"
+                f"packed documents must be given by position_ids, got {borders[0]}: leave return_flash_attn_kwargs and "
+                "return_seq_idx of DataCollatorWithFlattening out"
             )
 
 
@@ -199,7 +199,7 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         model = LucidForCausalLM(LucidConfig(attention="lucid", attention_options={"sharpness": 4.0}))
 
     Args:
-        config: the sizes, and which attention stands in which layer.
+        config: the sizes, and the attention of every layer.
     """
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -224,12 +224,12 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits of the next tokens, and the loss where there are labels.
+        """Logits of the next tokens, and the loss if there are labels.
 
         Args:
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LucidModel`.
-            labels: [B, T], shifted here; −100 is left out.
-            logits_to_keep: of the last so many tokens, or of those at these indices; 0 for all.
+            labels: [B, T], the tokens themselves, which are shifted inside; −100 is ignored.
+            logits_to_keep: a number of last tokens, or indices of tokens, to return logits of; 0 for all.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -240,7 +240,7 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             **kwargs,
         )
-        logits = self.lm_head(_positions(outputs.last_hidden_state, logits_to_keep))
+        logits = self.lm_head(_kept(outputs.last_hidden_state, logits_to_keep))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -250,35 +250,36 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
 
 
 def padding_mask(attention_mask: Any, B: int, total: int) -> Tensor | None:
-    """attention_mask as the modules want it, [B, S + T] bool, None where nothing is padding."""
+    """attention_mask in the form of the modules: [B, S + T] bool, None if nothing is padding."""
     if attention_mask is None:
         return None
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != (B, total):
-        came = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
+        form = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
         raise ValueError(
-            f"attention_mask must be [B, S + T] = {[B, total]}, 0 at padding, got {came}. Attention here is causal; "
-            "packed documents are told from position_ids"
+            f"attention_mask must be [B, S + T] = {[B, total]}, 0 at padding, got {form}. Attention here is causal; "
+            "packed documents are given by position_ids"
         )
     key_mask = attention_mask.bool()
-    # Everything is faster without a mask. A compiler has no values to look at.
+    # All operators are faster without a mask. A compiled graph cannot read values.
     return None if not torch.compiler.is_compiling() and bool(key_mask.all()) else key_mask
 
 
 def check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:
-    """[B, T], also from one row for all."""
+    """position_ids as [B, T]. One row holds for all."""
     if tuple(position_ids.shape) not in ((T,), (1, T), (B, T)):
         raise ValueError(f"position_ids must be [B, T] = {[B, T]}, got shape {list(position_ids.shape)}")
     return position_ids.expand(B, T)
 
 
-# Reads values, so a compiler has to leave the graph here: with fullgraph=True it says so, instead of missing documents.
 def register_decoder() -> None:
-    """Make the Auto classes of Transformers know the model type. Nothing happens if they do already."""
+    """Register the model type with the Auto classes of Transformers. Further calls change nothing."""
     AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
     AutoModel.register(LucidConfig, LucidModel, exist_ok=True)
     AutoModelForCausalLM.register(LucidConfig, LucidForCausalLM, exist_ok=True)
 
 
-def _positions(hidden: Tensor, keep: int | Tensor) -> Tensor:
-    """hidden: [B, T, *]: its last `keep` positions, all for 0; or those whose indices stand in `keep`: [n]."""
-    return hidden[:, -keep:] if isinstance(keep, int) and keep else hidden if isinstance(keep, int) else hidden[:, keep]
+def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
+    """hidden: [B, T, *], at its last `keep` positions (0 for all), or at the indices keep: [n]."""
+    if isinstance(keep, int):
+        return hidden[:, -keep:] if keep else hidden
+    return hidden[:, keep]

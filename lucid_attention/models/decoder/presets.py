@@ -1,6 +1,6 @@
-"""Configurations with a name. Each is a function, so that a variation is an argument: `paper_1b(attention="softmax")`.
+"""Named configurations. Each is a function, so that a variation is an argument: `paper_1b(attention="softmax")`.
 
-Every preset takes `attention`, the name of an attention, and further fields of `LucidConfig` that win over its own.
+Every preset takes `attention`, the name of an attention, and further fields of `LucidConfig`, which override its own.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from .configuration import LucidConfig, every
 
 
 def tiny(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
-    """A model for tests and examples: two layers, made and trained in seconds."""
+    """A model for tests and examples: two layers, trained in seconds."""
     shape = {
         "vocab_size": 512,
         "hidden_size": 64,
@@ -67,8 +67,8 @@ def paper_16_layer(attention: str | list[str] = "lucid", **overrides: Any) -> Lu
 
     The paper gives 16 layers, model dimension 2048, feed-forward dimension 4096, a vocabulary of 256 000 and 32 heads
     of 64 features, also tried as 128 heads of 16 (`num_attention_heads=128, num_key_value_heads=128, head_dim=16`). It
-    says nothing of grouped heads, of the kind of MLP and of tied embeddings: here there are no grouped heads, Llama's
-    gated MLP, and two embeddings.
+    does not mention grouped heads, the kind of MLP or tied embeddings. This preset has no grouped heads, Llama's gated
+    MLP, and untied embeddings.
     """
     shape = {
         "vocab_size": 256_000,
@@ -84,14 +84,14 @@ def paper_16_layer(attention: str | list[str] = "lucid", **overrides: Any) -> Lu
 
 
 def gemma3_1b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
-    """A model of the shape of Gemma 3 1B, to measure costs on: five layers with a window of 512, then one without.
+    """A model of the shape of Gemma 3 1B, for measuring costs: five layers with a window of 512, then one without.
 
-    The shape and the mix of layers are Gemma's. The architecture is ours: two norms per layer instead of four, no
-    scaled embeddings, so Gemma's weights do not fit.
+    The shape and the mix of layers are Gemma's. The architecture is ours, with two norms per layer instead of four and
+    without scaled embeddings, so Gemma's weights do not fit.
 
     Args:
-        attention: of the layers without a window.
-        overrides: further fields of `LucidConfig`; `attention_options` by name, joined to those of the preset.
+        attention: the attention of the layers without a window.
+        overrides: further fields of `LucidConfig`; `attention_options` by name are merged with those of the preset.
     """
     shape = {
         "vocab_size": 262_144,
@@ -108,8 +108,8 @@ def gemma3_1b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
 def gemma3_4b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
     """A model of the shape of the language model in Gemma 3 4B, with windows of 1024. Otherwise as `gemma3_1b`.
 
-    Gemma stretches the positions of the layers without a window by 8 (linear scaling), which costs nothing and is left
-    out.
+    Gemma stretches the positions of the layers without a window by 8 (linear scaling). This preset does not,
+    since it changes no cost.
     """
     shape = {
         "vocab_size": 262_208,
@@ -124,7 +124,7 @@ def gemma3_4b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
 
 
 def qwen2_5_1_5b(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
-    """The shape of Qwen 2.5 1.5B, which differs from it in the attention alone: its weights can be loaded by name."""
+    """Qwen 2.5 1.5B with another attention. Its weights load by name."""
     shape = {
         "vocab_size": 151_936,
         "hidden_size": 1536,
@@ -148,7 +148,7 @@ def _config(shape: dict[str, Any], attention: str | list[str], overrides: dict[s
 
 def _gemma3(shape: dict[str, Any], window: int, attention: str, overrides: dict[str, Any]) -> LucidConfig:
     overrides = dict(overrides)
-    # Windows keep the shorter wavelengths of Gemma 2.
+    # Gemma's layers with a window have another rotary base than those without.
     options: dict[str, Any] = {"sliding": {"window": window, "rope_base": 10_000.0}}
     for name, given in overrides.pop("attention_options", {}).items():
         options[name] = options.get(name, {}) | given

@@ -1,1 +1,1 @@
-"""LUCID in architectures of Transformers: attn_implementation="lucid"."""
+"""LUCID in existing architectures of Transformers: attn_implementation="lucid"."""

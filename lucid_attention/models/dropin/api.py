@@ -1,4 +1,4 @@
-"""LUCID in existing Transformers architectures: attn_implementation="lucid"."""
+"""`enable_lucid`: the one call that a user of the drop-in makes."""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -25,16 +25,16 @@ def enable_lucid(
 
         enable_lucid()                                                          # once per process
         AutoModelForCausalLM.from_config(config, attn_implementation="lucid")   # then by name
-        enable_lucid(model, layers=[4, 5])                                      # or a model that is there
+        enable_lucid(model, layers=[4, 5])                                      # or an existing model
 
-    Layers with full attention become LUCID; those with a sliding window stay as they are. Every call sets all of it:
-    what is not given gets its default. The choice is saved with the model's configuration and comes back with
-    `from_pretrained`, wherever `enable_lucid()` was called before.
+    Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets layers,
+    strength and sharpness: an argument that is left out gets its default. The choice is saved with the model's
+    configuration. `from_pretrained` restores it in every process that has called `enable_lucid()`.
 
     Args:
         model: a Transformers model, changed in place; None to register only.
-        layers: which layers, counted from 0; None for all with full attention.
-        strength: s in P = I + s·L: 0 is the model as it was, 1 is LUCID. See `StrengthRamp`.
+        layers: indices of layers, counted from 0; None for all with full attention.
+        strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `StrengthRamp`.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
 
     Returns:
@@ -57,7 +57,7 @@ def enable_lucid(
     if config is model.config:
         model.set_attn_implementation(NAME)
     else:
-        model.set_attn_implementation(dict.fromkeys(_names_of(model.config, config), NAME))
+        model.set_attn_implementation(dict.fromkeys(_part_names(model.config, config), NAME))
     setattr(config, NAME, settings.to_dict())
     return model
 
@@ -70,8 +70,8 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")
 
 
-def _names_of(config: Any, part: Any) -> list[str]:
-    """Under which names a composite configuration has this part."""
+def _part_names(config: Any, part: Any) -> list[str]:
+    """The names under which a composite configuration has this part."""
     names = [name for name in config.sub_configs if getattr(config, name, None) is part]
     if not names:
         raise ValueError(f"{type(config).__name__} has no part with a text decoder that could use LUCID")

@@ -1,8 +1,8 @@
 """Cache layers that keep y = P⁻¹v where others keep v.
 
-By the time an attention function runs, `Cache.update` has happened, and `update` sees no mask, without which padded
-batches cannot be preconditioned. So it is done in two steps: `update` appends the keys and hands a `Pending` on with
-the tensor it returns; the attention function, which sees the mask, computes y and calls `Pending.commit`.
+Transformers calls `Cache.update` before the attention function, and without the mask, which padded batches need to be
+preconditioned. So new values enter the cache in two steps. `update` appends the keys, and attaches a `PendingValues` to
+the tensor that it returns. The attention function, which gets the mask, computes y and calls `PendingValues.commit`.
 """
 
 from typing import Any
@@ -12,21 +12,62 @@ from torch import Tensor
 from transformers.cache_utils import DynamicLayer, StaticLayer
 
 from ...ops.lucid.decode import inverse_key_norms
-from .growing import GrowingTensor
 from .settings import uses_lucid
 
-# Stands in Transformers' tables of cache layers, and in its error message where a cache cannot hold them.
+# Name of our layers in Transformers' tables of cache layers. Transformers prints it where a cache cannot hold them.
 LAYER_TYPE = "lucid_attention: its values are preconditioned, which this cache cannot keep"
-HANDLE = "lucid_pending"
+# Attribute of the tensor that `update` returns.
+ATTRIBUTE = "lucid_pending"
 
 
-class Pending:
-    """What an attention function needs of the cache: keys and y of the past, and where y of the new tokens goes.
+class GrowingTensor:
+    """Appends to [B, H, S, *] in place, in a buffer that has room behind the rows in use.
 
-    k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E]; scalars: [B, H, S + T],
-    `inverse_key_norms` of k. Of a static cache k, y_past and scalars are whole buffers [B, H, M, *] with the new keys at
-    `position`: [] int64, and y_past is zero there. Of a growing one, room: [B, H, S + T, E] holds y_past, and y comes
-    behind it.
+    Only the newest view is extended in place. A caller with another view (of a cropped, reordered or shallowly copied
+    cache) gets a new buffer, so that rows of other views are never overwritten.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: Tensor | None = None
+        self.newest: Tensor | None = None
+
+    def append(self, x: Tensor | None, new: Tensor) -> Tensor:
+        """x: [B, H, S, *] or None; new: [B, H, T, *] -> [B, H, S + T, *]."""
+        if torch.is_grad_enabled():
+            # A backward pass may need views of the buffer, even if x and new need no gradients themselves.
+            return new if x is None else torch.cat([x, new], 2)
+        S, T = 0 if x is None else x.shape[2], new.shape[2]
+        if not self._has_room(x, S + T):
+            # With a quarter of room a copy is made every S/4 tokens, and at most a quarter of the memory is unused.
+            capacity = S + T + max(64, (S + T) // 4)
+            self.buffer = new.new_empty(*new.shape[:2], capacity, *new.shape[3:])
+            if x is not None:
+                self.buffer[:, :, :S] = x
+        assert self.buffer is not None
+        self.buffer[:, :, S : S + T] = new
+        self.newest = self.buffer[:, :, : S + T]
+        return self.newest
+
+    def _has_room(self, x: Tensor | None, rows: int) -> bool:
+        return (
+            x is not None
+            and x is self.newest
+            and self.buffer is not None
+            and rows <= self.buffer.shape[2]
+            # A tensor made in inference mode cannot be written outside of it.
+            and (torch.is_inference_mode_enabled() or not self.buffer.is_inference())
+        )
+
+
+class PendingValues:
+    """New values whose y is not computed yet, with the keys and y of the past that the computation needs.
+
+    Of a growing cache:
+        k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E], None without a past;
+        scalars: [B, H, S + T], 1/‖k‖; y_all: [B, H, S + T, E], y_past and the place where y is written.
+    Of a static cache:
+        k, y_past and scalars are whole buffers [B, H, M, *]; position: [] int64, where the new keys begin. y_past is
+        zero from there on.
     """
 
     def __init__(
@@ -37,13 +78,13 @@ class Pending:
         y_past: Tensor | None,
         scalars: Tensor,
         position: Tensor | None = None,
-        room: Tensor | None = None,
+        y_all: Tensor | None = None,
     ) -> None:
         self.layer, self.k, self.v, self.y_past, self.scalars = layer, k, v, y_past, scalars
-        self.position, self.room = position, room
+        self.position, self.y_all = position, y_all
 
     def check(self, options: dict[str, Any]) -> None:
-        """Refuse a strength and sharpness that are not those of the tokens before."""
+        """Refuse a strength or sharpness that differs from that of the tokens before."""
         self.layer.check_options(options)
 
     def commit(self, y: Tensor) -> Tensor:
@@ -51,31 +92,32 @@ class Pending:
         return self.layer.commit(self, y)
 
 
-def pending_of(values: Tensor) -> Pending | None:
-    """The `Pending` that came with what `update` returned, if it was a layer of ours."""
-    return getattr(values, HANDLE, None)
+def pending_values(values: Tensor) -> PendingValues | None:
+    """The `PendingValues` of the tensor that `update` returned; None if another cache layer returned it."""
+    return getattr(values, ATTRIBUTE, None)
 
 
-class _Owner:
-    """The configuration that a cache was made for. A copy of the cache has the same one."""
+class _ConfigReference:
+    """The configuration that a cache was made for. Copies of the cache share it."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def __deepcopy__(self, memo: Any) -> "_Owner":
+    def __deepcopy__(self, memo: Any) -> "_ConfigReference":
         return self
 
 
-class _TwoSteps:
-    """The order of `update` and `commit`."""
+class _CommittedLayer:
+    """Base of both cache layers: every `update` must be followed by a `commit`, with the same options each time."""
 
-    owner: _Owner
-    waiting: bool
+    owner: _ConfigReference
+    uncommitted: bool
     options: dict[str, Any] | None
 
     def check_options(self, options: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
-            return  # a graph is made for one setting, and remembering it here would make another
+            # A graph holds for one choice of options; storing them in the layer would make dynamo trace it again.
+            return
         if self.options is not None and self.options != options:
             raise ValueError(
                 f"This cache was begun with {self.options} and cannot go on with {options}: LUCID's settings, or its "
@@ -83,26 +125,26 @@ class _TwoSteps:
             )
         self.options = options
 
-    def begin(self) -> None:
+    def begin_update(self) -> None:
         if self.owner.config is not None and not uses_lucid(self.owner.config):
             raise ValueError(
                 "This cache keeps the preconditioned values of LUCID: expected attn_implementation='lucid', with which "
                 f"it was made, got {self.owner.config._attn_implementation!r}. Make a new cache after a change of it"
             )
-        if self.waiting:
+        if self.uncommitted:
             raise RuntimeError(
                 "This cache holds tokens that LUCID attention never preconditioned: expected every update to be "
                 "followed by attn_implementation='lucid', got another update. Was an earlier forward pass interrupted? "
                 "Then start with a new cache. Or does this architecture change cached values before it attends (as "
                 "DeepSeek's latent attention does)? Then it cannot use LUCID with a cache."
             )
-        self.waiting = True
+        self.uncommitted = True
 
-    def hand_on(self, values: Tensor, pending: Pending) -> Tensor:
-        # A new view each time: an attribute of a tensor that the layer keeps would be a reference in a circle.
-        handed = values[:]
-        setattr(handed, HANDLE, pending)
-        return handed
+    def with_pending(self, values: Tensor, pending: PendingValues) -> Tensor:
+        # A new view: an attribute of a tensor that the layer keeps would be a reference cycle.
+        view = values[:]
+        setattr(view, ATTRIBUTE, pending)
+        return view
 
     def offload(self) -> None:
         raise ValueError(
@@ -111,14 +153,14 @@ class _TwoSteps:
         )
 
 
-class LucidDynamicLayer(_TwoSteps, DynamicLayer):
-    """Grows with the sequence. Keys, y and key lengths grow in place; see `GrowingTensor`."""
+class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
+    """Keys, y and key scalars that grow with the sequence, in place; see `GrowingTensor`."""
 
     _layer_type = LAYER_TYPE
 
     def __init__(self, config: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.owner, self.waiting, self.options = _Owner(config), False, None
+        self.owner, self.uncommitted, self.options = _ConfigReference(config), False, None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.scalars: Tensor | None = None
@@ -130,7 +172,7 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin()
+        self.begin_update()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         y_past = self.values
@@ -138,18 +180,20 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
         with torch.no_grad():
             self.scalars = self._growing["scalars"].append(self.scalars, inverse_key_norms(key_states))
         self.keys = keys
-        # As long as the keys, whoever may read it.
-        room = self._growing["values"].append(y_past, value_states)
-        return keys, self.hand_on(room, Pending(self, keys, value_states, y_past, self.scalars, room=room))
+        # The new rows hold v until `commit` writes y: other code may expect as many values as keys.
+        y_all = self._growing["values"].append(y_past, value_states)
+        return keys, self.with_pending(
+            y_all, PendingValues(self, keys, value_states, y_past, self.scalars, None, y_all)
+        )
 
-    def commit(self, pending: Pending, y: Tensor) -> Tensor:
-        self.waiting = False
-        room = pending.room
-        if torch.is_grad_enabled() or room is None:
+    def commit(self, pending: PendingValues, y: Tensor) -> Tensor:
+        self.uncommitted = False
+        y_all = pending.y_all
+        if torch.is_grad_enabled() or y_all is None:
             self.values = y if pending.y_past is None else torch.cat([pending.y_past, y], 2)
         else:
-            room[:, :, room.shape[2] - y.shape[2] :] = y
-            self.values = room
+            y_all[:, :, y_all.shape[2] - y.shape[2] :] = y
+            self.values = y_all
         return self.values
 
     def get_seq_length(self) -> int:
@@ -181,15 +225,15 @@ class LucidDynamicLayer(_TwoSteps, DynamicLayer):
             self.scalars = self.scalars[indices, ...]
 
 
-class LucidStaticLayer(_TwoSteps, StaticLayer):
-    """Preallocated, for torch.compile: nothing here changes its shape or address."""
+class LucidStaticLayer(_CommittedLayer, StaticLayer):
+    """Preallocated keys, y and key scalars for torch.compile: no buffer changes its shape or address."""
 
     _layer_type = LAYER_TYPE
     scalars: Tensor
 
     def __init__(self, max_cache_len: int, config: Any = None, **kwargs: Any) -> None:
         super().__init__(max_cache_len, **kwargs)
-        self.owner, self.waiting, self.options = _Owner(config), False, None
+        self.owner, self.uncommitted, self.options = _ConfigReference(config), False, None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -199,35 +243,35 @@ class LucidStaticLayer(_TwoSteps, StaticLayer):
             torch._dynamo.mark_static_address(self.scalars)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin()
+        self.begin_update()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         position = self.cumulative_length.clone()
-        # Zeros where y is to come: the decoding step reads the whole buffer while its own y is not known yet.
+        # Zeros until `commit` writes y: the decoding step reads the whole buffer before it knows the new y.
         super().update(key_states, torch.zeros_like(value_states))
         self._write(self.scalars, position, inverse_key_norms(key_states))
-        pending = Pending(self, self.keys, value_states, self.values, self.scalars, position)
-        return self.keys, self.hand_on(self.values, pending)
+        pending = PendingValues(self, self.keys, value_states, self.values, self.scalars, position)
+        return self.keys, self.with_pending(self.values, pending)
 
-    def commit(self, pending: Pending, y: Tensor) -> Tensor:
-        self.waiting = False
+    def commit(self, pending: PendingValues, y: Tensor) -> Tensor:
+        self.uncommitted = False
         assert pending.position is not None
         y = y.to(self.values.dtype)
         self._write(self.values, pending.position, y)
         if torch.is_grad_enabled() and y.requires_grad:
-            # What is kept has no gradients; what is read now does.
-            return self.values.index_copy(2, self._where(pending.position, y), y)
+            # The buffer keeps y without gradients; the returned copy has them.
+            return self.values.index_copy(2, self._places(pending.position, y), y)
         return self.values
 
     def _write(self, buffer: Tensor, position: Tensor, new: Tensor) -> None:
-        buffer.index_copy_(2, self._where(position, new), new.detach())
+        buffer.index_copy_(2, self._places(position, new), new.detach())
 
-    def _where(self, position: Tensor, new: Tensor) -> Tensor:
+    def _places(self, position: Tensor, new: Tensor) -> Tensor:
         return torch.arange(new.shape[2], device=new.device) + position
 
     def reset(self) -> None:
         super().reset()
-        self.waiting, self.options = False, None
+        self.uncommitted, self.options = False, None
         if self.is_initialized:
             self.scalars.zero_()
 

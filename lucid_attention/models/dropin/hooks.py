@@ -1,6 +1,6 @@
-"""Where Transformers has no interface for what LUCID needs, its functions are wrapped, once, by `enable_lucid`.
+"""Wrappers around functions of Transformers, for needs of LUCID that Transformers has no interface for.
 
-Each wrapper leaves every configuration alone that does not attend with LUCID.
+`enable_lucid` installs them once. They change nothing for configurations without LUCID.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from ..decoder.configuration import LucidConfig
 from .cache import LAYER_TYPE
 from .settings import NAME, LucidSettings, check_layers, uses_lucid
 
-# What a saved configuration has as attn_implementation. Without this package Transformers prints it and stops.
+# The attn_implementation in a saved configuration. A process without this package stops and prints it.
 SAVED_AS = "lucid (pip install lucid-attention, and call lucid_attention.enable_lucid() before loading)"
 MARK = "_wrapped_by_lucid_attention"
 
 
 def install_hooks() -> None:
-    """Wrap once; further calls change nothing."""
+    """Wrap the functions. Further calls change nothing."""
     _wrap(cache_utils, "get_layer_types_and_kwargs", _choose_cache_layers)
     _wrap(PreTrainedModel, "_check_and_adjust_attn_implementation", _refuse_architectures)
-    _wrap(PreTrainedConfig, "to_dict", _write_the_choice)
-    _wrap(PreTrainedConfig, "__post_init__", _read_the_choice)
+    _wrap(PreTrainedConfig, "to_dict", _save_implementation)
+    _wrap(PreTrainedConfig, "__post_init__", _restore_implementation)
     _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", _refuse_continuous_batching)
 
 
@@ -37,13 +37,13 @@ def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callabl
 
 
 def layer_types(config: Any) -> list[str]:
-    """The kind of attention of every layer, as Transformers' caches see it."""
+    """The kind of attention of every layer, from which Transformers makes caches."""
     read = cache_utils.get_layer_types_and_kwargs
     return list(getattr(read, "__wrapped__", read)(config)[0])
 
 
 def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The one place through which generate() and every model choose the classes of cache layers."""
+    """generate() and every model choose the classes of cache layers through this function."""
 
     def choose(config: Any) -> tuple[list[str], list[dict[str, Any]]]:
         kinds, options = original(config)
@@ -55,15 +55,15 @@ def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
                 f"{config.num_kv_shared_layers}"
             )
         check_layers(LucidSettings.from_dict(getattr(config, NAME, None)), kinds)
-        ours = [kind == "full_attention" for kind in kinds]
-        kinds = [LAYER_TYPE if our else kind for our, kind in zip(ours, kinds, strict=True)]
-        return kinds, [{"config": config} if our else each for our, each in zip(ours, options, strict=True)]
+        full = [kind == "full_attention" for kind in kinds]
+        kinds = [LAYER_TYPE if is_full else kind for is_full, kind in zip(full, kinds, strict=True)]
+        return kinds, [{"config": config} if is_full else one for is_full, one in zip(full, options, strict=True)]
 
     return choose
 
 
 def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Where attn_implementation="lucid" is looked up for a model."""
+    """Transformers looks up attn_implementation for a model in this function."""
 
     def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         if attn_implementation == NAME:
@@ -74,7 +74,7 @@ def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_architecture(model: Any) -> None:
-    """Refuse models that compute their attention themselves, or are not decoders."""
+    """Refuse our own decoder, models that compute their attention themselves, and encoders with decoders."""
     name = type(model).__name__
     if isinstance(model.config, LucidConfig):
         raise ValueError(f"{name} chooses its attention in its configuration: LucidConfig(attention='lucid')")
@@ -87,8 +87,8 @@ def check_architecture(model: Any) -> None:
         raise ValueError(f"{name} is an encoder with a decoder; LUCID is for models of causal attention alone")
 
 
-def _write_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Transformers does not save attn_implementation: the checkpoint would come back as softmax attention."""
+def _save_implementation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers does not save attn_implementation: without it a checkpoint would load with softmax attention."""
 
     def to_dict(self: Any) -> dict[str, Any]:
         written = original(self)
@@ -96,20 +96,22 @@ def _write_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:
         if uses_lucid(self):
             written["attn_implementation"] = SAVED_AS
         elif parts:
-            # By name: what a composite configuration says itself overrides its parts.
+            # By the names of parts: a single value of a composite configuration would override all of its parts.
             written["attn_implementation"] = parts
         return written
 
     return to_dict
 
 
-def _read_the_choice(original: Callable[..., Any]) -> Callable[..., Any]:
+def _restore_implementation(original: Callable[..., Any]) -> Callable[..., Any]:
     def post_init(self: Any, **kwargs: Any) -> None:
         saved = kwargs.get("attn_implementation")
         if saved == SAVED_AS:
             kwargs["attn_implementation"] = NAME
         elif isinstance(saved, dict):
-            kwargs["attn_implementation"] = {key: NAME if how == SAVED_AS else how for key, how in saved.items()}
+            kwargs["attn_implementation"] = {
+                part: NAME if value == SAVED_AS else value for part, value in saved.items()
+            }
         original(self, **kwargs)
         if uses_lucid(self):
             LucidSettings.from_dict(getattr(self, NAME, None))

@@ -1,14 +1,14 @@
-"""What tokens see, as Transformers says it and as the operators want it.
+"""Masks: from the form that Transformers gives them to the form that the operators take.
 
-Transformers describes a mask by a function of (row, head, query, key) and a padding mask. The operators want to know
-which keys take part (`key_mask`) or where packed documents end (`cu_seqlens`), and never need a T × T mask. So the mask
+Transformers describes a mask by a function of (row, head, query, key) and a padding mask. The operators take the keys
+that take part (`key_mask`) or the borders of packed documents (`cu_seqlens`), and never need a T × T mask. So the mask
 of attn_implementation="lucid" is one of
 
     None            causal, nothing hidden
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
     [n + 1]         int32: borders of documents in all rows, one behind the other; no past
 
-and, for layers that stay as they are (sliding windows), what `sdpa` would get.
+Layers that keep their own attention (sliding windows) get the mask of `sdpa`.
 """
 
 from collections.abc import Callable
@@ -20,16 +20,22 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...ops.softmax.attention import visible_keys
+from ..documents import document_borders
 from .settings import check_config
 
-# Rows of a dense mask looked at together, so that a long packed batch needs no T × T mask.
+# Rows of a dense mask that are read together, so that a long packed batch needs no T × T mask.
 ROWS = 1024
-# At or below this an additive mask hides a key. Every usual choice is: -1e9, the smallest float16, minus infinity.
-HIDING = -1e4
+# An additive mask hides a key by a value at or below this: -1e9, the smallest float16 and minus infinity all do.
+HIDDEN = -1e4
+
+MaskRows = Callable[[int, int], Tensor]
 
 
-class Visible(NamedTuple):
-    """Who sees whom. key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None."""
+class Visibility(NamedTuple):
+    """Which keys the queries see, besides causality.
+
+    key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None.
+    """
 
     key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
@@ -85,13 +91,14 @@ def lucid_mask(
 
 
 def _is_causal(mask_function: Callable[..., Any], device: torch.device | str) -> bool:
-    """Whether the second token is hidden from the first: an encoder's mask is not ours to read."""
+    """Whether the first token does not see the second. An encoder's mask is left to `sdpa_mask`."""
     if torch.compiler.is_compiling():
         return True
     first, second = torch.zeros(1, dtype=torch.long, device=device), torch.ones(1, dtype=torch.long, device=device)
     try:
         return not bool(mask_function(first, first, first, second))
-    except IndexError:  # one token: nothing to tell
+    except IndexError:
+        # The mask function knows one token only, which has no later one to see.
         return True
 
 
@@ -109,18 +116,18 @@ def _padding(
     if static:
         # A static cache has room behind the newest token.
         return key_mask & (torch.arange(total, device=device) < offset + T)
-    # Waits for the device once per pass, as `sdpa` does; what follows is much faster without a mask.
+    # `all` waits for the device once per pass, as in `sdpa`; without a mask the operators are much faster.
     return None if not torch.compiler.is_compiling() and bool(key_mask.all()) else key_mask
 
 
-def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visible:
-    """What a layer gets as `attention_mask`, read. A dense mask of the caller's is understood or refused."""
+def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visibility:
+    """The visibility in the `attention_mask` of a layer. A dense mask that operators cannot express is refused."""
     if mask is None:
-        return Visible()
+        return Visibility()
     if mask.ndim == 1:
-        return Visible(cu_seqlens=mask)
+        return Visibility(cu_seqlens=mask)
     if mask.ndim == 2:
-        return Visible(key_mask=mask)
+        return Visibility(key_mask=mask)
     if mask.ndim != 4 or mask.shape[1] != 1 or mask.shape[2] != T or mask.shape[3] < total:
         raise ValueError(
             f"attention_mask must be [B, S + T] or [B, 1, T, S + T] = {[B, 1, T, total]} for LUCID attention, "
@@ -132,7 +139,7 @@ def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visible:
 
 
 def _read_additive(mask: Tensor) -> Tensor:
-    hidden = mask <= HIDING
+    hidden = mask <= HIDDEN
     if not bool((hidden | (mask == 0)).all()):
         raise ValueError(
             "attention_mask must be bool, or 0 where a key is seen and very negative where not: LUCID attention takes "
@@ -141,47 +148,48 @@ def _read_additive(mask: Tensor) -> Tensor:
     return ~hidden
 
 
-def _read_rows(rows: Callable[[int, int], Tensor], B: int, T: int, total: int) -> Visible:
-    """Padding or documents behind a mask of which `rows(start, stop)` gives [B, 1, stop − start, S + T]."""
+def _read_rows(rows: MaskRows, B: int, T: int, total: int) -> Visibility:
+    """Padding or documents of a dense mask. rows(start, stop) gives its rows: [B, 1, stop − start, S + T]."""
     past = total - T
-    taking_part = [rows(start, min(start + ROWS, T))[:, 0].any(1) for start in range(0, T, ROWS)]
-    found = Visible(key_mask=torch.stack(taking_part).any(0))
-    if past == 0 and not _same(rows, found, B, T, total):
-        found = Visible(cu_seqlens=_borders(rows, B, T))
-    if found.cu_seqlens is None and past == 0:
-        return found
-    if not _same(rows, found, B, T, total):
+    seen_keys = [rows(start, min(start + ROWS, T))[:, 0].any(1) for start in range(0, T, ROWS)]
+    visible = Visibility(key_mask=torch.stack(seen_keys).any(0))
+    if past == 0 and not _is_mask_of(visible, rows, B, T, total):
+        visible = Visibility(cu_seqlens=_borders(rows, B, T))
+    if visible.cu_seqlens is None and past == 0:
+        return visible
+    if not _is_mask_of(visible, rows, B, T, total):
         raise ValueError(
             "attention_mask must be causal, with padding or packed documents: LUCID solves for the values in the order "
             "in which tokens see each other, got a mask of another form (bidirectional tokens, a prefix, a window?)"
         )
-    return found
+    return visible
 
 
-def _same(rows: Callable[[int, int], Tensor], found: Visible, B: int, T: int, total: int) -> bool:
+def _is_mask_of(visible: Visibility, rows: MaskRows, B: int, T: int, total: int) -> bool:
+    """Whether the mask of `rows` is the causal mask of `visible`."""
     past = total - T
     device = rows(0, 1).device
     document = None
-    if found.cu_seqlens is not None:
+    if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
-        document = torch.searchsorted(found.cu_seqlens[1:].contiguous(), token, right=True).view(B, T)
+        document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, T)
     key = torch.arange(total, device=device)
     for start in range(0, T, ROWS):
         stop = min(start + ROWS, T)
         expected = (key <= key[past + start : past + stop, None]).expand(B, 1, stop - start, total)
-        if found.key_mask is not None:
-            expected = expected & found.key_mask[:, None, None]
+        if visible.key_mask is not None:
+            expected = expected & visible.key_mask[:, None, None]
         if document is not None:
             expected = expected & (document[:, None, start:stop, None] == document[:, None, None])
         shown = rows(start, stop)
-        # A row that sees nothing is one of padding, and nobody reads it.
+        # A row that sees nothing belongs to padding, whose output is not used.
         if not bool(((expected == shown) | ~shown.any(-1, keepdim=True)).all()):
             return False
     return True
 
 
-def _borders(rows: Callable[[int, int], Tensor], B: int, T: int) -> Tensor:
-    """Where documents begin: at tokens that do not see the one before them. Padding falls into pieces of one token."""
+def _borders(rows: MaskRows, B: int, T: int) -> Tensor:
+    """Documents begin at tokens that do not see the token before them. Padding becomes documents of one token."""
     begins = []
     for start in range(0, T, ROWS):
         stop = min(start + ROWS, T)
@@ -195,9 +203,9 @@ def _borders(rows: Callable[[int, int], Tensor], B: int, T: int) -> Tensor:
 
 
 def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device: torch.device | str) -> Tensor:
-    """The same of a mask function, for graphs: [B·T + 1], with empty documents at the end to keep the shape.
+    """Borders for graphs, whose shapes must not depend on values: [B·T + 1], with empty documents at the end.
 
-    In a graph Transformers cannot ask whether positions restart, and calls every batch packed.
+    In a graph Transformers cannot ask whether positions restart, and treats every batch as packed.
     """
     row, token = torch.arange(B, device=device)[:, None], torch.arange(T, device=device)[None]
     sees_before = mask_function(row, torch.zeros_like(row), token, (token - 1).clamp(min=0)).expand(B, T)
@@ -206,41 +214,27 @@ def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device:
     return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
 
 
-@torch.compiler.disable
-def documents(positions: Tensor) -> Tensor | None:
-    """Borders of packed documents, the rows one behind the other: int32 [n + 1], or None where every row is one.
+def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) -> Visibility:
+    """Add packed documents that the mask does not show.
 
-    positions: [B, T]. A token begins a document if its position is not above that of the token before it.
-    """
-    begins = F.pad(positions[:, 1:] <= positions[:, :-1], (1, 0))
-    if not bool(begins.any()):
-        return None
-    begins[:, 0] = True
-    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=begins.numel()).to(torch.int32)
-
-
-def find_documents(visible: Visible, B: int, T: int, kwargs: dict[str, Any]) -> Visible:
-    """Packing that no mask shows: Transformers makes none where a cache is in use, which is its default in training.
-
-    kwargs: what else the layer gets: position_ids that start again, or the borders that are meant for flash attention.
+    Transformers makes no mask of documents if a cache is in use, which is its default in training. kwargs: further
+    arguments of the layer, with position_ids that restart, or the borders that flash attention takes.
     """
     if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
         return visible
-    given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
-    if given is not None:
-        return Visible(cu_seqlens=given.to(torch.int32))
+    borders, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    if borders is not None:
+        return Visibility(cu_seqlens=borders.to(torch.int32))
     if positions is None or positions.ndim != 2 or torch.compiler.is_compiling():
         return visible
-    return Visible(cu_seqlens=documents(positions.expand(B, T)))
+    return Visibility(cu_seqlens=document_borders(positions.expand(B, T)))
 
 
-def dense_mask(visible: Visible, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
-    """[B, 1, T, total] bool, for read-outs that know no other form. `position`: of the first query among the keys."""
+def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
+    """[B, 1, T, total] bool, for read-outs that take no other form. position: of the first query among the keys."""
     if visible.cu_seqlens is not None:
-        document = torch.searchsorted(
-            visible.cu_seqlens[1:].contiguous(), torch.arange(B * T, device=device), right=True
-        )
-        document = document.view(B, 1, T)
+        token = torch.arange(B * T, device=device)
+        document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, 1, T)
         return visible_keys(B, T, T, None, None, device) & (document[..., None] == document[:, :, None])
     key = torch.arange(total, device=device)
     shown = (key <= (torch.arange(T, device=device) + position)[:, None]).expand(B, 1, T, total)

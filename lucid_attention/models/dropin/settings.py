@@ -1,10 +1,10 @@
-"""What a Transformers configuration says of LUCID: its field `lucid`, a dictionary that is saved with it."""
+"""The settings of LUCID in a configuration of Transformers: its field `lucid`, a dictionary that is saved with it."""
 
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from operator import index
 from typing import Any
 
+from ...base.messages import did_you_mean
 from ...ops.checks import check_positive, check_strength
 
 NAME = "lucid"
@@ -14,7 +14,7 @@ NAME = "lucid"
 class LucidSettings:
     """LUCID in an existing architecture.
 
-    layers: which layers read preconditioned values; None for all with full attention.
+    layers: indices of the layers that read preconditioned values; None for all with full attention.
     strength: s in P = I + s·L, from 0 (softmax attention) to 1 (LUCID).
     sharpness: c in P_ij = exp(c (cos θ_ij − 1)); None for √D.
     """
@@ -39,25 +39,23 @@ class LucidSettings:
         object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in self.layers})))
 
     @classmethod
-    def from_dict(cls, written: Any) -> "LucidSettings":
-        """From the field of a configuration, or defaults where there is none."""
-        if written is None:
+    def from_dict(cls, saved: Any) -> "LucidSettings":
+        """The settings in the field of a configuration; the defaults for None."""
+        if saved is None:
             return cls()
-        if not isinstance(written, dict):
-            raise TypeError(f"config.{NAME} must be a dictionary, got {type(written).__name__}")
+        if not isinstance(saved, dict):
+            raise TypeError(f"config.{NAME} must be a dictionary, got {type(saved).__name__}")
         known = [field.name for field in fields(cls)]
-        for key in written:
+        for key in saved:
             if key not in known:
-                near = get_close_matches(key, known, 1)
-                hint = f" (did you mean {near[0]!r}?)" if near else ""
-                raise ValueError(f"config.{NAME} has an unknown key {key!r}{hint}: expected some of {known}")
-        return cls(**written)
+                raise ValueError(
+                    f"config.{NAME} has an unknown key {key!r}{did_you_mean(key, known)}: expected some of {known}"
+                )
+        return cls(**saved)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is saved."""
-        written = asdict(self)
-        written["layers"] = None if self.layers is None else list(self.layers)
-        return written
+        """The dictionary that is saved with a configuration."""
+        return asdict(self) | {"layers": None if self.layers is None else list(self.layers)}
 
 
 def uses_lucid(config: Any) -> bool:
@@ -66,12 +64,12 @@ def uses_lucid(config: Any) -> bool:
 
 
 def full_layers(layer_types: list[str]) -> list[int]:
-    """Which layers see the whole past. Only these can be LUCID."""
+    """The indices of layers that see the whole past. Only these can be LUCID."""
     return [i for i, kind in enumerate(layer_types) if kind == "full_attention"]
 
 
 def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
-    """Refuse layers that are not there, or that do not see the whole past."""
+    """Refuse layers that the model does not have, or that do not see the whole past."""
     count, full = len(layer_types), full_layers(layer_types)
     for layer in settings.layers or ():
         if not 0 <= layer < count:
@@ -89,7 +87,7 @@ def check_layers(settings: LucidSettings, layer_types: list[str]) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Refuse a configuration whose LUCID layers are not there, or do not see the whole past."""
+    """`check_layers` for a configuration."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         windows = ("sliding_window", "attention_chunk_size")

@@ -1,8 +1,8 @@
 """flash-linear-attention's kernels behind our signatures: run only when asked for by name, on CUDA, or refused.
 
 Arguments are those of our operators after their checks, with masked tokens zeroed; results are o and the state. This
-has not been run on a GPU: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the installed
-version, and runs the plumbing on a CPU with naive code in place of the kernels.
+has not been run on a GPU: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the
+installed version, and runs the plumbing on a CPU with naive code in place of the kernels.
 """
 
 from importlib import import_module

@@ -12,7 +12,7 @@ from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
-from .decoder import VOCABULARY, decoder, padded, prompts
+from .cases import VOCABULARY, decoder, padded, prompts
 
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 
@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_the_next_token() -> None:
     outputs = model(**inputs)
     expected = F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
     torch.testing.assert_close(outputs.loss, expected)
-    # As Trainer calls it when gradients are accumulated: the sum over a number of tokens of its choice.
+    # Trainer passes num_items_in_batch when it accumulates gradients: the sum divided by that number.
     shared = model(**inputs, num_items_in_batch=torch.tensor(26)).loss
     torch.testing.assert_close(shared, expected * int((inputs["labels"][:, 1:] != -100).sum()) / 26)
 
@@ -58,7 +58,7 @@ def test_logits_hidden_states_and_tuples_come_as_asked() -> None:
     model, inputs = decoder(), padded(prompts(9, 9))
     outputs = model(**inputs, output_hidden_states=True)
     torch.testing.assert_close(model(**inputs, logits_to_keep=2).logits, outputs.logits[:, -2:])
-    assert [tuple(each.shape) for each in outputs.hidden_states] == [(2, 9, 32)] * 3
+    assert [tuple(states.shape) for states in outputs.hidden_states] == [(2, 9, 32)] * 3
     torch.testing.assert_close(outputs.hidden_states[0], model.model.embed_tokens(inputs["input_ids"]))
     torch.testing.assert_close(model.lm_head(outputs.hidden_states[-1]), outputs.logits)
     embedded = model(inputs_embeds=outputs.hidden_states[0], return_dict=False)
@@ -105,11 +105,11 @@ def test_the_trainer_trains_saves_and_goes_on(attention: str | list[str], checkp
     }
     trainer = Trainer(model=model, args=TrainingArguments(max_steps=2, **arguments), train_dataset=Sentences())
     trainer.train()
-    losses = [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 2
     assert losses[1] < losses[0]
     assert all(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    # A second Trainer goes on where the first one stopped.
+    # A second Trainer continues where the first one stopped.
     again = Trainer(
         model=decoder(attention), args=TrainingArguments(max_steps=3, **arguments), train_dataset=Sentences()
     )

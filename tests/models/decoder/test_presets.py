@@ -1,4 +1,4 @@
-"""Presets: the shapes that were published, and as many parameters as they say."""
+"""Presets have the published shapes and numbers of parameters."""
 
 from collections.abc import Callable
 
@@ -49,8 +49,7 @@ WITH_WINDOWS = {"gemma3_1b": (presets.gemma3_1b, GEMMA_1B), "gemma3_4b": (preset
 
 @pytest.mark.parametrize(
     ("preset", "expected"),
-    [pytest.param(*each, id=name) for name, each in COUNTS.items()]
-    + [pytest.param(*each, id=name) for name, each in WITH_WINDOWS.items()],
+    [pytest.param(*case, id=name) for name, case in (COUNTS | WITH_WINDOWS).items()],
 )
 def test_a_preset_has_as_many_parameters_as_its_shape(preset: Callable[..., LucidConfig], expected: int) -> None:
     # LUCID adds none.
@@ -58,8 +57,7 @@ def test_a_preset_has_as_many_parameters_as_its_shape(preset: Callable[..., Luci
 
 
 def test_the_counts_agree_with_the_published_ones() -> None:
-    # Of the checkpoints: 1 543 714 304 (Qwen), and 999 885 952 and 3 880 263 168 (Gemma, language model), which has
-    # two norms more per layer.
+    # Parameters of the published checkpoints. Gemma's language models have two norms more per layer than ours.
     assert QWEN == 1_543_714_304
     assert GEMMA_1B + 26 * 2 * 1152 == 999_885_952
     assert GEMMA_4B + 34 * 2 * 2560 == 3_880_263_168
@@ -84,7 +82,7 @@ def test_overrides_win_and_are_checked() -> None:
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_fits_the_papers_model(name: str) -> None:
-    # Within 5 % of softmax attention: sizes were chosen to compare.
+    # Within 5 % of softmax attention, so that models can be compared.
     assert count(presets.paper_1b(name)) == pytest.approx(COUNTS["paper_1b"][1], rel=0.05)
 
 

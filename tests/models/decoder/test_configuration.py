@@ -1,4 +1,4 @@
-"""LucidConfig: everything is checked when it is made, and it survives being saved."""
+"""LucidConfig: all fields are checked when it is made, and it loads as it was saved."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.configuration import LucidConfig, constructor_options, every, make_attention
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
-from .decoder import SHAPE
+from .cases import SHAPE
 
 HYBRID = {"attention": ["delta", "lucid"]}
 
@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"attention": "delta", "attention_options": {"sharpness": 4.0}},
         "'delta' has no",
     ),
-    "an option of one of two": (HYBRID | {"attention_options": {"sharpness": 4.0}}, "stand below its name"),
+    "an option of one of two": (HYBRID | {"attention_options": {"sharpness": 4.0}}, "go under its name"),
     "options of an attention that is not there": ({"attention_options": {"delta": {}}}, "but no layer has it"),
     "options that are none": (HYBRID | {"attention_options": {"delta": 3}}, "must be a dictionary, got 3"),
     "the index of a layer": ({"attention": "diff", "attention_options": {"layer_index": 1}}, "no option 'layer_index'"),
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("overrides", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_what_is_wrong_is_refused_when_it_is_made(overrides: dict[str, Any], complaint: str) -> None:
+def test_a_wrong_field_is_refused_when_the_configuration_is_made(overrides: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         made(**overrides)
 
@@ -95,7 +95,7 @@ def test_keys_of_transformers_pass() -> None:
     assert LucidConfig(**config.to_dict()).to_dict() == config.to_dict()
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_a_saved_configuration_loads_as_it_was(tmp_path: Path) -> None:
     options = {"lucid": {"sharpness": 1.5, "rope_base": None}, "delta": {"conv_size": None}}
     config = made(**HYBRID, attention_options=options, rope_theta=64_000, qk_norm=True, attention_bias="qkv")
     config.save_pretrained(tmp_path)
@@ -110,7 +110,9 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         LucidConfig.from_pretrained(tmp_path, attention="lucd")
 
 
-def test_attributes_set_by_others_are_kept_and_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_attributes_set_by_tools_are_kept_and_named_in_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = made()
     config.note_of_a_tool = "run 7"
     config.save_pretrained(tmp_path)
@@ -193,7 +195,7 @@ NOT_LLAMA: dict[str, tuple[PreTrainedConfig, str]] = {
 
 
 @pytest.mark.parametrize(("config", "complaint"), NOT_LLAMA.values(), ids=NOT_LLAMA)
-def test_what_lucid_config_cannot_express_is_refused(config: PreTrainedConfig, complaint: str) -> None:
+def test_a_setting_that_lucid_config_cannot_express_is_refused(config: PreTrainedConfig, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         LucidConfig.from_llama(config)
 

@@ -1,10 +1,10 @@
-"""generate() with attn_implementation="lucid": whatever the cache and the strategy, the tokens of the plain pass."""
+"""generate() with attn_implementation="lucid": every cache and strategy gives the tokens of the plain pass."""
 
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.models.dropin_cases import (
+from tests.models.dropin.cases import (
     A_FEW,
     ARCHITECTURES,
     greedy,
@@ -21,7 +21,7 @@ LENGTHS = [12, 9, 5]
 
 
 @every_architecture
-def test_lucid_and_softmax_attention_choose_other_tokens(name):
+def test_lucid_and_softmax_attention_choose_different_tokens(name):
     ids = tokens()
     assert not torch.equal(greedy(lucid_model(name), ids), greedy(softmax_model(name), ids))
 
@@ -43,18 +43,18 @@ def test_a_cached_pass_in_pieces_has_the_logits_of_the_full_pass(name, cache, pa
     ids, mask = (
         left_padded(tokens(3, 14), [14, 9, 5]) if padded else (tokens(3, 14), torch.ones(3, 14, dtype=torch.long))
     )
-    kept = DynamicCache(config=model.config) if cache == "dynamic" else StaticCache(model.config, max_cache_len=20)
+    past = DynamicCache(config=model.config) if cache == "dynamic" else StaticCache(model.config, max_cache_len=20)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
     pieces, start = [], 0
     for size in (5, 1, 1, 4, 1, 2):
         stop = start + size
         inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, start:stop]}
-        pieces.append(model(ids[:, start:stop], past_key_values=kept, **inputs).logits)
+        pieces.append(model(ids[:, start:stop], past_key_values=past, **inputs).logits)
         start = stop
     full = model(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     seen = mask.bool()
     assert relative_error(torch.cat(pieces, 1)[seen], full[seen]) < 1e-4 / 5
-    assert int(kept.get_seq_length()) == 14
+    assert int(past.get_seq_length()) == 14
 
 
 @every_architecture
@@ -144,7 +144,7 @@ def test_an_assistant_model_changes_no_token(name, kind):
 def test_prompt_lookup_changes_no_token(name):
     model = lucid_model(name)
     first = tokens(1, 6)
-    # What follows `first` stands in the prompt in a wrong form as well: some candidates are taken, some cropped away.
+    # The prompt holds a right and a wrong continuation of `first`: some candidates are accepted, some cropped.
     ids = torch.cat([first, greedy(model, first, 3), tokens(1, 3, 5), first, first], 1)
     assert torch.equal(greedy(model, ids, 10, prompt_lookup_num_tokens=3), greedy(model, ids, 10))
 
@@ -161,9 +161,9 @@ def test_a_cache_is_taken_over_to_the_next_turn(name):
     model, text = lucid_model(name), tokens(1, 8)
     cache = DynamicCache(config=model.config)
     for turn in range(3):
-        said = greedy(model, text, 4, past_key_values=cache)
-        assert torch.equal(said, greedy(model, text, 4, use_cache=False))
-        text = torch.cat([text, said, tokens(1, 3, seed=turn)], 1)
+        answer = greedy(model, text, 4, past_key_values=cache)
+        assert torch.equal(answer, greedy(model, text, 4, use_cache=False))
+        text = torch.cat([text, answer, tokens(1, 3, seed=turn)], 1)
 
 
 @torch.no_grad()

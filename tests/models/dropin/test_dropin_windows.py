@@ -1,4 +1,4 @@
-"""Layers with a sliding window stay as they are, and so does every layer that was not chosen."""
+"""Layers with a sliding window, and layers that were not chosen, keep their attention."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import transformers
 from transformers import DynamicCache
 
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin_cases import (
+from tests.models.dropin.cases import (
     CONFIGURATIONS,
     WINDOW,
     greedy,
@@ -21,7 +21,7 @@ WITH_WINDOWS = ["qwen2", "gemma2", "gemma3", "gpt_oss"]
 
 
 def attention_outputs(model, ids, **inputs):
-    """What the attention of every layer puts out, for the same hidden states in: those of the softmax model."""
+    """(module, args, kwargs, output) of every layer's attention, in order."""
     kept = []
     hooks = [
         module.register_forward_hook(

@@ -1,4 +1,4 @@
-"""A model saved with LUCID comes back with LUCID, or says what is missing; others are saved as before."""
+"""A model saved with LUCID loads with LUCID, or the error says what is missing. Other models are saved as before."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin_cases import CONFIGURATIONS, lucid_model, sharpen, softmax_model, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, sharpen, softmax_model, tokens
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def written(path):
@@ -82,7 +82,7 @@ def test_the_choice_survives_in_a_configuration_alone(tmp_path):
     assert (again._attn_implementation, again.lucid) == ("lucid", config.lucid)
 
 
-def test_who_loads_a_model_may_decide_against_lucid(tmp_path):
+def test_loading_with_another_attention_overrides_lucid(tmp_path):
     lucid_model("llama").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="sdpa")
     assert torch.equal(logits(model), logits(softmax_model("llama")))
@@ -210,7 +210,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def fresh_process(tmp_path_factory):
-    """What a process found that loaded a saved model, before and after `enable_lucid()`."""
+    """The report of a process that loads a saved model, before and after `enable_lucid()`."""
     path = tmp_path_factory.mktemp("saved")
     model = lucid_model("gemma3", layers=[1], strength=0.5)
     model.save_pretrained(path)
@@ -239,7 +239,7 @@ def test_importing_the_package_registers_nothing(fresh_process):
     assert not any(fresh_process["wrapped"])
 
 
-def test_the_hooks_are_put_in_once():
+def test_the_hooks_are_installed_once():
     enable_lucid()
     before = transformers.PreTrainedConfig.to_dict, transformers.cache_utils.get_layer_types_and_kwargs
     enable_lucid()

@@ -1,4 +1,4 @@
-"""Cache layers that keep y: chosen by Transformers, in two steps, and never at the cost of another holder."""
+"""Cache layers that keep y: chosen by Transformers, updated in two steps, independent of their copies."""
 
 import copy
 
@@ -10,10 +10,10 @@ from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
 from lucid_attention import precondition
+from lucid_attention import inverse_key_norms
 from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_of
-from lucid_attention.ops.lucid.decode import inverse_key_norms
-from tests.models.dropin_cases import lucid_model, relative_error, softmax_model, tokens
+from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_values
+from tests.models.dropin.cases import lucid_model, relative_error, softmax_model, tokens
 
 enable_lucid()
 both_kinds = pytest.mark.parametrize(
@@ -23,20 +23,20 @@ both_kinds = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def no_gradients():
-    """Where gradients are recorded nothing is written in place."""
+    """With gradients the layers copy instead of writing in place."""
     with torch.no_grad():
         yield
 
 
 def keys(batch=2, length=4, seed=0):
-    """[batch, 2, length, 8], alike."""
+    """[batch, 2, length, 8], similar to each other."""
     return torch.randn(batch, 2, length, 8, generator=torch.Generator().manual_seed(seed)) + 0.7
 
 
 def put(layer, k, v):
-    """Both steps: `update`, and what the attention function does behind it."""
-    k_all, handed = layer.update(k, v)
-    pending = pending_of(handed)
+    """Both steps: `update`, and the `commit` of the attention function."""
+    k_all, values = layer.update(k, v)
+    pending = pending_values(values)
     length = k.shape[2]
     if pending.position is None:
         past = None if pending.y_past is None else (pending.k[:, :, :-length], pending.y_past)
@@ -139,7 +139,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["shallow", "deep"])
-def test_what_a_copy_does_leaves_the_original_alone(copied, change):
+def test_a_change_of_a_copy_does_not_change_the_original(copied, change):
     layer = LucidDynamicLayer()
     put(layer, keys(length=5), keys(length=5, seed=1))
     put(layer, keys(length=1, seed=2), keys(length=1, seed=3))
@@ -151,7 +151,7 @@ def test_what_a_copy_does_leaves_the_original_alone(copied, change):
     assert_same([x[:, :, :6] for x in content(layer)], before)
 
 
-def test_rows_are_moved_with_everything_that_belongs_to_them():
+def test_keys_values_and_scalars_of_a_row_move_together():
     layer = LucidDynamicLayer()
     put(layer, keys(3, 5), keys(3, 5, 1))
     before = content(layer)
@@ -165,7 +165,7 @@ def test_rows_are_moved_with_everything_that_belongs_to_them():
     assert_same(content(layer), [x[[2, 0], :, :3] for x in before])
 
 
-def test_rows_of_a_static_layer_are_moved_with_everything_that_belongs_to_them():
+def test_keys_values_and_scalars_of_a_row_of_a_static_layer_move_together():
     layer = LucidStaticLayer(max_cache_len=9)
     put(layer, keys(3, 5), keys(3, 5, 1))
     before = content(layer)
@@ -174,7 +174,7 @@ def test_rows_of_a_static_layer_are_moved_with_everything_that_belongs_to_them()
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "crop", "reorder", "copy"]), st.integers(0, 20)), max_size=12))
-def test_any_history_leaves_what_one_pass_would_have_left(history):
+def test_any_history_gives_the_content_of_one_pass(history):
     layer, k, v = LucidDynamicLayer(), keys(), keys(seed=1)
     put(layer, k, v)
     for step, (action, number) in enumerate(history):

@@ -1,4 +1,4 @@
-"""The cache layers of the own decoder: what is done to a batch of pasts, and caches that are not ours."""
+"""The cache layers of the own decoder: operations on a batch of pasts, and refused caches of other models."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ from lucid_attention.models.decoder.cache import CroppableLayer, PastLayer, Stat
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
-from .decoder import SHAPE, decoder, prompts
+from .cases import SHAPE, decoder, prompts
 
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
@@ -64,7 +64,7 @@ def test_every_tensor_of_a_past_has_the_batch_first(name: str, models: dict[str,
     for ones in (0, 2):
         cache = fed(models[name], batch(rows=5), ones=ones)
         shapes = [
-            each.shape for each in tree_leaves([layer.past for layer in cache.layers]) if isinstance(each, Tensor)
+            leaf.shape for leaf in tree_leaves([layer.past for layer in cache.layers]) if isinstance(leaf, Tensor)
         ]
         assert shapes
         assert {shape[0] for shape in shapes} == {5}
@@ -125,7 +125,7 @@ def test_a_cropped_cache_is_that_of_fewer_tokens(name: str, ones: int, models: d
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in CROPPABLE])
-def test_a_past_that_has_moved_on_is_not_cropped(name: str, models: dict[str, LucidForCausalLM]) -> None:
+def test_a_past_that_changes_as_a_whole_is_not_cropped(name: str, models: dict[str, LucidForCausalLM]) -> None:
     cache = fed(models[name], batch())
     assert not cache.is_croppable
     cache.crop(0)
@@ -141,7 +141,7 @@ def test_a_hybrid_is_as_croppable_as_its_least_layer() -> None:
 
 
 def caches(config: Any) -> dict[str, Any]:
-    """What is no cache of a LucidModel with that configuration."""
+    """Caches that do not belong to a LucidModel with that configuration, and the message that refuses each."""
     two_layers = DynamicCache(config=config)
     llama = LlamaConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=4)
     other = decoder("delta").config

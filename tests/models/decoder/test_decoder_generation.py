@@ -11,7 +11,7 @@ from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
-from .decoder import NEW_TOKENS, decoder, greedy, padded, prompts, relative
+from .cases import NEW_TOKENS, decoder, greedy, padded, prompts, relative
 
 HYBRID = ["delta", "lucid"]
 CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
@@ -70,7 +70,7 @@ def test_beam_search_needs_no_cache_to_find_the_same(
     monkeypatch.setattr(DynamicCache, "reorder_cache", lambda self, order: (orders.append(order), reorder(self, order)))
     found = greedy(models[case], inputs, **options)
     assert torch.equal(found, greedy(models[case], inputs, use_cache=False, **options))
-    # Beams that never change places would be right without being reordered.
+    # If no beam changed its place, the test would pass without reordering.
     assert any(not torch.equal(order, torch.arange(len(order))) for order in orders)
 
 
@@ -98,7 +98,7 @@ def test_a_conversation_goes_on_from_its_cache(case: str, models: dict[str, Luci
     turn = torch.cat([first[None], greedy(model, {"input_ids": first[None]}, past_key_values=cache), second[None]], 1)
     # The last token of an answer is not in the cache yet.
     assert cache.get_seq_length() == 7 + NEW_TOKENS - 1
-    # With its mask: generate() would take an answer's token 0 for padding.
+    # The mask is needed: without it generate() takes token 0 of an answer for padding.
     inputs = {"input_ids": turn, "attention_mask": torch.ones_like(turn)}
     assert torch.equal(greedy(model, inputs, past_key_values=cache), greedy(model, inputs, use_cache=False))
 
@@ -107,7 +107,7 @@ def test_lucid_and_softmax_continue_differently_with_the_same_weights(models: di
     softmax = decoder("softmax")
     softmax.load_state_dict(models["lucid"].state_dict())
     inputs = padded(prompts(11, 6, 9))
-    # Otherwise all these tests would pass without LUCID.
+    # Otherwise all tests of this file would pass without LUCID.
     assert not torch.equal(greedy(softmax, inputs), greedy(models["lucid"], inputs))
 
 

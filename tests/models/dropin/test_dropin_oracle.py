@@ -7,7 +7,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from tests.models.dropin_cases import (
+from tests.models.dropin.cases import (
     ARCHITECTURES,
     assert_same_gradients,
     gradients,

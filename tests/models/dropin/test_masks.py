@@ -1,4 +1,4 @@
-"""Masks as Transformers and its users say them, read as the operators want them."""
+"""Masks of Transformers and of its users, read into the form that the operators take."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from transformers.masking_utils import (
 )
 
 from lucid_attention.models.dropin import masks
-from lucid_attention.models.dropin.masks import Visible, dense_mask, lucid_mask, read_mask
-from tests.models.dropin_cases import left_padded, lucid_model, relative_error, tokens
+from lucid_attention.models.dropin.masks import Visibility, dense_mask, lucid_mask, read_mask
+from tests.models.dropin.cases import left_padded, lucid_model, relative_error, tokens
 
 CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
 DOCUMENT = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [0] * 9 + [1, 2, 2]])
@@ -40,15 +40,15 @@ LOWEST = {"finfo.min": torch.finfo(torch.float32).min, "-inf": float("-inf"), "-
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    # In eager attention, which Gemma 2 uses in its sliding layers, a row of −∞ is NaN.
+    # Gemma 2 uses eager attention in its sliding layers, where a row of −∞ gives NaN.
     [*(("llama", form) for form in ("bool", *LOWEST)), *(("gemma2", form) for form in ("bool", "finfo.min", "half"))],
 )
 @torch.no_grad()
-def test_a_dense_mask_of_padding_says_what_the_flat_one_says(name, form):
+def test_a_dense_mask_of_padding_means_the_same_as_a_flat_one(name, form):
     model, ids = lucid_model(name, layers=[1]), tokens(2)
     mask = padding_mask() if form == "bool" else additive(padding_mask(), LOWEST[form])
     if name == "gemma2":
-        # A dense mask goes to sliding layers as well, as it is: what is compared must not reach beyond the window.
+        # Sliding layers take a dense mask unchanged, without their window: make the window longer than the text.
         model.config.sliding_window = 100
         for module in model.modules():
             if getattr(module, "sliding_window", None) is not None:
@@ -62,7 +62,7 @@ def test_a_dense_mask_of_padding_says_what_the_flat_one_says(name, form):
 
 @pytest.mark.parametrize("form", ["bool", *LOWEST])
 @torch.no_grad()
-def test_a_dense_mask_of_documents_says_what_positions_say(form):
+def test_a_dense_mask_of_documents_means_the_same_as_positions(form):
     model, ids = lucid_model("llama"), tokens(2)
     mask = packing_mask() if form == "bool" else additive(packing_mask(), LOWEST[form])
     positions = torch.tensor([[*range(5), *range(4), *range(3)], [*range(9), 0, 0, 1]])
@@ -103,7 +103,7 @@ def window():
 
 
 def hole():
-    """One token of the first row does not see one that later ones see."""
+    """A causal mask in which one token of the first row does not see a key that later tokens see."""
     mask = CAUSAL.expand(2, 1, 12, 12).clone()
     mask[0, 0, 7, 2] = False
     return mask
@@ -148,7 +148,7 @@ def test_a_mask_of_another_shape_is_refused(shape):
 def test_nothing_hidden_is_no_mask():
     assert lucid_mask(2, 5, 5) is None
     assert lucid_mask(2, 5, 5, attention_mask=torch.ones(2, 5)) is None
-    assert read_mask(None, 2, 5, 5) == Visible()
+    assert read_mask(None, 2, 5, 5) == Visibility()
 
 
 def test_room_in_a_static_cache_is_hidden():
@@ -166,7 +166,7 @@ def test_documents_are_borders_of_all_rows_one_behind_the_other():
     assert borders.tolist() == [0, 5, 9, 12, 21, 22, 24]
 
 
-def test_layers_that_stay_as_they_are_get_the_mask_of_sdpa():
+def test_layers_that_keep_their_attention_get_the_mask_of_sdpa():
     sliding = sliding_window_causal_mask_function(3)
     mask = lucid_mask(2, 8, 8, mask_function=sliding, local_size=3)
     expected = CAUSAL[:8, :8] & ~CAUSAL[:8, :8].tril(-3)
@@ -186,23 +186,23 @@ def test_tokens_of_an_image_that_see_each_other_are_refused():
 
 
 @given(data=st.data(), rows=st.integers(1, 5))
-def test_what_is_read_is_what_was_said(data, rows):
+def test_a_dense_mask_is_the_same_after_reading_and_writing(data, rows):
     B, T, past = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
     total = past + T
     key = torch.arange(total)
-    said = (key <= key[past:, None]).expand(B, 1, T, total)
+    mask = (key <= key[past:, None]).expand(B, 1, T, total)
     if past or data.draw(st.booleans()):
-        said = said & (torch.rand(B, 1, 1, total, generator=generator) < 0.7)
+        mask = mask & (torch.rand(B, 1, 1, total, generator=generator) < 0.7)
     else:
         document = (torch.rand(B, T, generator=generator) < 0.4).long().cumsum(1)
-        said = said & (document[:, None, None] == document[:, None, :, None])
+        mask = mask & (document[:, None, None] == document[:, None, :, None])
     before, masks.ROWS = masks.ROWS, rows
     try:
-        visible = read_mask(said, B, T, total)
+        visible = read_mask(mask, B, T, total)
     finally:
         masks.ROWS = before
-    assert torch.equal(dense_mask(visible, B, T, total, past, said.device), said)
+    assert torch.equal(dense_mask(visible, B, T, total, past, mask.device), mask)
 
 
 def test_padding_and_documents_are_read_in_strips(monkeypatch):

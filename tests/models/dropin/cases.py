@@ -1,4 +1,4 @@
-"""Tiny random models of nine architectures, with keys so alike that LUCID and softmax attention choose other tokens."""
+"""Tiny random models of nine architectures, with keys so similar that LUCID and softmax choose different tokens."""
 
 import copy
 from collections.abc import Callable
@@ -28,7 +28,7 @@ _SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": None,
 }
-# Scores of Gemma have a scale of their own, which P does not have.
+# Gemma's scores have a scale of their own, which P does not use.
 _GEMMA = {"tie_word_embeddings": False, "query_pre_attn_scalar": 3, "sliding_window": WINDOW}
 _MIXED = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 
@@ -55,15 +55,15 @@ CONFIGURATIONS = {
         layer_types=["sliding_attention", "full_attention"],
     ),
 }
-# What these models use without LUCID: caps and sinks are not in sdpa.
+# Attention of these models without LUCID: SDPA has no soft caps and no sinks.
 STOCK = {"gemma2": "eager", "gpt_oss": "eager"}
 ARCHITECTURES = list(CONFIGURATIONS)
-# With sliding windows and sinks, with plain scores, and with normalised keys: for what is slow to run on all.
+# For slow tests: sliding windows and sinks, plain scores, and normalised keys.
 A_FEW = ["llama", "qwen3", "gemma3", "gpt_oss"]
 
 
 def sharpen(model: PreTrainedModel, scale: float = 6.0, shift: float = 0.05) -> None:
-    """Make keys alike (a constant in the embeddings) and logits far apart (large weights)."""
+    """Make keys similar (a constant in the embeddings) and logits far apart (large weights)."""
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim >= 2:
@@ -104,7 +104,7 @@ def greedy(model: PreTrainedModel, ids: Tensor, new: int = 8, **options: Any) ->
 
 
 def left_padded(ids: Tensor, lengths: list[int]) -> tuple[Tensor, Tensor]:
-    """Of row i the first lengths[i] tokens, with padding before them, and the mask."""
+    """The first lengths[i] tokens of row i with padding before them, and the mask."""
     longest = max(lengths)
     rows = [
         torch.cat([torch.zeros(longest - n, dtype=ids.dtype), row[:n]]) for row, n in zip(ids, lengths, strict=True)
@@ -136,7 +136,7 @@ def _directions() -> Tensor:
 def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     """Every weight has a gradient in both, and it is the same."""
     assert found.keys() == expected.keys()
-    # A weight whose gradient cancels (a bias of keys) has rounding errors of the size of the others.
+    # The gradient of a bias of keys cancels to 0, with rounding errors as large as those of other weights.
     floor = 1e-3 * max(float(g.abs().max()) for g in expected.values())
     for name, g in found.items():
         error = float((g - expected[name]).abs().max()) / max(float(expected[name].abs().max()), floor)

@@ -1,4 +1,4 @@
-"""Weights of the own decoder: Llama's names, saving and loading, how they begin."""
+"""Weights of the own decoder: Llama's names, saving and loading, initial values."""
 
 import json
 import os
@@ -27,9 +27,9 @@ from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.decoder.modeling import LucidForCausalLM, LucidModel
 
-from .decoder import SHAPE, decoder, padded, prompts
+from .cases import SHAPE, decoder, padded, prompts
 
-# head_dim of Qwen2 is hidden_size / num_attention_heads, whatever one says.
+# head_dim of Qwen2 is always hidden_size / num_attention_heads.
 FAMILY: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SHAPE, attention_bias=True)),
     "llama, tied, another base": (
@@ -46,7 +46,7 @@ FAMILY: dict[str, tuple[type[PreTrainedModel], Any]] = {
 
 
 def shaken(model: PreTrainedModel) -> PreTrainedModel:
-    """Biases and norms that differ: those that begin as zeros and ones would hide."""
+    """The model with random biases and norms: with zeros and ones a wrong one would not show."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
@@ -137,7 +137,7 @@ def test_a_fresh_process_loads_it_by_the_auto_classes(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", FRESH, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[2])
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     expected = model(torch.arange(1, 10)[None]).logits
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected, rtol=1e-5, atol=1e-5)
@@ -181,7 +181,7 @@ def test_bfloat16_is_finite_and_close(name: str) -> None:
     narrow = logits(model, torch.bfloat16)
     assert narrow.dtype == torch.bfloat16
     assert narrow.isfinite().all()
-    # Of the typical token: where a recurrence returns next to nothing, the norm after it enlarges its rounding.
+    # The median token: where a recurrence returns almost 0, the norm after it enlarges the rounding error.
     assert ((narrow - wide).norm(dim=-1) / wide.norm(dim=-1)).median() < 0.1
 
 

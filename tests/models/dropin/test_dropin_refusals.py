@@ -1,4 +1,4 @@
-"""What cannot work is refused, with the reason."""
+"""Models, caches and settings that cannot work with LUCID are refused, with the reason."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin_cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 

@@ -1,4 +1,4 @@
-"""GrowingTensor against torch.cat: nobody's rows are ever overwritten."""
+"""GrowingTensor against torch.cat: it never overwrites rows of another view."""
 
 import copy
 
@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_attention.models.dropin.growing import GrowingTensor
+from lucid_attention.models.dropin.cache import GrowingTensor
 
 
 @pytest.fixture(autouse=True)
 def no_gradients():
-    """Where gradients are recorded nothing is written in place, and there is nothing to test."""
+    """With gradients GrowingTensor is torch.cat."""
     with torch.no_grad():
         yield
 
@@ -53,7 +53,7 @@ def test_the_past_may_have_no_rows():
     assert torch.equal(growing.append(rows(0), rows(2)), rows(2))
 
 
-def test_two_that_go_on_from_the_same_rows_do_not_disturb_each_other():
+def test_two_continuations_of_the_same_rows_do_not_disturb_each_other():
     growing = GrowingTensor()
     start = growing.append(None, rows(3))
     one = growing.append(start, rows(2, 100))
@@ -64,7 +64,7 @@ def test_two_that_go_on_from_the_same_rows_do_not_disturb_each_other():
     assert torch.equal(one, torch.cat([rows(3), rows(2, 100)], 2))
 
 
-def test_a_cropped_tensor_does_not_overwrite_what_was_cropped():
+def test_a_cropped_tensor_does_not_overwrite_the_cropped_rows():
     growing = GrowingTensor()
     whole = growing.append(None, rows(5))
     cropped = growing.append(whole[:, :, :3], rows(1, 100))
@@ -72,7 +72,7 @@ def test_a_cropped_tensor_does_not_overwrite_what_was_cropped():
     assert torch.equal(cropped, torch.cat([rows(5)[:, :, :3], rows(1, 100)], 2))
 
 
-def test_a_deep_copy_goes_its_own_way():
+def test_a_deep_copy_is_independent():
     growing = GrowingTensor()
     x = growing.append(None, rows(3))
     other_growing, other_x = copy.deepcopy((growing, x))
@@ -81,7 +81,7 @@ def test_a_deep_copy_goes_its_own_way():
     assert torch.equal(other, torch.cat([rows(3), rows(1, 200)], 2))
 
 
-def test_what_grew_in_inference_mode_grows_on_outside():
+def test_a_tensor_of_inference_mode_grows_outside_of_it():
     growing = GrowingTensor()
     with torch.inference_mode():
         x = growing.append(None, rows(3))
@@ -112,22 +112,22 @@ def test_gradients_reach_every_row_and_saved_rows_are_not_written(needs):
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "crop", "reorder", "fork"]), st.integers(0, 90)), max_size=25))
 def test_any_history_is_that_of_torch_cat(history):
-    """Several holders share one GrowingTensor, as shallow copies of a cache do."""
+    """Several views share one GrowingTensor, as shallow copies of a cache do."""
     growing = GrowingTensor()
-    holders = [(growing.append(None, rows(2)), rows(2))]
+    views = [(growing.append(None, rows(2)), rows(2))]
     for step, (action, number) in enumerate(history):
-        at = number % len(holders)
-        x, expected = holders[at]
+        at = number % len(views)
+        x, expected = views[at]
         if action == "append":
             new = rows(1 + number % 70, 1000 * step)
-            holders[at] = growing.append(x, new), torch.cat([expected, new], 2)
+            views[at] = growing.append(x, new), torch.cat([expected, new], 2)
         elif action == "crop":
             keep = number % (x.shape[2] + 1)
-            holders[at] = x[:, :, :keep], expected[:, :, :keep]
+            views[at] = x[:, :, :keep], expected[:, :, :keep]
         elif action == "reorder":
             order = torch.tensor([number % 2, number // 2 % 2])
-            holders[at] = x.index_select(0, order), expected.index_select(0, order)
+            views[at] = x.index_select(0, order), expected.index_select(0, order)
         else:
-            holders.append((x, expected))
-        for found, truth in holders:
-            assert torch.equal(found, truth)
+            views.append((x, expected))
+        for view, truth in views:
+            assert torch.equal(view, truth)

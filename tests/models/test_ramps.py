@@ -1,5 +1,6 @@
-"""The strength of LUCID in a model, and raising it in training."""
+"""`set_strength` and `StrengthRamp`."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +82,13 @@ def test_the_ramp_is_a_straight_line_to_its_end() -> None:
 
 
 @pytest.mark.parametrize(("steps", "options"), [(0, {}), (-1, {}), (1.5, {}), (True, {}), (2, {"end": 2.0})])
-def test_a_ramp_that_cannot_be_is_refused(steps: Any, options: dict[str, Any]) -> None:
+def test_a_ramp_with_wrong_steps_or_strengths_is_refused(steps: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         StrengthRamp(steps, **options)
 
 
 class Watch(StrengthRamp):
-    """Also writes down with which strength every step was computed."""
+    """A ramp that also records the strength of every step."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -129,10 +130,7 @@ def test_training_raises_the_strength_and_saves_it(make: Any, tmp_path: Path) ->
 
 def test_a_resumed_run_goes_on_with_the_strength_it_had(tmp_path: Path) -> None:
     whole = train(dropin(), tmp_path / "whole", Watch(3)).state.log_history
-    for name in ("checkpoint-4",):
-        for file in (tmp_path / "whole" / name).iterdir():
-            file.unlink()
-        (tmp_path / "whole" / name).rmdir()
+    shutil.rmtree(tmp_path / "whole" / "checkpoint-4")
     ramp = Watch(3)
     resumed = train(dropin(), tmp_path / "whole", ramp, resume=True).state.log_history
     assert ramp.seen == pytest.approx([2 / 3, 1])

@@ -1,4 +1,4 @@
-"""Padding and packed documents in the own decoder: what a batch holds beside a row does not change the row."""
+"""Padding and packed documents in the own decoder: the other contents of a batch do not change a row."""
 
 from typing import Any
 
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.decoder.modeling import LucidForCausalLM, documents
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.documents import document_borders
 
-from .decoder import decoder, padded, prompts
+from .cases import decoder, padded, prompts
 
 CASES: dict[str, str | list[str]] = {name: name for name in ATTENTIONS} | {"hybrid": ["gla", "lucid"]}
 every_case = pytest.mark.parametrize("case", CASES)
@@ -47,7 +48,7 @@ def test_padding_may_stand_between_tokens(models: dict[str, LucidForCausalLM]) -
 
 
 def pack(rows: list[list[Tensor]]) -> dict[str, Tensor]:
-    positions = [torch.cat([torch.arange(len(each)) for each in row]) for row in rows]
+    positions = [torch.cat([torch.arange(len(text)) for text in row]) for row in rows]
     return {"input_ids": torch.stack([torch.cat(row) for row in rows]), "position_ids": torch.stack(positions)}
 
 
@@ -60,7 +61,7 @@ def test_packed_documents_equal_their_own_runs(case: str, masked: bool, models: 
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     found = logits(models[case], **inputs).flatten(0, 1)
     torch.testing.assert_close(found, separately(models[case], texts))
-    # The documents matter: as one they give something else.
+    # Without the borders the logits are others.
     together = logits(models[case], input_ids=inputs["input_ids"]).flatten(0, 1)
     assert (together - found).abs().max() > 1e-2
 
@@ -74,7 +75,7 @@ def test_under_padding_positions_that_go_back_are_no_documents(models: dict[str,
     kept = mask[0].bool()
     # The same tokens and positions behind padding on the left.
     left = {"input_ids": text[:, kept], "attention_mask": mask[:, kept], "position_ids": positions[:, kept]}
-    alone = logits(model, **{name: torch.nn.functional.pad(each, (1, 0)) for name, each in left.items()})
+    alone = logits(model, **{name: torch.nn.functional.pad(x, (1, 0)) for name, x in left.items()})
     torch.testing.assert_close(found, alone[0, -1])
     documents = logits(model, input_ids=text[:, kept], position_ids=positions[:, kept])
     assert (documents[0, -1] - found).abs().max() > 1e-3
@@ -105,14 +106,14 @@ def test_without_documents_the_cache_is_made_and_with_them_it_is_not(models: dic
     }.values(),
 )
 def test_a_document_begins_where_positions_do_not_go_up(positions: list[list[int]], borders: list[int] | None) -> None:
-    found = documents(torch.tensor(positions))
+    found = document_borders(torch.tensor(positions))
     assert (None if found is None else found.tolist()) == borders
 
 
 def test_positions_reach_the_rotary_embedding(models: dict[str, LucidForCausalLM]) -> None:
     text = prompts(6)[0][None]
     as_counted = logits(models["lucid"], input_ids=text)
-    # Rotations are relative: the same distances give the same, others do not.
+    # Rotations are relative: the same distances give the same logits, other distances do not.
     torch.testing.assert_close(
         logits(models["lucid"], input_ids=text, position_ids=torch.arange(6)[None] + 5), as_counted
     )
@@ -127,7 +128,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "masks by kind of layer": ({"attention_mask": {"full_attention": None}}, "got dict"),
     "positions of another length": ({"position_ids": torch.arange(5)[None]}, "position_ids must be"),
     "attention weights": ({"output_attentions": True}, "no attention weights are computed"),
-    "borders of documents": ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "told from position_ids"),
+    "borders of documents": ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "must be given by position_ids"),
     "no tokens": ({"input_ids": None}, "input_ids or inputs_embeds"),
 }
 
@@ -147,15 +148,15 @@ def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[s
         inputs.pop("attention_mask")
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    found, expected = (each(**inputs, labels=inputs["input_ids"], use_cache=False).loss for each in (compiled, model))
+    found, expected = (run(**inputs, labels=inputs["input_ids"], use_cache=False).loss for run in (compiled, model))
     torch.testing.assert_close(found, expected)
-    wanted = [model.model.embed_tokens.weight, model.model.layers[0].self_attn.k_proj.weight]
-    for one, other in zip(*(torch.autograd.grad(loss, wanted) for loss in (found, expected)), strict=True):
+    weights = [model.model.embed_tokens.weight, model.model.layers[0].self_attn.k_proj.weight]
+    for one, other in zip(*(torch.autograd.grad(loss, weights) for loss in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_a_compiler_does_not_miss_documents(models: dict[str, LucidForCausalLM]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(models["lucid"], backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="documents"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="document_borders"):
         compiled(input_ids=prompts(6)[0][None], position_ids=torch.arange(6)[None] % 4, use_cache=False)

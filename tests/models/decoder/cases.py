@@ -1,4 +1,4 @@
-"""What the tests of the own decoder share: small models whose keys are correlated, and prompts for them."""
+"""Small models of the own decoder with correlated keys, and prompts for them."""
 
 from typing import Any
 
@@ -19,19 +19,19 @@ SHAPE: dict[str, Any] = {
     "head_dim": 6,
     "initializer_range": 0.3,
     "pad_token_id": 0,
-    # Never chosen: every run has the same length.
+    # Without an end token every generated text has the same length.
     "eos_token_id": None,
 }
 
 
 def decoder(attention: str | list[str] = "lucid", **overrides: Any) -> LucidForCausalLM:
-    """A model whose tokens share a direction, and so do their keys: P is far from the identity."""
+    """A model whose embeddings, and so its keys, share a direction: P is far from the identity."""
     torch.manual_seed(0)
     model = LucidForCausalLM(LucidConfig(**(SHAPE | {"attention": attention} | overrides)))
     with torch.no_grad():
         model.model.embed_tokens.weight[1:] += 0.4
         for parameter in model.parameters():
-            # Norms and learned scalars begin alike for all heads: a mix-up of heads would not show.
+            # Norms and learned scalars are initially equal for all heads, which would hide a mix-up of heads.
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.rand_like(parameter)
     return model.eval()
@@ -46,7 +46,7 @@ def prompts(*lengths: int, seed: int = 1) -> list[Tensor]:
 def padded(rows: list[Tensor], side: str = "left") -> dict[str, Tensor]:
     """Rows as one batch with its attention_mask."""
     length = max(len(row) for row in rows)
-    # Garbage at padding: nothing may depend on it.
+    # Token 7 at padding: no output may depend on it.
     input_ids = torch.full((len(rows), length), 7)
     attention_mask = torch.zeros(len(rows), length, dtype=torch.long)
     for index, row in enumerate(rows):

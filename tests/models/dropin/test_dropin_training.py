@@ -1,4 +1,4 @@
-"""Training with attn_implementation="lucid": the same gradients, whatever way the tokens take through the model."""
+"""Training with attn_implementation="lucid": caches, packing and checkpointing do not change gradients."""
 
 from itertools import pairwise
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.models.dropin_cases import (
+from tests.models.dropin.cases import (
     A_FEW,
     ARCHITECTURES,
     assert_same_gradients,
@@ -40,7 +40,7 @@ def test_gradient_checkpointing_changes_no_gradient(name):
     assert_same_gradients(again[1], plain[1], 1e-5)
 
 
-# Transformers' gpt-oss makes its masks without looking at positions: its documents see each other with any attention.
+# gpt-oss makes its masks without positions: its documents see each other with any attention.
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_packed_documents_are_trained_as_if_apart(name, batch):
@@ -70,14 +70,14 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("say", PACKED.values(), ids=PACKED)
+@pytest.mark.parametrize("inputs", PACKED.values(), ids=PACKED)
 @torch.no_grad()
-def test_documents_are_found_however_they_are_said(say):
+def test_documents_are_found_in_every_form(inputs):
     model, ids = lucid_model("llama"), tokens()
     spans = list(pairwise([0, 7, 10, 12]))
     positions = torch.cat([torch.arange(stop - start) for start, stop in spans])[None]
     apart = torch.cat([model(ids[:, start:stop]).logits for start, stop in spans], 1)
-    assert relative_error(model(ids, **say(positions)).logits, apart) < 1e-5
+    assert relative_error(model(ids, **inputs(positions)).logits, apart) < 1e-5
     assert relative_error(model(ids).logits, apart) > 1e-2
 
 

@@ -1,7 +1,7 @@
 """torch.compile: one graph for every position, with the logits of the plain pass.
 
-Models with sliding windows are left out: Transformers' static cache of a window is traced anew for every position, with
-any attention. Inductor gives the same tokens, in 40 s.
+Models with sliding windows are left out: Transformers' static cache of a window is traced again for every position,
+with any attention. Inductor chooses the same tokens, in 40 s.
 """
 
 import pytest
@@ -11,12 +11,12 @@ from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
 
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin_cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    """Graphs of other tests count against dynamo's limits."""
+    """Forget graphs of other tests, which count against dynamo's limits."""
     torch.compiler.reset()
     counters.clear()
     yield
@@ -24,7 +24,7 @@ def fresh_compiler():
 
 
 def soft_capped():
-    """Gemma 2 without windows: its scores are read by its own attention function."""
+    """Gemma 2 without windows: its eager attention function reads the values."""
     config = CONFIGURATIONS["gemma2"]()
     config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""LUCID under the tools people use: Trainer and pipelines."""
+"""LUCID in Trainer, in pipelines and with the flattening collator."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from transformers import (
     pipeline,
 )
 
-from tests.models.dropin_cases import VOCABULARY, greedy, lucid_model, softmax_model, tokens
+from tests.models.dropin.cases import VOCABULARY, greedy, lucid_model, softmax_model, tokens
 
 
 def tokenizer():
@@ -68,7 +68,7 @@ def test_trainer_trains_saves_and_the_model_comes_back_with_lucid(tmp_path, opti
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
     assert again.config._attn_implementation == "lucid"
     assert again.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": None}
-    # A fresh model with these weights: Trainer leaves its own one wrapped in autocast.
+    # Trainer leaves its model wrapped in autocast: compare with a fresh model of the same weights.
     expected = lucid_model("gemma3", layers=[2], strength=0.5)
     expected.load_state_dict(model.state_dict())
     with torch.no_grad():

@@ -1,0 +1,181 @@
+"""The one module that opens checkpoint folders, and the rule that no other module does."""
+
+import ast
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from lucid_attention.models import checkpoint
+from lucid_attention.models.checkpoint import (
+    DTYPES,
+    CheckpointError,
+    check_checkpoint,
+    checkpoint_name,
+    load_config,
+    load_model,
+    load_tokenizer,
+    weight_files,
+)
+from lucid_attention.models.convert import ConversionError, convert
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
+
+PACKAGE = Path(checkpoint.__file__).parents[1]
+# `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`.
+ALLOWED = ("models/checkpoint.py", "data/tokenizer.py")
+
+
+def loading_calls(package: Path) -> dict[str, list[ast.Call]]:
+    """Calls of a method `from_pretrained` in a package, by file. Examples in docstrings are not calls."""
+    calls: dict[str, list[ast.Call]] = {}
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+                calls.setdefault(file.relative_to(package).as_posix(), []).append(node)
+    return calls
+
+
+def test_no_other_module_opens_a_checkpoint() -> None:
+    assert set(loading_calls(PACKAGE)) == set(ALLOWED)
+
+
+@pytest.mark.parametrize("file", ALLOWED)
+def test_every_loading_call_refuses_code_of_the_checkpoint(file: str) -> None:
+    for call in loading_calls(PACKAGE)[file]:
+        options = {keyword.arg: keyword.value for keyword in call.keywords}
+        value = options.get("trust_remote_code")
+        assert isinstance(value, ast.Constant), f"{file}:{call.lineno}"
+        assert value.value is False, f"{file}:{call.lineno}"
+
+
+def test_the_rule_notices_a_call_but_no_docstring(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""AutoModel.from_pretrained(path)"""\n')
+    (tmp_path / "b.py").write_text("def f(path):\n    return AutoModel.from_pretrained(path)\n")
+    assert set(loading_calls(tmp_path)) == {"b.py"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run" / "model"
+    LucidForCausalLM(tiny()).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+def test_a_model_is_loaded_in_the_dtype_that_was_asked_for(folder: Path) -> None:
+    assert {name: load_model(folder, name).dtype for name in DTYPES} == {
+        "auto": torch.bfloat16,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }
+    model = load_model(str(folder), torch.float64)
+    assert model.dtype == torch.float64
+    assert not model.training
+
+
+def test_a_model_is_loaded_with_another_configuration(folder: Path) -> None:
+    config = load_config(folder)
+    config.rope_theta = 7.0
+    assert load_model(folder, config=config).config.rope_theta == 7.0
+    assert load_model(folder).config.rope_theta == tiny().rope_theta
+
+
+def test_a_model_of_a_run_has_the_name_of_the_run(folder: Path) -> None:
+    assert checkpoint_name(folder) == "run"
+    assert checkpoint_name(folder.parent) == "run"
+    assert [path.name for path in weight_files(folder)] == ["model.safetensors"]
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"must be a local folder, got 'org/model'.* hf download org/model"):
+        check_checkpoint(Path("org/model"))
+    with pytest.raises(CheckpointError, match=r"must be a folder .*, got the file '.*safetensors'"):
+        check_checkpoint(folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"must hold a config\.json.* Did you mean '.*model'\?"):
+        check_checkpoint(folder.parent)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="must hold weights"):
+        load_model(folder)
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"model' cannot be loaded: .*header"):
+        load_model(folder)
+    (folder / "config.json").write_text("{ not json")
+    with pytest.raises(CheckpointError, match=r"model' has a config\.json that cannot be read"):
+        load_config(folder)
+
+
+def test_a_reason_that_lists_every_model_is_cut(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError) as refused:
+        load_config(folder)
+    assert len(str(refused.value)) < 800
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no tokenizer that can be loaded"):
+        load_tokenizer(folder)
+    with pytest.raises(CheckpointError, match="must be local, got 'org/model'"):
+        load_tokenizer("org/model")
+
+
+def test_a_tokenizer_that_makes_no_tokens_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"fast form \(tokenizer\.json\)"):
+        load_tokenizer(tmp_path)
+
+
+def own_code(folder: Path, marker: Path, files: dict[str, Any]) -> Path:
+    """A checkpoint that brings code, which makes the folder `marker` when it is run."""
+    (folder / "own.py").write_text(
+        f"import os\nos.mkdir({str(marker)!r})\nclass Config: ...\nclass Model: ...\nclass Tokenizer: ...\n"
+    )
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+MODEL = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}}
+# T5 is known to Transformers, but not as a causal model: without a refusal the checkpoint's class would be used.
+KNOWN_CONFIG = {"model_type": "t5", "auto_map": {"AutoModelForCausalLM": "own.Model"}}
+TOKENIZER = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+OPENED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "configuration": (load_config, {"config.json": MODEL}),
+    "model": (load_model, {"config.json": MODEL}),
+    "model of a known configuration": (load_model, {"config.json": KNOWN_CONFIG}),
+    "tokenizer": (load_tokenizer, {"config.json": MODEL, "tokenizer_config.json": TOKENIZER}),
+    "conversion": (lambda folder: convert(folder, folder.parent / "out"), {"config.json": MODEL}),
+    "conversion of a known configuration": (
+        lambda folder: convert(folder, folder.parent / "out"),
+        {"config.json": KNOWN_CONFIG},
+    ),
+}
+
+
+@pytest.mark.parametrize(("load", "files"), OPENED.values(), ids=OPENED)
+def test_code_of_a_checkpoint_is_never_run_nor_asked_about(
+    load: Callable[[Path], Any],
+    files: dict[str, Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    marker = tmp_path / "marker"
+    own = own_code(Path(shutil.copytree(folder, tmp_path / "own")), marker, files)
+    # Transformers asks on the terminal where trust_remote_code is left out.
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises((CheckpointError, ConversionError)):
+        load(own)
+    assert not marker.exists()
+    assert "[y/N]" not in capsys.readouterr().out
