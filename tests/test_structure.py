@@ -125,7 +125,7 @@ def is_implementation(module: str) -> bool:
 
 
 def crossed_implementations(root: Path) -> list[str]:
-    """Inside ops/<operator>/ only the file of a public function knows the implementations; torch_op.py wraps blockwise."""
+    """Only the file of a public function of ops/<operator>/ knows the implementations; torch_op.py wraps blockwise.py."""
     found = []
     for file in source_files(root, f"{PACKAGE}/ops"):
         folder = file.parent.relative_to(root)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
-from lucid_attention import precondition
-from lucid_attention import inverse_key_norms
+from lucid_attention import inverse_key_norms, precondition
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_values
 from tests.models.dropin.cases import lucid_model, relative_error, softmax_model, tokens
