@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..data.errors import DataError
+from ..data import DataError
 from ..report.maps import draw_condition_numbers, draw_maps
 from .checkpoint import DTYPES, load_model, load_tokenizer, run_name
 from .conditioning import condition_numbers
