@@ -22,7 +22,7 @@ from .recipe import Recipe
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
 # Where the tokens of "stdlib" are saved.
 STDLIB_FOLDER = Path("runs") / "data"
-# Pass i over the data has the seed `recipe.seed + SEED_STEP * i`: seeds of users, which are small, do not collide.
+# Pass i over the data has the seed `recipe.seed + SEED_STEP * i`: runs with nearby seeds share no pass.
 SEED_STEP = 1_000_003
 # Synthetic validation items have the seed of this pass, which no run reaches.
 VALIDATION_PASS = 1_000_000
