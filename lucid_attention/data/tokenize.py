@@ -27,7 +27,7 @@ from .sources import Source, open_source
 from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
 
 SETTINGS = "settings.json"
-# Files that `lucid tokenize` writes. Release 0.1 ended the names of unfinished files in .tmp.
+# Files that `lucid tokenize` writes. Earlier releases ended the names of unfinished files in .tmp.
 SHARDS_AND_LEFTOVERS = re.compile(
     rf"(train|validation)-\d{{6,}}-\d{{3,}}\.(bin|ends\.npy)|.+({re.escape(PARTIAL)}|\.tmp)"
 )

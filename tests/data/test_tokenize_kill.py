@@ -123,7 +123,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 8, words=120)
     tokenize(str(tmp_path / "in"), tmp_path / "whole", **SMALL)
     (tmp_path / "out/unfinished").mkdir(parents=True)
-    # Release 0.1 ended the names of unfinished files in .tmp.
+    # Earlier releases ended the names of unfinished files in .tmp.
     for name in ("train-000009-000.bin", "train-000009-000.ends.npy.partial", "train-000009-000.bin.tmp"):
         (tmp_path / "out" / name).write_bytes(b"half")
     tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
