@@ -6,9 +6,11 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
+from .base.messages import did_you_mean
+
 
 class Command(NamedTuple):
-    """A module with `add_arguments(parser)` and `run(args) -> exit code`, what it is for, and the extra it needs."""
+    """A command. module: has `add_arguments(parser)` and `run(args) -> exit code`. extra: installs what it imports."""
 
     module: str
     summary: str
@@ -27,7 +29,7 @@ COMMANDS = {
         "train a recipe; the same command resumes it",
         "lucid train tiny_lm --attention lucid --set learning_rate=3e-3",
     ),
-    "recipes": Command("training.listing", "list the recipes", "lucid recipes"),
+    "recipes": Command("training.recipes", "list the recipes", "lucid recipes"),
     "eval": Command(
         "evals.command",
         "score a checkpoint: needles, BABILong, LongBench, SCROLLS, perplexity",
@@ -88,16 +90,18 @@ def main(argv: list[str] | None = None) -> int:
         print(f"lucid-attention {version('lucid-attention')}")
         return 0
     if argv[0] not in COMMANDS:
-        overview.error(f"unknown command {argv[0]!r}: expected one of {', '.join(COMMANDS)}")
+        overview.error(
+            f"unknown command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}: expected one of {', '.join(COMMANDS)}"
+        )
     name, command = argv[0], COMMANDS[argv[0]]
     try:
         module = import_module(f".{command.module}", __package__)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or missing.name.startswith(__package__ or "lucid_attention"):
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith(__package__ or "lucid_attention"):
             raise
         print(
-            f"lucid {name}: error: needs the package {missing.name!r}. "
-            f'Install what it uses with: pip install "lucid-attention[{command.extra}]"',
+            f"lucid {name}: error: needs the package {error.name!r}. "
+            f'Install it with: pip install "lucid-attention[{command.extra}]"',
             file=sys.stderr,
         )
         return 1
@@ -116,7 +120,7 @@ def _overview() -> argparse.ArgumentParser:
         prog="lucid",
         usage="lucid COMMAND [arguments]",
         description="LUCID attention: softmax attention over decorrelated values.",
-        epilog=f"commands:\n{rows}\n\n`lucid COMMAND --help` says more; `lucid --version` says which release this is.",
+        epilog=f"commands:\n{rows}\n\n`lucid COMMAND --help` shows its arguments; `lucid --version` shows the release.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )

@@ -1,4 +1,4 @@
-"""The command line: what is there, what it says, how it fails."""
+"""The command line: its overview, help and errors."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from lucid_attention import cli
 
 
-def test_every_command_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     for name, command in cli.COMMANDS.items():
@@ -19,9 +19,9 @@ def test_every_command_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+    with pytest.raises(SystemExit) as exited:
         cli.main([name, "--help"])
-    assert stopped.value.code == 0
+    assert exited.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"usage: lucid {name}" in shown
     assert cli.COMMANDS[name].example in shown
@@ -39,18 +39,18 @@ def test_the_example_of_a_command_parses(name: str) -> None:
     parser.parse_args(words[2:])
 
 
-def test_nothing_to_do_shows_the_overview_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_shows_the_overview_and_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "commands:" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
+def test_an_unknown_command_is_refused_with_the_nearest_and_all_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
         cli.main(["convrt"])
-    assert stopped.value.code == 2
+    assert exited.value.code == 2
     message = capsys.readouterr().err
-    assert "'convrt'" in message
-    assert "convert" in message
+    assert "'convrt' (did you mean 'convert'?)" in message
+    assert all(name in message for name in cli.COMMANDS)
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def is_implementation(module: str) -> bool:
 
 
 def crossed_implementations(root: Path) -> list[str]:
-    """Only the file of a public function of ops/<operator>/ knows the implementations; torch_op.py wraps blockwise.py."""
+    """Only the file of a public function of ops/<operator>/ knows the implementations; torch_op wraps blockwise."""
     found = []
     for file in source_files(root, f"{PACKAGE}/ops"):
         folder = file.parent.relative_to(root)

@@ -2,9 +2,9 @@
 
     python tools/browser.py
 
-looks at the variable CHROMIUM, then for Chromium and Chrome; where there is none and apt-get may be used (Debian; as
-root or with sudo that asks no password), it installs `chromium-headless-shell`: 100 MB, under a minute. Where that
-fails it says so and leaves it at that: only the tests that open a browser need one.
+The script takes the path in the variable CHROMIUM, or looks for Chromium and Chrome. If there is none, it installs
+`chromium-headless-shell` (100 MB, under a minute) with apt-get, as root or with a sudo that asks for no password. If
+that fails, it prints a message and exits with 0: only the tests that open a browser need one.
 """
 
 import os
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-ELSEWHERE = (
+APPLICATIONS = (
     Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"),
     Path("/Applications/Chromium.app/Contents/MacOS/Chromium"),
 )
@@ -27,28 +27,28 @@ TIMEOUT_SECONDS = 600
 
 
 def find() -> str | None:
-    """The path of a browser, or None. A path in CHROMIUM is obeyed, or refused."""
+    """The path of a browser, or None. CHROMIUM, if it is set, must be the path of one."""
     if chosen := os.environ.get("CHROMIUM"):
-        found = shutil.which(chosen)
-        if found is None:
+        browser = shutil.which(chosen)
+        if browser is None:
             raise ValueError(f"CHROMIUM must be the path of a browser, got {chosen!r}")
-        return found
-    known = [shutil.which(name) for name in NAMES] + [str(path) for path in ELSEWHERE if path.exists()]
-    return next((path for path in known if path), None)
+        return browser
+    candidates = [shutil.which(name) for name in NAMES] + [str(path) for path in APPLICATIONS if path.exists()]
+    return next((path for path in candidates if path), None)
 
 
 def install() -> bool:
-    """With apt-get, if it may be used without a question. Whether that worked."""
+    """Install a browser with apt-get, if that needs no password. Returns whether it worked."""
     if shutil.which("apt-get") is None:
         return False
-    # Root needs no sudo; others only one that asks nothing, or the tests would hang.
+    # Root needs no sudo. With -n, sudo fails instead of asking for a password, which would block the tests.
     sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     if sudo and shutil.which("sudo") is None:
         return False
-    # Another installation may be under way.
+    # Another installation may hold the lock: wait for it.
     apt = [*sudo, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
     print("Installing Chromium for the tests of the report: ten seconds to a minute, once", file=sys.stderr)
-    # The lists may be old but good enough, and some source of them may be unreachable: that decides nothing.
+    # Ignore the result: older package lists may be good enough.
     _run([*apt, "update"])
     return any(_run([*apt, "install", "-y", "--no-install-recommends", package]) for package in PACKAGES)
 
@@ -75,13 +75,13 @@ def _run(command: list[str]) -> bool:
 
 
 def main() -> int:
-    """Find or install; say what is missing. An exit code."""
+    """Print the path of a browser, found or installed, or what to do. Returns the exit code."""
     try:
-        found = find() or (install() and find())
+        browser = find() or (install() and find())
     except ValueError as error:
         print(f"tools/browser.py: {error}", file=sys.stderr)
         return 1
-    print(found or f"tools/browser.py: {ADVICE}", file=sys.stdout if found else sys.stderr)
+    print(browser or f"tools/browser.py: {ADVICE}", file=sys.stdout if browser else sys.stderr)
     return 0
 
 

@@ -1,12 +1,12 @@
 """Print the environment setting that 16-bit arithmetic needs on this CPU, if it needs one.
 
-Some virtual machines advertise AMX and trap it, so that a bfloat16 matrix product ends the process with SIGILL. oneDNN
-stays clear of AMX if ONEDNN_MAX_CPU_ISA says so before torch starts. Run as
+Some virtual machines advertise AMX but do not allow it: a bfloat16 matrix product ends the process with SIGILL. oneDNN
+does not use AMX if ONEDNN_MAX_CPU_ISA excludes it before torch starts. Run
 
     env $(python tools/cpu_env.py) python ...
 
-Nothing is printed where nothing is needed, or where the setting does not help (stderr says so then). The answer is kept
-in the virtual environment until the machine, its boot, torch or the setting in force changes.
+Nothing is printed if no setting is needed. If the setting does not help, a message goes to stderr. The answer is cached
+in the virtual environment until the machine, its boot, torch or the value of ONEDNN_MAX_CPU_ISA changes.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
 
 
 def run_probe(extra: dict[str, str]) -> tuple[int, str]:
-    """Exit code of the probe (negative: the signal that ended it) and the last line of its stderr."""
+    """The exit code of the probe (negative: the signal that ended it) and the last line of its stderr."""
     command = [sys.executable, "-c", PROBE]
     try:
         done = subprocess.run(
@@ -53,7 +53,7 @@ def describe(code: int, message: str) -> str:
 
 
 def find_setting() -> str | None:
-    """The setting to print, empty if none is needed; None if the probe cannot be made to work."""
+    """The setting to print; empty if none is needed, None if the probe fails with and without it."""
     plain = run_probe({})
     if plain[0] == 0:
         return ""
@@ -78,7 +78,7 @@ def read_text(path: str) -> str:
 
 
 def fingerprint() -> str:
-    """What the answer depends on."""
+    """A hash of everything that the answer depends on."""
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -94,9 +94,9 @@ def main() -> None:
     key = fingerprint()
     if cache is not None:
         with contextlib.suppress(OSError, ValueError):
-            kept = json.loads(cache.read_text())
-            if kept["fingerprint"] == key:
-                print(kept["setting"], end="")
+            cached = json.loads(cache.read_text())
+            if cached["fingerprint"] == key:
+                print(cached["setting"], end="")
                 return
     setting = find_setting()
     if setting is None:

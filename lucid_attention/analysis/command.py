@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..data.errors import DataError
+from ..data import DataError
 from ..models.checkpoint import DTYPES, CheckpointError, checkpoint_name, load_model, load_tokenizer
 from ..report.maps import draw_condition_numbers, draw_maps
 from .conditioning import condition_numbers

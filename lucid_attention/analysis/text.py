@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..data.errors import DataError
+from ..data import DataError
 from ..data.sources import open_source
 from ..data.synthetic import MemoryUpdate, Needles
 from .hit_rate import Query, synthetic_queries

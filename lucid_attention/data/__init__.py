@@ -1,1 +1,3 @@
-"""Where tokens come from: corpora, tokenizers, token shards, synthetic tasks. Needs no other room of the package."""
+"""Where tokens come from: corpora, tokenizers, token shards, synthetic tasks. Imports no other room but `base`."""
+
+from .readers import DataError as DataError

@@ -1,7 +1,7 @@
-"""Documents of one file, one after another: text, JSON lines, Parquet; plain, .gz or .zst.
+"""Documents of one file, in order: text, JSON lines, Parquet; plain, .gz or .zst.
 
-What is wrong with a document goes to `bad`, which raises it, or notes it so that reading goes on behind it. What is
-wrong with a whole file (a column that is missing) is raised.
+The error of a bad document is passed to the callback `bad`. If `bad` returns, reading continues with the next document.
+An error of the whole file, such as a missing column, is raised.
 """
 
 import codecs
@@ -11,27 +11,46 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
-from .errors import DataError, require
+from ..base.messages import first_line
 
 LINES = (".jsonl", ".ndjson", ".json")
 COMPRESSED = (".gz", ".zst")
 BLOCK = 1 << 16
 
+
+class DataError(ValueError):
+    """What is wrong with data or with a folder of tokens. The message names file, expectation and finding."""
+
+
 Bad = Callable[[DataError], None]
 
 
+def require(package: str, purpose: str) -> Any:
+    """Import an optional package. If it is missing, the error names the extra that installs it."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise DataError(f'{purpose} needs the package {package!r}: pip install "lucid-attention[train]"') from error
+
+
 class Document(NamedTuple):
-    """A text, and how many bytes of its source were read for it."""
+    """A text, and the number of bytes of the source that it took."""
 
     text: str
     size: int
 
 
 class Piece(NamedTuple):
-    """A file, or the part of it that starts in [start, stop): bytes of a file of lines, row groups of Parquet."""
+    """A file, or a range [start, stop) of it: bytes for JSON lines, row groups for Parquet.
+
+    A line belongs to the range that holds its first byte.
+    """
 
     path: Path
     start: int = 0
@@ -39,7 +58,7 @@ class Piece(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A share of a source. `size` is in bytes of the source, 0 if unknown."""
+    """A fixed share of a source: the unit of parallel work. `size` is in bytes of the source, 0 if unknown."""
 
     number: int
     size: int
@@ -47,12 +66,12 @@ class Part(NamedTuple):
 
 
 def stop_at(error: DataError) -> NoReturn:
-    """The rule for bad documents that is not lenient."""
+    """The `bad` callback that stops at the first bad document."""
     raise error
 
 
 def kind(path: Path) -> str:
-    """ "lines", "parquet" or "text", by the name of the file."""
+    """The kind of a file by its name: "lines", "parquet" or "text"."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -62,12 +81,12 @@ def kind(path: Path) -> str:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether the name of the file says so."""
+    """Whether the file's name ends in .gz or .zst."""
     return path.suffix.lower() in COMPRESSED
 
 
 def read(piece: Piece, field: str, bad: Bad = stop_at) -> Iterator[Document]:
-    """The documents of a piece, in order. `field` is the key or column of JSON lines and Parquet."""
+    """The documents of a piece, in order. `field` is the key (JSON lines) or column (Parquet) of the text."""
     reader = {"lines": _read_lines, "parquet": _read_parquet, "text": _read_text}[kind(piece.path)]
     try:
         yield from reader(piece, field, bad)
@@ -77,8 +96,8 @@ def read(piece: Piece, field: str, bad: Bad = stop_at) -> Iterator[Document]:
         raise DataError(f"{piece.path} cannot be read: {error.strerror or error}") from error
 
 
-def checked(text: Any, where: str, name: str) -> str:
-    """A value that is to be a document."""
+def check_text(text: Any, where: str, name: str) -> str:
+    """`text`, if it is a string that UTF-8 can encode. `where` and `name` are for the message."""
     if not isinstance(text, str):
         raise DataError(f"{where}: {name} must be a string, got {type(text).__name__}")
     try:
@@ -88,10 +107,10 @@ def checked(text: Any, where: str, name: str) -> str:
     return text
 
 
-def decoded(content: bytes, where: str, offset: int = 0) -> str:
-    """Bytes as text. `offset` is where in the file they begin."""
+def decode(content: bytes, where: str, offset: int = 0) -> str:
+    """Bytes as text. `offset` is the position of `content` in the file, for the message."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{where} is not UTF-8: it has the mark of UTF-16 at offset {offset}")
+        raise DataError(f"{where} is not UTF-8: it has the byte order mark of UTF-16 at offset {offset}")
     if (zero := content.find(0)) >= 0:
         raise DataError(f"{where} is binary, not text: zero byte at offset {offset + zero}")
     try:
@@ -102,11 +121,11 @@ def decoded(content: bytes, where: str, offset: int = 0) -> str:
 
 
 def _read_text(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
-    with _opened(piece.path) as (stream, raw):
+    with _open(piece.path) as (stream, raw):
         content = stream.read()
         size = raw.tell()
     try:
-        text = decoded(content, str(piece.path))
+        text = decode(content, str(piece.path))
     except DataError as error:
         bad(error)
     else:
@@ -115,32 +134,32 @@ def _read_text(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
 
 def _read_lines(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
     path, start, stop = piece
-    with _opened(path) as (stream, raw):
+    with _open(path) as (stream, raw):
         first = start
         if start:
-            # A line belongs to the piece in which it starts: what began before `start` is the neighbour's.
+            # The line that holds byte start - 1 belongs to the previous piece: skip the rest of it.
             stream.seek(start - 1)
             first += len(stream.readline()) - 1
-        offset, seen = first, first
+        offset, reported = first, first
         for number, line in enumerate(stream, 1):
             if stop is not None and offset >= stop:
                 return
-            here, offset = offset, offset + len(line)
+            line_start, offset = offset, offset + len(line)
             if line.isspace():
                 continue
             try:
-                text = _parsed(line, here, field)
+                text = _parse_line(line, line_start, field)
             except DataError as error:
                 bad(DataError(f"{path}, line {_lines_before(path, first) + number}: {error}"))
             else:
                 position = raw.tell()
-                yield Document(text, position - seen)
-                seen = position
+                yield Document(text, position - reported)
+                reported = position
 
 
-def _parsed(line: bytes, offset: int, field: str) -> str:
+def _parse_line(line: bytes, offset: int, field: str) -> str:
     try:
-        record = json.loads(decoded(line, "the line", offset))
+        record = json.loads(decode(line, "the line", offset))
     except json.JSONDecodeError as error:
         raise DataError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
@@ -149,11 +168,11 @@ def _parsed(line: bytes, offset: int, field: str) -> str:
         raise DataError(f"expected one JSON object a line, got {type(record).__name__}")
     if field not in record:
         raise DataError(f"no field {field!r}, got {', '.join(map(repr, record)) or 'none'}: choose one with --field")
-    return checked(record[field], "the line", f"field {field!r}")
+    return check_text(record[field], "the line", f"field {field!r}")
 
 
 def _lines_before(path: Path, offset: int) -> int:
-    """How many lines end before a byte of the file: for a message only, so it may take a while."""
+    """The number of lines that end before `offset`. It reads the file again: only error messages need the number."""
     count, left = 0, offset
     with path.open("rb") as file:
         while left > 0 and (block := file.read(min(left, BLOCK))):
@@ -163,8 +182,8 @@ def _lines_before(path: Path, offset: int) -> int:
 
 
 def parquet_groups(path: Path, field: str) -> list[int]:
-    """Bytes of each row group of a Parquet file that has rows and the column."""
-    with _parquet(path) as file:
+    """The size of each row group of a Parquet file, in bytes. A file without rows or without the column is refused."""
+    with _open_parquet(path) as file:
         names = file.schema_arrow.names
         if field not in names:
             raise DataError(f"{path}: no column {field!r}, got {', '.join(map(repr, names))}: choose one with --field")
@@ -173,60 +192,56 @@ def parquet_groups(path: Path, field: str) -> list[int]:
         return [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
 
 
-def _parquet(path: Path) -> Any:
+def _open_parquet(path: Path) -> Any:
     parquet = require("pyarrow.parquet", "reading Parquet")
     arrow = require("pyarrow", "reading Parquet")
     try:
         return parquet.ParquetFile(path)
     except (arrow.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path} is not a Parquet file: {_first_line(error)}") from error
+        raise DataError(f"{path} is not a Parquet file: {first_line(error)}") from error
 
 
 def _read_parquet(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
     arrow = require("pyarrow", "reading Parquet")
-    with _parquet(piece.path) as file:
+    with _open_parquet(piece.path) as file:
         stop = file.num_row_groups if piece.stop is None else piece.stop
         row = sum(file.metadata.row_group(i).num_rows for i in range(piece.start))
         for group in range(piece.start, stop):
-            meta = file.metadata.row_group(group)
-            share = meta.total_byte_size // max(meta.num_rows, 1)
+            metadata = file.metadata.row_group(group)
+            bytes_per_row = metadata.total_byte_size // max(metadata.num_rows, 1)
             try:
                 for batch in file.iter_batches(batch_size=256, row_groups=[group], columns=[field]):
                     for value in batch.column(0):
                         row += 1
                         try:
-                            text = checked(value.as_py(), f"{piece.path}, row {row}", f"column {field!r}")
+                            text = check_text(value.as_py(), f"{piece.path}, row {row}", f"column {field!r}")
                         except (DataError, UnicodeDecodeError) as error:
                             bad(error if isinstance(error, DataError) else _not_utf8(piece.path, row, error))
                         else:
-                            yield Document(text, share)
+                            yield Document(text, bytes_per_row)
             except (arrow.ArrowInvalid, OSError) as error:
-                bad(DataError(f"{piece.path} is damaged in row group {group}: {_first_line(error)}"))
+                bad(DataError(f"{piece.path} is damaged in row group {group}: {first_line(error)}"))
 
 
 def _not_utf8(path: Path, row: int, error: UnicodeDecodeError) -> DataError:
     return DataError(f"{path}, row {row} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
-    """Both ends of a file: the text that comes out, and the file itself, whose position tells the progress."""
+def _open(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
+    """A stream of the decompressed bytes, and the file on disk, whose position measures the progress."""
     with path.open("rb") as raw:
         suffix = path.suffix.lower()
         if suffix == ".gz":
             yield gzip.GzipFile(fileobj=raw), raw
         elif suffix == ".zst":
-            yield io.BufferedReader(_Chunks(_inflated(raw)), BLOCK), raw
+            yield io.BufferedReader(_ChunkStream(_decompress_zst(raw)), BLOCK), raw
         else:
             yield raw, raw
 
 
-def _inflated(raw: BinaryIO) -> Iterator[bytes]:
-    """Zstandard frames, one or many. The package's own reader takes a truncated file for a short one."""
+def _decompress_zst(raw: BinaryIO) -> Iterator[bytes]:
+    """The content of one or more Zstandard frames. zstandard's own reader accepts a truncated file without an error."""
     zstandard = require("zstandard", "reading .zst")
     frame = None
     while chunk := raw.read(BLOCK):
@@ -235,14 +250,14 @@ def _inflated(raw: BinaryIO) -> Iterator[bytes]:
             try:
                 yield frame.decompress(chunk)
             except zstandard.ZstdError as error:
-                raise EOFError(_first_line(error)) from error
+                raise EOFError(first_line(error)) from error
             chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError("the file ends before its compressed stream does")
 
 
-class _Chunks(io.RawIOBase):
-    """An iterator of bytes as a file."""
+class _ChunkStream(io.RawIOBase):
+    """A file whose content comes from an iterator of bytes."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

@@ -1,26 +1,41 @@
 """Where documents come from: files, folders and globs, `stdlib`, and data sets of the Hugging Face hub.
 
-A source is cut into parts that depend on the source alone, never on the number of workers: a part is the unit of
+A source is cut into parts. The parts depend on the source alone, not on the number of workers: a part is the unit of
 parallel work and of resuming.
 """
 
 import glob
 import hashlib
+import logging
 import sysconfig
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from .errors import DataError
-from .hub import HubSource
-from .readers import Bad, Document, Part, Piece, is_compressed, kind, parquet_groups, read, stop_at
+from ..base.messages import first_line
+from .readers import (
+    Bad,
+    DataError,
+    Document,
+    Part,
+    Piece,
+    check_text,
+    is_compressed,
+    kind,
+    parquet_groups,
+    read,
+    require,
+    stop_at,
+)
 
-# A small corpus is cut finely, so that workers finish together and a kill loses little.
+# A small corpus is cut into about PARTS parts, so that workers finish together and a kill loses little.
 PARTS = 64
 SMALLEST_PART = 1 << 20
 # Where Debian and others put the documentation of Python.
 PYTHON_DOCS = "/usr/share/doc/python3*/html/_sources/**/*.txt"
-LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+ALTERNATIVE = "Without the hub, give a local file, folder or glob of .txt, .jsonl(.gz/.zst) or .parquet, or 'stdlib'"
 
 
 class Source(Protocol):
@@ -31,21 +46,21 @@ class Source(Protocol):
         ...
 
     def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
-        """The documents of a part, in order, the same ones every time."""
+        """The documents of a part, in order, the same ones every time. `bad` receives the error of a bad document."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What tells this source from another one; `name` is only for the reader."""
+        """What identifies this source, in JSON types. Its `name` is for readers only: two names may be one source."""
         ...
 
 
 def open_source(name: str, *, field: str = "text", split: str = "train") -> Source:
     """A source by its name.
 
-    name: a file, a folder (every file in it that is not hidden), a glob such as "corpus/**/*.md", "stdlib" (the
-        sources of Python's standard library, and its documentation where that is installed), or "hf:NAME" or
-        "hf:NAME:CONFIG" (a data set of the hub, streamed). Files are text, one document each, unless their names end
-        in .jsonl, .json or .parquet; .gz and .zst may follow.
+    name: a file, a folder (all its files that are not hidden), a glob such as "corpus/**/*.md", "stdlib" (the source
+        files of Python's standard library, with its documentation if that is installed), "hf:NAME" or
+        "hf:NAME:CONFIG" (a data set of the hub, streamed). A file is one document of text, unless its name ends in
+        .jsonl, .ndjson, .json or .parquet. All but .parquet may be compressed (.gz, .zst).
     field: key or column that holds the text, in JSON lines, Parquet and data sets.
     split: of a data set of the hub.
     """
@@ -60,7 +75,7 @@ def open_source(name: str, *, field: str = "text", split: str = "train") -> Sour
 
 
 class FileSource:
-    """Files: `files` maps a name that is the same on every run to a path."""
+    """A source of files. `files` maps names, which must be the same in every run, to paths."""
 
     def __init__(self, name: str, files: dict[str, Path], *, field: str = "text") -> None:
         self.name = name
@@ -82,31 +97,106 @@ class FileSource:
         target = min(max(total // PARTS, SMALLEST_PART), largest)
         parts: list[Part] = []
         pieces: list[Piece] = []
-        held = 0
+        part_size = 0
         for piece, size in self._pieces(target):
-            if pieces and held + size > target:
-                parts.append(Part(len(parts), held, tuple(pieces)))
-                pieces, held = [], 0
+            if pieces and part_size + size > target:
+                parts.append(Part(len(parts), part_size, tuple(pieces)))
+                pieces, part_size = [], 0
             pieces.append(piece)
-            held += size
-        return [*parts, Part(len(parts), held, tuple(pieces))]
+            part_size += size
+        return [*parts, Part(len(parts), part_size, tuple(pieces))]
 
     def _pieces(self, target: int) -> Iterator[tuple[Piece, int]]:
+        """Pieces with their sizes in bytes. Files of lines are cut at `target` bytes, Parquet at its row groups."""
         for path in self._files.values():
-            size = path.stat().st_size
+            file_size = path.stat().st_size
             if kind(path) == "parquet":
-                for group, weight in enumerate(parquet_groups(path, self.field)):
-                    yield Piece(path, group, group + 1), weight
+                for group, group_size in enumerate(parquet_groups(path, self.field)):
+                    yield Piece(path, group, group + 1), group_size
             elif kind(path) == "lines" and not is_compressed(path):
-                for start in range(0, size, target):
-                    stop = min(start + target, size)
+                for start in range(0, file_size, target):
+                    stop = min(start + target, file_size)
                     yield Piece(path, start, stop), stop - start
             else:
-                yield Piece(path), size
+                yield Piece(path), file_size
 
     def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
         for piece in part.pieces:
             yield from read(piece, self.field, bad)
+
+
+class HubSource:
+    """A data set of the hub by its name, or a folder in a layout that `datasets` knows, streamed while it is read.
+
+    The parts are the shards of the data set.
+    """
+
+    def __init__(self, dataset: str, config: str | None = None, *, split: str = "train", field: str = "text") -> None:
+        self.dataset = dataset
+        self.config = config
+        self.split = split
+        self.field = field
+        self._stream = self._load()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_stream"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._stream = self._load()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "name": f"hf:{self.dataset}" + (f":{self.config}" if self.config else ""),
+            "dataset": self.dataset,
+            "config": self.config,
+            "split": self.split,
+            "shards": self._stream.num_shards,
+        }
+
+    def parts(self, largest: int) -> list[Part]:
+        return [Part(index, 0) for index in range(self._stream.num_shards)]
+
+    def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
+        rows = iter(self._stream.shard(num_shards=self._stream.num_shards, index=part.number))
+        number = 0
+        while True:
+            with self._one_sentence_errors():
+                row = next(rows, None)
+            if row is None:
+                return
+            number += 1
+            where = f"{self.dataset}, split {self.split}, shard {part.number}, row {number}"
+            if self.field not in row:
+                names = ", ".join(map(repr, row))
+                raise DataError(f"{where}: no column {self.field!r}, got {names}: choose one with --field")
+            try:
+                text = check_text(row[self.field], where, f"column {self.field!r}")
+            except DataError as error:
+                bad(error)
+            else:
+                yield Document(text, len(text))
+
+    def _load(self) -> Any:
+        datasets = require("datasets", f"SOURCE 'hf:{self.dataset}'")
+        with self._one_sentence_errors():
+            return datasets.load_dataset(self.dataset, self.config, split=self.split, streaming=True)
+
+    @contextmanager
+    def _one_sentence_errors(self) -> Iterator[None]:
+        """Turn any exception into a DataError of one sentence: the libraries below have no common exception class."""
+        logger = logging.getLogger("huggingface_hub")
+        level = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        except Exception as error:
+            raise DataError(
+                f"data set {self.dataset!r} (config {self.config}, split {self.split!r}) cannot be read: "
+                f"{first_line(error)}. {ALTERNATIVE}"
+            ) from error
+        finally:
+            logger.setLevel(level)
 
 
 def _files(name: str) -> dict[str, Path]:
@@ -114,8 +204,12 @@ def _files(name: str) -> dict[str, Path]:
     if path.is_file():
         return {path.name: path}
     if path.is_dir():
-        found = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
-        files = {key.as_posix(): file for key, file in found.items() if not any(p.startswith(".") for p in key.parts)}
+        relative = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
+        files = {
+            key.as_posix(): file
+            for key, file in relative.items()
+            if not any(folder.startswith(".") for folder in key.parts)
+        }
         if not files:
             raise DataError(f"SOURCE {name!r} is a folder without files (hidden ones are left out)")
         return files
@@ -130,10 +224,10 @@ def _files(name: str) -> dict[str, Path]:
 
 
 def _standard_library() -> dict[str, Path]:
-    """Python's own sources, without tests: those are full of broken encodings, on purpose."""
+    """Python's own source files, without its tests: some of those have broken encodings on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
-    named = {file.relative_to(root): file for file in root.rglob("*.py")}
-    files = {key.as_posix(): file for key, file in named.items() if not LEFT_OUT.intersection(key.parts)}
+    relative = {file.relative_to(root): file for file in root.rglob("*.py")}
+    files = {key.as_posix(): file for key, file in relative.items() if not SKIPPED_FOLDERS.intersection(key.parts)}
     if not files:
         raise DataError(f"SOURCE 'stdlib': no Python sources in {str(root)!r}, give a folder of text instead")
     return files | {f"doc/{file}": Path(file) for file in glob.glob(PYTHON_DOCS, recursive=True)}

@@ -1,13 +1,12 @@
-"""`lucid tokenize`: text to token shards, in parallel, resumable after a kill at any moment.
+"""`lucid tokenize`: text to token shards, in parallel. A run killed at any moment is resumed by the same command.
 
-OUT/unfinished/ keeps the settings and a record of every finished part. A part is written under temporary names, its
-files are renamed, and its record comes last; what has no record is done again, with the same result. At the end
-OUT/manifest.json is written and OUT/unfinished/ goes.
+OUT/unfinished/ holds the settings and a record of every finished part. The files of a part are written under temporary
+names and renamed; the record is written last. A part without a record is encoded again, with the same result. At the
+end OUT/manifest.json is written and OUT/unfinished/ is removed.
 """
 
 import argparse
 import json
-import os
 import re
 import shutil
 import sys
@@ -19,17 +18,20 @@ from typing import Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from .errors import DataError
-from .parts import Job, Record, encode_part, finished_part
-from .readers import Part, stop_at
-from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files, write_whole
+from ..base.files import PARTIAL, write_whole
+from ..base.processes import available_cores
+from .encoding import Job, Record, encode_part, encode_parts, read_record
+from .readers import DataError, Part, stop_at
+from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files
 from .sources import Source, open_source
 from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
-from .workers import encode_parts
 
 SETTINGS = "settings.json"
-OURS = re.compile(r"(train|validation)-\d{6,}-\d{3,}\.(bin|ends\.npy)|.+\.tmp")
-# A token is about four bytes of text, or a little less.
+# Files that `lucid tokenize` writes. Earlier releases ended the names of unfinished files in .tmp.
+SHARDS_AND_LEFTOVERS = re.compile(
+    rf"(train|validation)-\d{{6,}}-\d{{3,}}\.(bin|ends\.npy)|.+({re.escape(PARTIAL)}|\.tmp)"
+)
+# A token is about four bytes of text.
 BYTES_PER_TOKEN = 4
 
 
@@ -46,25 +48,25 @@ def tokenize(
     limit: int | None = None,
     skip_bad: bool = False,
 ) -> tuple[dict[str, Any], bool]:
-    """Write the tokens of a source to a folder, or finish what a killed run began.
+    """Write the tokens of a source to a folder, or resume a run that was killed.
 
     source, field, split: as in `open_source`.
     tokenizer: "train:32000", a folder with a tokenizer.json, or a name that Transformers knows.
-    workers: processes, default one a core. The result does not depend on them.
+    workers: number of processes, by default that of the cores. The result does not depend on it.
     validation: share of the documents that are held out, chosen by a hash of their content.
-    shard_tokens: a shard has at most so many, unless one document has more.
-    limit: only the first so many documents.
-    skip_bad: leave out documents that cannot be read, and count them, instead of stopping at the first.
+    shard_tokens: largest number of tokens in a shard. A document that has more is a shard of its own.
+    limit: number of documents to take from the start of the source; None for all.
+    skip_bad: leave out and count documents that cannot be read, instead of stopping at the first.
 
-    Returns the manifest, and whether there was anything to do.
+    Returns the manifest, and whether anything was written: False if the folder was finished before.
     """
-    workers = _cores() if workers is None else workers
+    workers = available_cores() if workers is None else workers
     _check_arguments(workers, validation, shard_tokens, limit)
     target = Path(out)
     if Path(source).is_dir() and target.resolve().is_relative_to(Path(source).resolve()):
         raise DataError(f"OUT must not lie inside SOURCE, got {str(target)!r} in {source!r}")
-    trained = requested_size(tokenizer)
-    loaded = load(tokenizer) if trained is None else None
+    vocab_size = requested_size(tokenizer)
+    loaded = load(tokenizer) if vocab_size is None else None
     opened = open_source(source, field=field, split=split)
     settings = {
         "source": opened.describe(),
@@ -80,21 +82,17 @@ def tokenize(
     if manifest := _finished(target, settings):
         return manifest, False
     job = Job(target, validation, shard_tokens, skip_bad, limit)
-    with _locked(target, settings) as kept:
+    with _locked(target, settings) as first_settings:
         if manifest := _finished(target, settings):
             return manifest, False
         parts = opened.parts(shard_tokens * BYTES_PER_TOKEN)
         if loaded or not (target / "tokenizer.json").is_file():
-            files = loaded or _trained(opened, parts, trained or 0, skip_bad)
-            # tokenizer.json comes last: where it is, the others are.
+            files = loaded or _train_tokenizer(opened, parts, vocab_size or 0, skip_bad)
+            # tokenizer.json is written last: if it exists, the other files do.
             for name in sorted(files, key="tokenizer.json".__eq__):
                 write_whole(target / name, files[name])
         records = _encode(opened, parts, job, workers)
-        return _finish(target, kept, records), True
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return _finish(target, first_settings, records), True
 
 
 def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: int | None) -> None:
@@ -109,21 +107,22 @@ def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: 
 
 
 def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest of a folder that was finished with the same settings; None for an unfinished folder."""
     if not (out / MANIFEST).is_file():
         return None
     manifest = read_manifest(out)
     _check_same(out, manifest["settings"], settings)
-    # A kill may have come between the manifest and the removal of this.
+    # A kill between writing the manifest and removing this folder leaves it behind.
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest
 
 
-def _check_same(out: Path, kept: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Refuse to mix two runs. The same files may be named in another way."""
-    there, now = _flat(kept), _flat(settings)
-    names = [name for name in {**there, **now} if name != "source.name" and there.get(name) != now.get(name)]
+def _check_same(out: Path, first_settings: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Refuse to mix two runs in one folder. The source's name may differ: two names can mean the same files."""
+    before, now = _flat(first_settings), _flat(settings)
+    names = [name for name in {**before, **now} if name != "source.name" and before.get(name) != now.get(name)]
     if names:
-        differences = "; ".join(f"{name}: {there.get(name)} there, {now.get(name)} now" for name in names)
+        differences = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in names)
         raise DataError(f"OUT {str(out)!r} was begun with other settings ({differences}): choose another OUT")
 
 
@@ -134,7 +133,7 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _locked(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Hold OUT against other runs; gives the settings with which it was begun. A kill releases it."""
+    """Lock OUT against other runs. Yields the settings that OUT was begun with. A kill releases the lock."""
     unfinished = out / UNFINISHED
     if out.exists() and not unfinished.is_dir() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"OUT must be new, an empty folder, or one of `lucid tokenize`, got {str(out)!r}")
@@ -146,15 +145,15 @@ def _locked(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise DataError(f"OUT {str(out)!r} is being written by another `lucid tokenize`") from None
     try:
         file = unfinished / SETTINGS
-        kept = json.loads(file.read_bytes()) if file.is_file() else settings
-        _check_same(out, kept, settings)
-        write_whole(file, json.dumps(kept).encode())
-        yield kept
+        first_settings = json.loads(file.read_bytes()) if file.is_file() else settings
+        _check_same(out, first_settings, settings)
+        write_whole(file, json.dumps(first_settings))
+        yield first_settings
     finally:
         lock.release()
 
 
-def _trained(source: Source, parts: Sequence[Part], vocab_size: int, skip_bad: bool) -> dict[str, bytes]:
+def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, skip_bad: bool) -> dict[str, bytes]:
     size = min(sum(part.size for part in parts) or SAMPLE_BYTES, SAMPLE_BYTES)
     with tqdm(desc="Training the tokenizer", total=size, unit="B", unit_scale=True, disable=None) as bar:
 
@@ -167,14 +166,14 @@ def _trained(source: Source, parts: Sequence[Part], vocab_size: int, skip_bad: b
 
 
 def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> list[Record]:
-    """Records of all parts, or of the first ones that have `limit` documents."""
+    """The records of all parts, or of the first parts that together have `limit` documents."""
     encoder = Encoder.of(job.out)
-    found = (finished_part(job.out, part.number, encoder) for part in parts)
-    records = {record.part: record for record in found if record}
+    earlier = (read_record(job.out, part.number, encoder) for part in parts)
+    records = {record.part: record for record in earlier if record}
 
     def missing() -> Iterator[Part]:
         for part in parts:
-            if job.limit is not None and _leading(records) >= job.limit:
+            if job.limit is not None and _documents_without_gap(records) >= job.limit:
                 return
             if part.number not in records:
                 yield part
@@ -191,15 +190,15 @@ def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> li
             break
         record = records[part.number]
         if left is not None and record.documents > left:
-            # Parts are counted by their neighbours only now: this one has to stop in its middle.
+            # This part stops in its middle. Where is known only now that all earlier parts are counted.
             record = encode_part(source, encoder, part, job._replace(limit=left), lambda _: None)
         left = None if left is None else left - record.documents
         chosen.append(record)
     return chosen
 
 
-def _leading(records: dict[int, Record]) -> int:
-    """Documents of the finished parts up to the first that is not."""
+def _documents_without_gap(records: dict[int, Record]) -> int:
+    """The number of documents in the finished parts before the first unfinished one."""
     documents = index = 0
     while index in records:
         documents += records[index].documents
@@ -237,9 +236,9 @@ def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[
     }
     listed = {file.name for shard in shards for file in shard_files(out, shard.name)}
     for file in out.iterdir():
-        if OURS.fullmatch(file.name) and file.name not in listed:
+        if SHARDS_AND_LEFTOVERS.fullmatch(file.name) and file.name not in listed:
             file.unlink()
-    write_whole(out / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+    write_whole(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest
 
@@ -249,10 +248,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SOURCE",
-        help="file, folder or glob in quotes (text; .jsonl, .json: a document a line; .parquet; also .gz, .zst), "
-        "stdlib (Python's own sources: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed)",
+        help="file, folder or glob in quotes (text; .jsonl, .json: one document per line; .parquet; also .gz, .zst), "
+        "stdlib (Python's own source files: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed)",
     )
-    parser.add_argument("out", metavar="OUT", help="folder to be written; one that was not finished is gone on with")
+    parser.add_argument("out", metavar="OUT", help="folder to write; an unfinished one is resumed")
     parser.add_argument(
         "--tokenizer",
         default="train:32000",
@@ -260,29 +259,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a name "
         "that Transformers knows; default train:32000",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes, default one a core")
-    parser.add_argument("--validation", type=float, default=0.01, metavar="SHARE", help="held out, default 0.01")
-    parser.add_argument("--field", default="text", help="of JSON lines, Parquet and data sets, default text")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes, default one per core")
+    parser.add_argument(
+        "--validation", type=float, default=0.01, metavar="SHARE", help="share of documents held out, default 0.01"
+    )
+    parser.add_argument("--field", default="text", help="key or column of the text, default text")
     parser.add_argument("--split", default="train", help="of a data set of the hub, default train")
-    parser.add_argument("--shard-tokens", type=int, default=50_000_000, metavar="N", help="default 50_000_000")
+    parser.add_argument(
+        "--shard-tokens", type=int, default=50_000_000, metavar="N", help="largest shard, default 50_000_000"
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    parser.add_argument("--skip-bad", action="store_true", help="count documents that cannot be read, and go on")
+    parser.add_argument("--skip-bad", action="store_true", help="leave out and count documents that cannot be read")
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid tokenize`: what was written is printed at the end."""
+    """`lucid tokenize`: write the folder, then print what it holds."""
     try:
-        manifest, news = tokenize(**vars(args))
+        manifest, written = tokenize(**vars(args))
     except DataError as error:
         print(f"lucid tokenize: error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"lucid tokenize: error: {error}. Finished parts are kept: run the same again", file=sys.stderr)
+        print(f"lucid tokenize: error: {error}. Finished parts are kept: run the same command again", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nlucid tokenize: stopped. Finished parts are kept: run the same again to go on", file=sys.stderr)
+        print(
+            "\nlucid tokenize: stopped. Finished parts are kept: run the same command again to resume", file=sys.stderr
+        )
         return 130
-    print(f"{args.out}: {'written' if news else 'finished before, nothing to do'}")
+    print(f"{args.out}: {'written' if written else 'finished before, nothing to do'}")
     for split, counts in manifest["splits"].items():
         print(f"  {split:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")
     print(f"  vocabulary {manifest['tokenizer']['vocab_size']:>14,} tokens, {manifest['dtype']} on disk")

@@ -1,4 +1,4 @@
-"""Tokenizers: trained on a sample of the source, or loaded; kept beside the tokens as Hugging Face keeps them."""
+"""Tokenizers: trained on a sample of the source, or loaded. Saved beside the tokens in the files of Hugging Face."""
 
 import hashlib
 import json
@@ -9,23 +9,24 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from .errors import DataError, require
-from .readers import Bad, Part
+from ..base.messages import first_line
+from .readers import Bad, DataError, Part, require
 from .sources import Source
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
-# What others call the end of a document, for a tokenizer.json that comes without a configuration.
+# Tokens that may end a document, tried in this order for a tokenizer.json without a tokenizer_config.json.
 KNOWN_ENDS = (EOS, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
+# All bytes and BOS, EOS, PAD.
 SMALLEST_VOCABULARY = 256 + 3
 SAMPLE_BYTES = 100_000_000
-# Encoding takes some hundred bytes a token for a while: a longer document is encoded in pieces that end with a line.
+# In characters. Encoding needs some hundred bytes of memory per token: a longer document is encoded in pieces.
 LONGEST = 1 << 22
 
 Files = dict[str, bytes]
 
 
 def hash_of(content: bytes) -> str:
-    """By which shards know their tokenizer: of the bytes of tokenizer.json."""
+    """The hash of a tokenizer, from the bytes of its tokenizer.json. Shards carry it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -39,7 +40,7 @@ def tokenizer_hash(folder: str | Path) -> str:
 
 
 def requested_size(name: str) -> int | None:
-    """The vocabulary of "train:32000"; None if the name is that of an existing tokenizer."""
+    """32000 for "train:32000"; None for the name of an existing tokenizer."""
     if not name.startswith("train:"):
         return None
     digits = name.removeprefix("train:").replace("_", "")
@@ -49,7 +50,7 @@ def requested_size(name: str) -> int | None:
 
 
 def sample(source: Source, parts: Sequence[Part], bad: Bad, size: int = SAMPLE_BYTES) -> Iterator[str]:
-    """About `size` bytes of the source: the beginnings of at most 64 parts spread over it, the same every time."""
+    """About `size` bytes of text: the beginnings of at most 64 parts, spread evenly over the source; not random."""
     chosen = [parts[i * len(parts) // 64] for i in range(64)] if len(parts) > 64 else parts
     share = size // len(chosen)
     for part in chosen:
@@ -63,7 +64,7 @@ def sample(source: Source, parts: Sequence[Part], bad: Bad, size: int = SAMPLE_B
 
 
 def train(texts: Iterable[str], vocab_size: int) -> Files:
-    """A byte-level BPE: every text can be written in it, so there is no unknown token."""
+    """Train a byte-level BPE. It can encode every text, so it has no unknown token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -81,27 +82,26 @@ def train(texts: Iterable[str], vocab_size: int) -> Files:
 
 
 def load(name: str) -> Files:
-    """The files of a tokenizer: a tokenizer.json, a folder with one, or what Transformers finds under the name."""
+    """The files of a tokenizer. name: a tokenizer.json, a folder with one, or a name that Transformers knows."""
     path = Path(name)
     if path.is_file():
         return _with_end(name, {"tokenizer.json": path.read_bytes()})
     if (path / "tokenizer.json").is_file():
         extras = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-        found = [file for file in ("tokenizer.json", *extras) if (path / file).is_file()]
-        return _with_end(name, {file: (path / file).read_bytes() for file in found})
+        present = [file for file in ("tokenizer.json", *extras) if (path / file).is_file()]
+        return _with_end(name, {file: (path / file).read_bytes() for file in present})
     transformers = require("transformers", f"--tokenizer {name!r}")
     with tempfile.TemporaryDirectory() as folder:
         try:
             transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False).save_pretrained(folder)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise DataError(
-                f"--tokenizer {name!r} cannot be loaded: {reason} "
+                f"--tokenizer {name!r} cannot be loaded: {first_line(error)} "
                 "Without the hub, give a folder with a tokenizer.json, or train:32000"
             ) from error
         files = {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
     if "tokenizer.json" not in files:
-        raise DataError(f"--tokenizer {name!r} has no fast form (tokenizer.json), which is needed")
+        raise DataError(f"--tokenizer {name!r} must have a fast form (tokenizer.json), got none")
     return _with_end(name, files)
 
 
@@ -111,8 +111,8 @@ def _config(**tokens: str) -> bytes:
 
 
 def _with_end(name: str, files: Files) -> Files:
-    """The files, with a configuration that says which token ends a document."""
-    tokenizer = _parsed(files["tokenizer.json"], name)
+    """The files, with a tokenizer_config.json that names the token that ends a document."""
+    tokenizer = _parse(files["tokenizer.json"], name)
     if "tokenizer_config.json" not in files:
         ends = [token for token in KNOWN_ENDS if tokenizer.token_to_id(token) is not None]
         if not ends:
@@ -121,11 +121,12 @@ def _with_end(name: str, files: Files) -> Files:
                 "'eos_token' beside it"
             )
         files = files | {"tokenizer_config.json": _config(eos_token=ends[0])}
+    # The constructor refuses files that cannot be used.
     Encoder(files, name)
     return files
 
 
-def _parsed(content: bytes, name: str) -> Any:
+def _parse(content: bytes, name: str) -> Any:
     try:
         return Tokenizer.from_str(content.decode())
     except Exception as error:
@@ -133,22 +134,22 @@ def _parsed(content: bytes, name: str) -> Any:
 
 
 class Encoder:
-    """Texts to token ids. It has no state: equal texts give equal ids."""
+    """Turns texts into token ids. Equal texts give equal ids."""
 
     def __init__(self, files: Files, name: str = "tokenizer.json") -> None:
-        self._tokenizer = _parsed(files["tokenizer.json"], name)
+        self._tokenizer = _parse(files["tokenizer.json"], name)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        # A text may speak of "<|eos|>": only we end documents.
+        # "<|eos|>" in a text is text: only `__call__` ends a document.
         self._tokenizer.encode_special_tokens = True
         self.sha256 = hash_of(files["tokenizer.json"])
-        # Ids may have holes, so the number of entries is not enough.
+        # Not the number of entries: ids may have gaps.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         try:
-            end = json.loads(files["tokenizer_config.json"]).get("eos_token")
+            eos = json.loads(files["tokenizer_config.json"]).get("eos_token")
         except (ValueError, AttributeError) as error:
             raise DataError(f"{name!r}: tokenizer_config.json is not a JSON object") from error
-        self.eos_token = end.get("content") if isinstance(end, dict) else end
+        self.eos_token = eos.get("content") if isinstance(eos, dict) else eos
         eos_id = self._tokenizer.token_to_id(self.eos_token) if self.eos_token else None
         if eos_id is None:
             raise DataError(f"{name!r} must have an 'eos_token' in its vocabulary, got {self.eos_token!r}")
@@ -156,20 +157,21 @@ class Encoder:
 
     @classmethod
     def of(cls, folder: Path) -> "Encoder":
-        """The tokenizer that is kept in a folder."""
+        """The tokenizer that is saved in a folder."""
         names = ("tokenizer.json", "tokenizer_config.json")
         return cls({name: (folder / name).read_bytes() for name in names}, str(folder))
 
     def __call__(self, text: str) -> list[int]:
         """The ids of a document, with the end-of-document token."""
         ids: list[int] = []
-        for piece in _cut(text):
+        for piece in _pieces(text):
             ids.extend(self._tokenizer.encode_batch_fast([piece], add_special_tokens=False)[0].ids)
         ids.append(self.eos_id)
         return ids
 
 
-def _cut(text: str) -> Iterator[str]:
+def _pieces(text: str) -> Iterator[str]:
+    """Pieces of at most LONGEST characters, cut after a line where possible."""
     start = 0
     while len(text) - start > LONGEST:
         line = text.rfind("\n", start, start + LONGEST) + 1

@@ -118,7 +118,7 @@ def questions(run: SmallRun, inputs: Tensor) -> list[Query]:
 
 
 def latest_writes(inputs: Tensor) -> list[Query]:
-    """Of `data.overwrites`: inputs [B, T, 2] of (key, value), where the largest value asks."""
+    """Of `data.synthetic.overwrites`: inputs [B, T, 2] of (key, value), where the largest value asks."""
     asking = inputs[..., 1].max()
     queries = []
     for row, tokens in enumerate(inputs):

@@ -3,7 +3,7 @@
 The paper: "when the same key appears multiple times in a sequence, DeltaNet can overwrite the old value with the new
 one … LUCID inherits this capability through its derivation from the same delta rule in RKHS". It gives no number.
 
-One layer reads sequences in which a few keys are written over and over, and then asked for (`data.overwrites`). Softmax
+One layer reads sequences in which a few keys are written over and over, and then asked for (`overwrites`). Softmax
 attention without positions cannot know which write was the last: it is blind to order, whatever its weights.
 """
 

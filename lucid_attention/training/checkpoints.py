@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are whole or do not exist.
 
-A checkpoint is written in a folder of its own beside the others, gets a list of its files with their sizes and hashes
-(`complete.json`), and is then renamed. What has no such list, or does not agree with it, is damaged.
+The trainer writes a checkpoint in `UNFINISHED`. `finish_checkpoint` lists its files with sizes and hashes in `COMPLETE`
+and moves the folder beside the other checkpoints. A checkpoint without that list, or with other files, is damaged.
 """
 
 import hashlib
@@ -10,33 +10,28 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+
+from ..base.files import sync_folder, write_whole
 
 COMPLETE = "complete.json"
 UNFINISHED = "unfinished"
-PARTIAL = ".partial"
-
-
-class Found(NamedTuple):
-    """The newest checkpoint that is whole, and what is wrong with newer ones."""
-
-    folder: Path | None
-    damaged: list[str]
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Checkpoints of a run, newest first."""
-    steps = {path: re.fullmatch(r"checkpoint-(\d+)", path.name) for path in run.glob("checkpoint-*") if path.is_dir()}
-    return sorted((path for path, step in steps.items() if step), key=lambda path: -step_of(path))
+    """The checkpoints of a run, newest first, whole or not."""
+    folders = [
+        path for path in run.glob("checkpoint-*") if path.is_dir() and re.fullmatch(r"checkpoint-\d+", path.name)
+    ]
+    return sorted(folders, key=step_of, reverse=True)
 
 
-def step_of(folder: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     """The training step of a checkpoint."""
-    return int(folder.name.removeprefix("checkpoint-"))
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def seal(written: Path, to: Path) -> None:
-    """Make a written folder a checkpoint: list its files, wait until they are on disk, rename it."""
+def finish_checkpoint(written: Path, checkpoint: Path) -> None:
+    """Turn the folder `written` into `checkpoint`: list its files, wait until they are on disk, rename it."""
     files = {}
     for path in sorted(written.rglob("*")):
         if path.is_file():
@@ -44,44 +39,23 @@ def seal(written: Path, to: Path) -> None:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
             files[path.relative_to(written).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
-    complete = written / COMPLETE
-    complete.write_text(json.dumps({"files": files}, indent=1))
-    with complete.open("rb") as file:
-        os.fsync(file.fileno())
-    if to.exists():
-        # A damaged one of the same step, from before.
-        shutil.rmtree(to)
-    written.rename(to)
-    _sync_folder(to.parent)
+    write_whole(written / COMPLETE, json.dumps({"files": files}, indent=1))
+    if checkpoint.exists():
+        # A run that resumed before a damaged checkpoint writes that step again.
+        shutil.rmtree(checkpoint)
+    written.rename(checkpoint)
+    sync_folder(checkpoint.parent)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there as a whole or not at all."""
-    partial = path.with_name(path.name + PARTIAL)
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def problem(folder: Path) -> str | None:
+def find_damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, in a sentence; None for a whole one."""
     try:
-        files = json.loads((folder / COMPLETE).read_text())["files"]
-        listed = [(folder / name, int(each["bytes"]), str(each["sha256"])) for name, each in files.items()]
+        files = json.loads((checkpoint / COMPLETE).read_text())["files"]
+        listed = [(checkpoint / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()]
     except FileNotFoundError:
-        return f"{folder}: {COMPLETE} is missing, it was not written to the end"
+        return f"{checkpoint}: {COMPLETE} is missing, the checkpoint was not written to the end"
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{folder / COMPLETE}: cannot be read"
+        return f"{checkpoint / COMPLETE}: cannot be read"
     for path, size, digest in listed:
         if not path.is_file():
             return f"{path}: is missing"
@@ -93,23 +67,26 @@ def problem(folder: Path) -> str | None:
     return None
 
 
-def newest(run: Path) -> Found:
-    """The newest checkpoint of a run that is whole."""
-    damaged: list[str] = []
-    for folder in checkpoints(run):
-        wrong = problem(folder)
-        if wrong is None:
-            return Found(folder, damaged)
-        damaged.append(wrong)
-    return Found(None, damaged)
+def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest whole checkpoint of a run, or None; and what is wrong with each newer one."""
+    damages: list[str] = []
+    for checkpoint in checkpoints(run):
+        damage = find_damage(checkpoint)
+        if damage is None:
+            return checkpoint, damages
+        damages.append(damage)
+    return None, damages
 
 
-def rotate(run: Path, keep: int, step: int) -> None:
-    """Remove all but the newest `keep` checkpoints up to `step`, and those beyond it: of a future that did not come."""
-    kept = [folder for folder in checkpoints(run) if step_of(folder) <= step][:keep]
-    for folder in checkpoints(run):
-        if folder in kept:
+def remove_old(run: Path, keep: int, step: int) -> None:
+    """Keep the newest `keep` checkpoints up to `step`, and remove all others.
+
+    Checkpoints after `step` come from before a resume, and are damaged: the run continued from an earlier one.
+    """
+    kept = [checkpoint for checkpoint in checkpoints(run) if step_of(checkpoint) <= step][:keep]
+    for checkpoint in checkpoints(run):
+        if checkpoint in kept:
             continue
-        # Its list goes first: a half removed one is damaged, and known to be.
-        (folder / COMPLETE).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+        # Remove the list first: a kill in between then leaves a checkpoint that counts as damaged.
+        (checkpoint / COMPLETE).unlink(missing_ok=True)
+        shutil.rmtree(checkpoint)

@@ -1,4 +1,4 @@
-"""`lucid train`: a recipe, with changes, in a folder."""
+"""`lucid train`: run a recipe, with changes, in a folder."""
 
 import argparse
 import json
@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.messages import did_you_mean
 from ..base.processes import distributed_state
-from ..data.errors import DataError
-from .checked import changed, nearest
+from ..data import DataError
 from .inputs import attention_of
-from .recipes import RECIPES, Recipe
+from .recipe import Recipe
+from .recipes import RECIPES
 from .run import RunError, train
 from .trainer import TrainingStopped
 
@@ -19,15 +20,15 @@ from .trainer import TrainingStopped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid train`."""
     parser.add_argument("recipe", metavar="RECIPE", help="one of `lucid recipes`")
-    parser.add_argument("--attention", metavar="NAME", help="of every layer: softmax, lucid, path, delta, ...")
     parser.add_argument(
-        "--data", metavar="WHAT", help="folder written by `lucid tokenize`, .jsonl of prompts, or a task"
+        "--attention", metavar="NAME", help="attention of every layer: softmax, lucid, path, delta, ..."
     )
-    parser.add_argument("--out", metavar="FOLDER", help="of the run (default: runs/RECIPE-ATTENTION-SEED)")
     parser.add_argument(
-        "--from", dest="start", metavar="CHECKPOINT", help="go on from these weights (ours or converted)"
+        "--data", metavar="WHAT", help="folder written by `lucid tokenize`, .jsonl of prompts with answers, or a task"
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of weights and data")
+    parser.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE-ATTENTION-SEED)")
+    parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="start from the weights of this checkpoint")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and data")
     parser.add_argument(
         "--set",
         dest="changes",
@@ -40,30 +41,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parallel", choices=("ddp", "fsdp"), default="ddp", help="how several processes share the work"
     )
     parser.add_argument("--restart", action="store_true", help="remove an earlier run in --out instead of resuming it")
-    parser.add_argument("--show", action="store_true", help="print the recipe as it would run, and stop")
+    parser.add_argument("--show", action="store_true", help="print the recipe with all changes, and stop")
 
 
-def resolved(args: argparse.Namespace) -> Recipe:
+def recipe_from(args: argparse.Namespace) -> Recipe:
     """The recipe that the arguments ask for."""
     if args.recipe not in RECIPES:
-        known = list(RECIPES)
-        raise ValueError(f"there is no recipe {args.recipe!r}{nearest(args.recipe, known)}: {', '.join(known)}")
+        raise ValueError(
+            f"there is no recipe {args.recipe!r}{did_you_mean(args.recipe, RECIPES)}: "
+            f"expected one of {', '.join(RECIPES)}"
+        )
     given: dict[str, Any] = {"attention": args.attention, "data": args.data, "start": args.start, "seed": args.seed}
     if args.data is not None:
-        # Options belong to the data of the recipe.
+        # The recipe's options are for the recipe's own data.
         given["data_options"] = {}
     if args.start is not None:
         if args.attention is not None:
-            raise ValueError(f"--attention is for new models: that of {args.start} stays what it is")
+            raise ValueError(f"--attention is for new models: {args.start} keeps its own")
         given |= {"attention": attention_of(args.start), "attention_options": {}, "model": {}}
     recipe = replace(RECIPES[args.recipe](), **{key: value for key, value in given.items() if value is not None})
-    return changed(recipe, args.changes)
+    return recipe.changed(args.changes)
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid train`. What stops it is said in one message; what was saved stays."""
+    """`lucid train`. An error is one message; saved checkpoints stay."""
     try:
-        recipe = resolved(args)
+        recipe = recipe_from(args)
         if args.show:
             print(json.dumps(asdict(recipe), indent=1))
             return 0
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid train: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped: the same command goes on from the last checkpoint", file=sys.stderr)
+        print("\nstopped: the same command resumes from the last checkpoint", file=sys.stderr)
         return 130
     if distributed_state().is_main_process:
         speed = summary["median_tokens_per_second"]

@@ -1,4 +1,4 @@
-"""What a recipe is trained on: its data, and a model that fits them."""
+"""The data and the model of a recipe."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,8 @@ from torch.utils.data import Dataset, Subset
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..base.processes import distributed_state
-from ..data.datasets import PackedTokens
-from ..data.errors import DataError
-from ..data.prompts import PromptAnswers
+from ..data import DataError
+from ..data.datasets import PackedTokens, PromptAnswers
 from ..data.synthetic import MemoryUpdate, Needles
 from ..data.tokenize import tokenize
 from ..models.checkpoint import load_config, load_model, load_tokenizer
@@ -19,17 +18,19 @@ from ..models.decoder import presets
 from ..models.decoder.configuration import LucidConfig
 from ..models.dropin.api import enable_lucid
 from ..models.dropin.settings import uses_lucid
-from .recipes import Recipe
+from .recipe import Recipe
 
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
-# Where data that are made on first use are kept.
-MADE = Path("runs") / "data"
-# So far apart are the seeds of passes over the data, of validation items, and of recipes.
-FAR = 1_000_003
+# Where the tokens of "stdlib" are saved.
+STDLIB_FOLDER = Path("runs") / "data"
+# Pass i over the data has the seed `recipe.seed + SEED_STEP * i`: runs with nearby seeds share no pass.
+SEED_STEP = 1_000_003
+# Synthetic validation items have the seed of this pass, which no run reaches.
+VALIDATION_PASS = 1_000_000
 
 
 class Inputs(NamedTuple):
-    """train: all steps of it, in order. tokenizer: None for synthetic tasks."""
+    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for synthetic tasks."""
 
     train: Dataset[Any]
     validation: Dataset[Any]
@@ -38,7 +39,7 @@ class Inputs(NamedTuple):
 
 
 class Passes(Dataset[Any]):
-    """A data set again and again, in another order each time. make: from the number of the pass to its data set."""
+    """`length` items from repeated passes over a data set. make: gives the data set of pass i, in its own order."""
 
     def __init__(self, make: Callable[[int], Any], length: int) -> None:
         self.make, self.length = make, length
@@ -58,47 +59,47 @@ class Passes(Dataset[Any]):
         return self.__dict__ | {"_current": None}
 
 
-class _Maker:
-    """Data set number i of a recipe; not a closure, so that worker processes can have it."""
+class _PassMaker:
+    """Makes the data set of pass i. A class and not a closure, because worker processes receive it by pickle."""
 
     def __init__(self, kind: Any, args: tuple[Any, ...], options: dict[str, Any], seed: int) -> None:
         self.kind, self.args, self.options, self.seed = kind, args, options, seed
 
     def __call__(self, number: int) -> Any:
-        return self.kind(*self.args, **self.options, seed=self.seed + FAR * number)
+        return self.kind(*self.args, **self.options, seed=self.seed + SEED_STEP * number)
 
 
 def load_inputs(recipe: Recipe) -> Inputs:
-    """The data of a recipe. "stdlib" is tokenized on first use; with several processes, by the first."""
+    """The data of a recipe. "stdlib" is tokenized on first use, by the first process."""
     T, needed = recipe.sequence_length, recipe.steps * recipe.batch_size
     tokenizer = None
     options = dict(recipe.data_options)
     if recipe.data in SYNTHETIC:
         kind: Any = SYNTHETIC[recipe.data]
         args: tuple[Any, ...] = ()
-        # Every item is new: a pass is the whole run.
+        # Every item is new: the run is one pass.
         training, held_out = {**options, "length": T, "size": needed}, {"size": recipe.evaluation_sequences}
-        validation = kind(**{**training, **held_out}, seed=recipe.seed + FAR * 1_000_000)
+        validation = kind(**{**training, **held_out}, seed=recipe.seed + SEED_STEP * VALIDATION_PASS)
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
-            raise DataError(f"{recipe.data}: prompts and answers are for a trained model: give one with --from")
+            raise DataError(f"{recipe.data}: prompts with answers are for a trained model: give one with --from")
         tokenizer = load_tokenizer(recipe.start)
         kind, args, training = PromptAnswers, (recipe.data, tokenizer, T), options
         validation = kind(*args, **options, split="validation")
     else:
-        folder = _tokens(recipe, options)
+        folder = _token_folder(recipe, options)
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
         tokenizer = load_tokenizer(folder)
-    train = Passes(_Maker(kind, args, training, recipe.seed), needed)
+    train = Passes(_PassMaker(kind, args, training, recipe.seed), needed)
     count = min(recipe.evaluation_sequences, len(validation))
     return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)
 
 
-def _tokens(recipe: Recipe, options: dict[str, Any]) -> Path:
+def _token_folder(recipe: Recipe, options: dict[str, Any]) -> Path:
     if recipe.data != "stdlib":
         if options:
-            raise DataError(f"data_options are not for a folder of tokens: got {options} for {recipe.data}")
+            raise DataError(f"a folder of tokens has no data_options: got {options} for {recipe.data}")
         folder = Path(recipe.data)
         if not folder.is_dir():
             raise DataError(
@@ -109,7 +110,7 @@ def _tokens(recipe: Recipe, options: dict[str, Any]) -> Path:
     vocab_size = options.pop("vocab_size", 4096)
     if options:
         raise DataError(f"the data 'stdlib' have one option, vocab_size, got also {sorted(options)}")
-    folder = MADE / f"stdlib-{vocab_size}"
+    folder = STDLIB_FOLDER / f"stdlib-{vocab_size}"
     with distributed_state().main_process_first():
         if not (folder / "manifest.json").exists():
             print(f"Tokenizing the Python standard library into {folder}, once")
@@ -118,7 +119,7 @@ def _tokens(recipe: Recipe, options: dict[str, Any]) -> Path:
 
 
 def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
-    """The model of a recipe: new, or from its checkpoint with the recipe's length and rotary base."""
+    """The model of a recipe: a new one, or that of its checkpoint with the recipe's length and rotary base."""
     enable_lucid()
     if recipe.start is not None:
         config = read_config(recipe.start)
@@ -128,7 +129,7 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
                 f"{recipe.model or recipe.attention_options}"
             )
         _check_vocabulary(config, recipe.start, inputs)
-        _stretch(config.get_text_config(decoder=True), recipe)
+        _set_positions(config.get_text_config(decoder=True), recipe)
         model: PreTrainedModel = load_model(recipe.start, torch.float32, config=config)
         return model
     tokens: dict[str, Any] = {}
@@ -138,7 +139,7 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
 
 
 def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
-    """The configuration of a recipe's new model. of_data: fields that its data decide, such as vocab_size."""
+    """The configuration of a recipe's new model. of_data: fields that depend on the data, such as vocab_size."""
     overrides = {
         "max_position_embeddings": recipe.sequence_length,
         **of_data,
@@ -151,14 +152,14 @@ def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
 
 
 def read_config(start: str) -> Any:
-    """The configuration of a checkpoint to go on from."""
+    """The configuration of the checkpoint that a run starts from."""
     if not (Path(start) / "config.json").is_file():
-        raise DataError(f"{start}: holds no model to go on from: expected a folder with config.json and weights")
+        raise DataError(f"{start}: holds no model to start from: expected a folder with config.json and weights")
     return load_config(start)
 
 
 def attention_of(start: str) -> str | list[str]:
-    """What a checkpoint attends with, by the names of `ATTENTIONS`."""
+    """The attention of a checkpoint, as in `LucidConfig`: a name in `ATTENTIONS`, or one per layer."""
     config = read_config(start).get_text_config(decoder=True)
     if isinstance(config, LucidConfig):
         return config.attention
@@ -169,23 +170,25 @@ def _check_vocabulary(config: Any, start: str, inputs: Inputs) -> None:
     known = config.get_text_config(decoder=True).vocab_size
     if inputs.vocab_size > known:
         raise DataError(
-            f"the data have {inputs.vocab_size} tokens, the model of {start} knows {known}: another tokenizer?"
+            f"the model of {start} has a vocabulary of {known} tokens, the data one of {inputs.vocab_size}: "
+            "tokenize the data with the model's own tokenizer"
         )
-    there = (Path(start) / "tokenizer.json").is_file()
-    theirs = load_tokenizer(start) if there else None
-    if theirs is not None and inputs.tokenizer is not None and theirs.get_vocab() != inputs.tokenizer.get_vocab():
+    if inputs.tokenizer is None or not (Path(start) / "tokenizer.json").is_file():
+        return
+    own = load_tokenizer(start)
+    if own.get_vocab() != inputs.tokenizer.get_vocab():
         raise DataError(
-            f"the data were made with another tokenizer than the model of {start}: tokenize them with its own"
+            f"the data were made with another tokenizer than the model of {start}: tokenize them with the model's own"
         )
 
 
-def _stretch(config: Any, recipe: Recipe) -> None:
+def _set_positions(config: Any, recipe: Recipe) -> None:
     config.max_position_embeddings = max(config.max_position_embeddings, recipe.sequence_length)
     if recipe.rope_theta is None:
         return
     if isinstance(config, LucidConfig):
         config.rope_theta = recipe.rope_theta
     else:
-        # Gemma 3 has one for each kind of layer; windows keep theirs.
+        # Gemma 3 has a base for each kind of layer. Layers with a window keep theirs.
         parameters = config.rope_parameters
         parameters.get("full_attention", parameters)["rope_theta"] = recipe.rope_theta

@@ -1,7 +1,7 @@
-"""Cross entropy over a large vocabulary without all logits at once.
+"""Cross entropy over a large vocabulary without holding all logits at once.
 
-At 65 536 tokens and a vocabulary of 32 000 the logits alone are 8 GB. Here they are made a few rows at a time, and the
-gradients with them: the head costs three matrix products, as always, and nothing is computed twice.
+At 65 536 tokens and a vocabulary of 32 000 the logits alone take 8 GB. Here logits and their gradients are computed a
+few rows at a time. The head costs three matrix products, as usual; nothing is computed twice.
 """
 
 import types
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-IGNORED = -100
+from ..base.labels import IGNORED
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
@@ -24,7 +24,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, rows: int, cap: float | None
     ) -> Tensor:
         needed = [ctx.needs_input_grad[i] for i in range(3)]
-        # Sums over many rows are kept in float32, whatever the weights are in.
+        # Sums over many rows are float32, also for weights in bfloat16.
         dh = torch.empty_like(h) if needed[0] else None
         dW = torch.zeros(W.shape, dtype=torch.float32, device=W.device) if needed[1] else None
         db = torch.zeros(W.shape[:1], dtype=torch.float32, device=W.device) if b is not None and needed[2] else None
@@ -63,7 +63,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
 
 
 def _gradient_of_logits(logits: Tensor, labels: Tensor, cap: float | None) -> Tensor:
-    """softmax − one-hot, zero for ignored rows; through the cap, if there is one. logits: capped ones."""
+    """softmax − one-hot, times the derivative of the cap; zero for ignored rows. logits: after the cap."""
     gradient = logits.softmax(-1)
     gradient.scatter_add_(1, labels.clamp(min=0)[:, None], torch.full_like(gradient[:, :1], -1))
     if cap is not None:
@@ -74,34 +74,38 @@ def _gradient_of_logits(logits: Tensor, labels: Tensor, cap: float | None) -> Te
 def summed_cross_entropy(
     h: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, *, rows: int = 1024, cap: float | None = None
 ) -> Tensor:
-    """Σ of the cross entropies of h: [N, D] against labels: [N], −100 where there is none, through a head W: [V, D]."""
+    """Σ over rows of the cross entropy of h Wᵀ + b against labels; rows with the label −100 count as zero.
+
+    h: [N, D]. W: [V, D]. b: [V]. labels: [N]. rows: how many rows have logits at a time.
+    cap: logits become cap · tanh(logits / cap).
+    """
     return _SummedCrossEntropy.apply(h, W, b, labels, rows, cap)
 
 
 def use_chunked_loss(model: PreTrainedModel, rows: int = 1024) -> None:
-    """Let a causal language model compute its loss `rows` tokens at a time. With labels it then returns no logits.
+    """Make a causal language model compute its loss `rows` tokens at a time. With labels it then returns no logits.
 
-    The model is changed in place; its weights, its names and what is saved are not.
+    Only the model's `forward` is replaced: its weights and what is saved stay the same.
     """
     head = model.get_output_embeddings()
     if head is None or not hasattr(model, model.base_model_prefix):
         raise ValueError(f"a chunked loss needs a decoder and a head, got {type(model).__name__}")
     if getattr(model.config, "output_router_logits", False):
-        raise ValueError("a chunked loss leaves out the losses of a router: set output_router_logits=False")
-    whole = model.forward
+        raise ValueError("a chunked loss cannot include router losses: expected output_router_logits=False, got True")
+    original_forward = model.forward
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
     def forward(
         self: Any, *args: Any, labels: Tensor | None = None, num_items_in_batch: Any = None, **kwargs: Any
     ) -> Any:
         if labels is None:
-            return whole(*args, **kwargs)
+            return original_forward(*args, **kwargs)
         kwargs.pop("logits_to_keep", None)
         h = getattr(self, self.base_model_prefix)(*args, **{**kwargs, "use_cache": False})[0]
-        following, head = labels[:, 1:].flatten(), self.get_output_embeddings()
+        next_tokens, head = labels[:, 1:].flatten(), self.get_output_embeddings()
         h = h[:, :-1].flatten(0, 1)
-        loss = summed_cross_entropy(h, head.weight, getattr(head, "bias", None), following, rows=rows, cap=cap)
-        count = (following != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+        loss = summed_cross_entropy(h, head.weight, getattr(head, "bias", None), next_tokens, rows=rows, cap=cap)
+        count = (next_tokens != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return CausalLMOutput(loss=loss / count)
 
     model.forward = types.MethodType(forward, model)

@@ -1,7 +1,7 @@
 """FSDP2: weights, gradients and optimiser state divided between processes.
 
-`torch.distributed.fsdp.fully_shard` directly: through accelerate it silently becomes data parallel on a CPU. State is
-saved in shards, as safetensors, and can be read by any number of processes.
+This calls `torch.distributed.fsdp.fully_shard` directly: on a CPU, accelerate silently uses data parallelism instead.
+State is saved in shards, as safetensors, which any number of processes can load.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ FOLDER = "sharded"
 
 
 def shard(model: PreTrainedModel) -> None:
-    """Divide a model between all processes, in place: each decoder layer is gathered when it is needed."""
+    """Divide a model between all processes, in place. Each decoder layer is gathered when it computes."""
     mesh = init_device_mesh(model.device.type, (dist.get_world_size(),))
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -38,12 +38,12 @@ def shard(model: PreTrainedModel) -> None:
 
 
 def whole_weights(model: nn.Module) -> dict[str, Any]:
-    """All weights, on the first process; nothing on the others. Every process must call it."""
+    """All weights on the first process; nothing on the others. Every process must call this."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 
 def save_shards(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Every process writes its part of weights and optimiser state."""
+    """Save this process's part of weights and optimiser state. Every process must call this."""
     folder = checkpoint / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     _, _, tensors = _state(model, optimizer)
@@ -51,12 +51,12 @@ def save_shards(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
 
 
 def load_shards(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> None:
-    """Every process reads what is its part now."""
+    """Load this process's part of weights and optimiser state. The number of processes may have changed."""
     folder = checkpoint / FOLDER
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{checkpoint} holds no sharded state: it was saved without --parallel fsdp. Resume it as it was, or start "
-            f"anew from its weights with --from {checkpoint}"
+            f"{checkpoint} holds no sharded state: it was saved without --parallel fsdp. Resume it without, or start "
+            f"another run from its weights with --from {checkpoint} --out ANOTHER"
         )
     weights, state, tensors = _state(model, optimizer)
     dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)))
@@ -68,16 +68,16 @@ def load_shards(model: nn.Module, optimizer: Optimizer, checkpoint: Path) -> Non
 
 
 def _state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Weights, optimiser state, and the tensors of both under one roof."""
+    """Weights, optimiser state, and a flat dictionary of the tensors of both."""
     weights: dict[str, Any] = get_model_state_dict(model)
     state: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
     tensors, seen = {}, set()
     for name, tensor in weights.items():
-        # Tied weights are one tensor with two names.
-        place = (tensor.to_local().data_ptr(), tensor.shape) if isinstance(tensor, DTensor) else id(tensor)
-        if place not in seen or not tensor.numel():
+        # Tied weights are one tensor with two names: save it once.
+        memory = (tensor.to_local().data_ptr(), tensor.shape) if isinstance(tensor, DTensor) else id(tensor)
+        if memory not in seen or not tensor.numel():
             tensors[f"model.{name}"] = tensor
-        seen.add(place)
+        seen.add(memory)
     for name, values in state["state"].items():
         tensors |= {f"optimizer.{name}.{key}": value for key, value in values.items()}
     return weights, state, tensors

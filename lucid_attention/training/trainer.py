@@ -1,4 +1,4 @@
-"""transformers.Trainer, with checkpoints that are whole or not there, and a stop where going on would do harm."""
+"""transformers.Trainer with checkpoints that are whole or do not exist. It stops if loss or gradient is not finite."""
 
 import errno
 import math
@@ -12,19 +12,19 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.trainer import TRAINING_ARGS_NAME
 
+from ..base.labels import IGNORED
 from ..base.processes import distributed_state
 from . import sharded
-from .checkpoints import UNFINISHED, newest, rotate, seal
-from .loss import IGNORED
-from .recipes import Recipe
+from .checkpoints import UNFINISHED, finish_checkpoint, newest_whole, remove_old
+from .recipe import Recipe
 
 
 class TrainingStopped(Exception):
-    """Why a run ended before its time, and what is left of it, in a sentence or two."""
+    """Why a run stopped early, and which checkpoint is left, in a sentence or two."""
 
 
-def arguments(recipe: Recipe, run: Path, world_size: int, evaluated: int) -> TrainingArguments:
-    """A recipe as Transformers says it. evaluated: how many sequences of the validation split there are."""
+def training_arguments(recipe: Recipe, run: Path, world_size: int, validation_size: int) -> TrainingArguments:
+    """A recipe as arguments of transformers.Trainer. validation_size: number of validation sequences."""
     at_once = recipe.micro_batch_size * world_size
     if recipe.batch_size % at_once:
         raise ValueError(
@@ -35,8 +35,8 @@ def arguments(recipe: Recipe, run: Path, world_size: int, evaluated: int) -> Tra
         output_dir=str(run),
         max_steps=recipe.steps,
         per_device_train_batch_size=recipe.micro_batch_size,
-        # A last batch that is not full is filled with sequences that were counted already.
-        per_device_eval_batch_size=1 if evaluated % at_once else recipe.micro_batch_size,
+        # Trainer would fill an incomplete last batch with sequences that it has already counted.
+        per_device_eval_batch_size=1 if validation_size % at_once else recipe.micro_batch_size,
         gradient_accumulation_steps=recipe.batch_size // at_once,
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
@@ -57,7 +57,7 @@ def arguments(recipe: Recipe, run: Path, world_size: int, evaluated: int) -> Tra
         save_steps=recipe.save_every or recipe.steps,
         prediction_loss_only=True,
         remove_unused_columns=False,
-        # Data are in a shuffled order already, and a run is resumed by its index in them.
+        # The data are already shuffled. A resumed run continues at its index.
         train_sampling_strategy="sequential",
         dataloader_num_workers=recipe.workers,
         dataloader_pin_memory=torch.cuda.is_available(),
@@ -69,20 +69,21 @@ def arguments(recipe: Recipe, run: Path, world_size: int, evaluated: int) -> Tra
 
 
 class LucidTrainer(Trainer):
-    """A run of a recipe in a folder. parallel: "ddp" or "fsdp", which matters with several processes only."""
+    """Trains a recipe in a folder. parallel: "ddp" or "fsdp"; it matters only with several processes."""
 
     def __init__(self, recipe: Recipe, run: Path, *, parallel: str = "ddp", **kwargs: Any) -> None:
         self.recipe, self.run = recipe, run
         validation = kwargs["eval_dataset"]
-        super().__init__(args=arguments(recipe, run, distributed_state().num_processes, len(validation)), **kwargs)
+        args = training_arguments(recipe, run, distributed_state().num_processes, len(validation))
+        super().__init__(args=args, **kwargs)
         counts = [int((validation[i]["labels"][1:] != IGNORED).sum()) for i in range(len(validation))]
         self._labels_per_sequence = sum(counts) / len(counts)
-        # `Progress` shows what it prints.
+        # `metrics.Progress` shows the same numbers.
         self.remove_callback(PrinterCallback)
         self.sharded = parallel == "fsdp"
         if self.sharded:
             sharded.shard(self.model)
-            # Trainer's own words for a model that does its part itself, and must not be wrapped.
+            # The flag with which Trainer leaves a distributed model as it is, instead of wrapping it.
             self.is_distributed_loading_by_transformers = True
         self._writing = False
         self._last_log = (time.monotonic(), 0)
@@ -93,7 +94,7 @@ class LucidTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        # Called before the optimiser's step. A finite loss can have a gradient that is not.
+        # Trainer calls this before the optimiser's step. A finite loss can have a gradient that is not finite.
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         self._check_finite("gradient", float(norm))
         return norm
@@ -101,33 +102,33 @@ class LucidTrainer(Trainer):
     def _check_finite(self, what: str, value: float) -> None:
         if not math.isfinite(value):
             raise TrainingStopped(
-                f"The {what} became {value} in step {self.state.global_step + 1}; the weights were not changed by it. "
-                f"{self._what_is_left()} To go on otherwise, start another run from it: --from CHECKPOINT --out "
-                "ANOTHER, with a lower learning_rate or clip"
+                f"The {what} became {value} in step {self.state.global_step + 1}, before the weights were changed. "
+                f"{self._last_good_state()} To train on with other settings, start another run from it: --from "
+                "CHECKPOINT --out ANOTHER, with a lower learning_rate or clip"
             )
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
-        made = super()._init_training_state(*args, **kwargs)
-        # A resumed state brings the intervals of its checkpoint; those of the recipe are meant.
+        result = super()._init_training_state(*args, **kwargs)
+        # A resumed state has the intervals of its checkpoint. Replace them by those of the recipe.
         self.state.compute_steps(self.args, self.state.max_steps)
-        return made
+        return result
 
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[torch.Tensor, None, None]:
-        """Trainer averages over sequences; a loss is an average over labels, of which sequences have more or less."""
+        """Weight the loss of a batch by its number of labels, because Trainer averages over sequences."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = model(**inputs).loss
         labels = (inputs["labels"][:, 1:] != IGNORED).sum()
         return loss * labels / len(inputs["labels"]) / self._labels_per_sequence, None, None
 
-    def _what_is_left(self) -> str:
-        found = newest(self.run).folder
-        return f"The last good state is {found}." if found else "No checkpoint was saved yet."
+    def _last_good_state(self) -> str:
+        checkpoint, _ = newest_whole(self.run)
+        return f"The last good state is {checkpoint}." if checkpoint else "No checkpoint was saved yet."
 
     def _get_output_dir(self, trial: Any) -> str:
-        # While a checkpoint is written it is nobody's checkpoint.
+        # Trainer writes here; `finish_checkpoint` moves the checkpoint once it is whole.
         return str(self.run / UNFINISHED) if self._writing else super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -140,22 +141,22 @@ class LucidTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
-                seal(self.run / UNFINISHED / name, self.run / name)
+                finish_checkpoint(self.run / UNFINISHED / name, self.run / name)
         except Exception as error:
-            # Asked first: when what was written is removed, there is room again.
-            full = disk_is_full(error, self.run)
+            # Before the removal, which makes room.
+            is_full = disk_is_full(error, self.run)
             shutil.rmtree(self.run / UNFINISHED, ignore_errors=True)
-            if not full:
+            if not is_full:
                 raise
             raise TrainingStopped(
-                f"The disk of {self.run} is full: {name} could not be saved and was removed. {self._what_is_left()} "
+                f"The disk of {self.run} is full: {name} could not be saved and was removed. {self._last_good_state()} "
                 "Make room, then resume"
             ) from error
         finally:
             self._writing = False
         if self.args.should_save:
             shutil.rmtree(self.run / UNFINISHED, ignore_errors=True)
-            rotate(self.run, self.recipe.keep, self.state.global_step)
+            remove_old(self.run, self.recipe.keep, self.state.global_step)
         self.accelerator.wait_for_everyone()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -168,7 +169,7 @@ class LucidTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # A pickle that nobody reads: the recipe says it all.
+        # A pickle that nothing reads: recipe.json holds the settings.
         (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -186,15 +187,15 @@ class LucidTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and not self.sharded and (Path(checkpoint) / sharded.FOLDER).is_dir():
             raise TrainingStopped(
-                f"{checkpoint} was saved with --parallel fsdp: resume it so, or start another run from its weights "
-                f"with --from {checkpoint} --out ANOTHER"
+                f"{checkpoint} was saved with --parallel fsdp: resume it with that, or start another run from its "
+                f"weights with --from {checkpoint} --out ANOTHER"
             )
         if not self.sharded or checkpoint is None:
             return super()._load_optimizer_and_scheduler(checkpoint)
         sharded.load_shards(self.model, self.optimizer, Path(checkpoint))
         scheduler = torch.load(Path(checkpoint) / "scheduler.pt", weights_only=True)
         self.lr_scheduler.load_state_dict(scheduler)
-        # The rate of the next step stands in the optimiser, whose state came without it.
+        # The scheduler writes the rate into the optimiser after each step, and the saved optimiser state lacks it.
         for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
             group["lr"] = rate
         return None
@@ -202,25 +203,25 @@ class LucidTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             now, step = time.monotonic(), self.state.global_step
-            before, done = self._last_log
-            if done and step > done:
-                tokens = (step - done) * self.recipe.batch_size * self.recipe.sequence_length
-                logs["tokens_per_second"] = round(tokens / (now - before), 1)
+            last_time, last_step = self._last_log
+            if last_step and step > last_step:
+                tokens = (step - last_step) * self.recipe.batch_size * self.recipe.sequence_length
+                logs["tokens_per_second"] = round(tokens / (now - last_time), 1)
             logs["memory_gb"] = round(_memory() / 1e9, 3)
             self._last_log = (now, step)
         super().log(logs, start_time)
 
 
 def _memory() -> int:
-    """Bytes that this process uses: of the accelerator where there is one."""
+    """Memory of this process in bytes: peak memory of the GPU if there is one, else resident memory."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     return psutil.Process().memory_info().rss
 
 
 def disk_is_full(error: BaseException, folder: Path) -> bool:
-    """Whether an error means that there is no room. torch.save says only that its writer failed."""
+    """Whether an error means that the disk is full. torch.save only reports that its writer failed."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    words = ("No space left", "inline_container", "PytorchStreamWriter failed")
-    return any(word in str(error) for word in words) or shutil.disk_usage(folder).free < 1 << 20
+    phrases = ("No space left", "inline_container", "PytorchStreamWriter failed")
+    return any(phrase in str(error) for phrase in phrases) or shutil.disk_usage(folder).free < 1 << 20

@@ -6,7 +6,8 @@ import torch
 from lucid_attention.analysis import layer as layer_module
 from lucid_attention.analysis import matrix
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates, synthetic_queries
-from lucid_attention.data.synthetic import IGNORED, MemoryUpdate, Needles
+from lucid_attention.base.labels import IGNORED
+from lucid_attention.data.synthetic import MemoryUpdate, Needles
 from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 from tests.ops.cases import keys_of

@@ -1,4 +1,4 @@
-"""Small corpora and folders of tokens for the tests of this room."""
+"""Small corpora and folders of tokens for the tests of `data`."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ WORDS = [
 
 
 def text(seed: int, words: int = 200) -> str:
-    """Something that looks like text, from a seed."""
+    """Random words that look like text, from a seed."""
     chooser = random.Random(seed)
     return f"document {seed}\n" + " ".join(chooser.choices(WORDS, k=words)) + "\n"
 
@@ -58,7 +58,7 @@ def write_tokenizer(folder: Path, size: int = 300) -> Path:
 
 
 def write_tokens(folder: Path, shards: dict[str, Sequence[Sequence[Sequence[int]]]], vocab_size: int = 1 << 16) -> Path:
-    """A finished folder with given ids: for each split, shards; in each, documents."""
+    """A finished folder with the given ids. shards: for each split, a list of shards, each a list of documents."""
     write_tokenizer(folder)
     own, dtype = tokenizers.tokenizer_hash(folder), id_type(vocab_size)
     written = []
@@ -81,7 +81,7 @@ def write_tokens(folder: Path, shards: dict[str, Sequence[Sequence[Sequence[int]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything in a folder."""
+    """The content of every file in a folder, by its relative path."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
     }

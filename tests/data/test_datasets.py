@@ -1,4 +1,4 @@
-"""Packing: every token once, documents kept apart, everything a function of its arguments."""
+"""Packing sees every token once, keeps documents apart, and depends on its arguments alone."""
 
 import os
 import pickle
@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from lucid_attention.data import DataError
 from lucid_attention.data.datasets import PackedTokens, _order
-from lucid_attention.data.errors import DataError
 from lucid_attention.data.shards import HEADER
 
 from .folders import write_tokens
 
-# Lengths of documents, by shard.
+# The lengths of the documents of each shard.
 LENGTHS = st.lists(st.lists(st.integers(1, 12), min_size=1, max_size=6), min_size=1, max_size=3)
 
 
 def numbered(lengths: list[list[int]]) -> list[list[list[int]]]:
-    """Documents in which every token is another id: token t of document d is 100 * (d + 1) + t."""
+    """Documents without a repeated id: token t of document d is 100 * (d + 1) + t."""
     count = 0
     shards: list[list[list[int]]] = []
     for shard in lengths:
@@ -44,7 +44,7 @@ def test_items_hold_every_token_once_and_keep_documents_apart(
     with tempfile.TemporaryDirectory() as name:
         folder = write_tokens(Path(name), {"train": shards, "validation": [[[1, 2, 3]]]})
         if total < T:
-            with pytest.raises(DataError, match=f"has {total} tokens, too few for one of {T}"):
+            with pytest.raises(DataError, match=f"must have at least {T} tokens, got {total}"):
                 PackedTokens(folder, T, seed=seed)
             return
         data = PackedTokens(folder, T, seed=seed, separate_documents=separate)
@@ -52,17 +52,17 @@ def test_items_hold_every_token_once_and_keep_documents_apart(
     assert len(items) == total // T
     for item in items:
         assert set(item) == {"input_ids", "labels", "position_ids"}
-        assert all(each.dtype == torch.int64 and each.shape == (T,) for each in item.values())
+        assert all(tensor.dtype == torch.int64 and tensor.shape == (T,) for tensor in item.values())
     stream = torch.cat([item["input_ids"] for item in items]).tolist()
     assert len(set(stream)) == len(stream)
-    # Document for document, whole and in order, but for the last.
-    whole = {document[0]: document for shard in shards for document in shard}
-    at = 0
-    while at < len(stream):
-        document = whole.pop(stream[at])
-        assert stream[at : at + len(document)] == document[: len(stream) - at]
-        at += len(document)
-    assert sum(map(len, whole.values())) <= total - len(stream)
+    # The stream is a sequence of whole documents; only the last may be cut off.
+    unseen = {document[0]: document for shard in shards for document in shard}
+    position = 0
+    while position < len(stream):
+        document = unseen.pop(stream[position])
+        assert stream[position : position + len(document)] == document[: len(stream) - position]
+        position += len(document)
+    assert sum(map(len, unseen.values())) <= total - len(stream)
     for item in items:
         ids, labels, positions = (item[name].tolist() for name in ("input_ids", "labels", "position_ids"))
         if not separate:
@@ -70,9 +70,9 @@ def test_items_hold_every_token_once_and_keep_documents_apart(
             assert positions == list(range(T))
             continue
         for t in range(T):
-            new = t == 0 or ids[t] % 100 == 0
-            assert positions[t] == (0 if new else positions[t - 1] + 1)
-            assert labels[t] == (-100 if new else ids[t])
+            is_first = t == 0 or ids[t] % 100 == 0
+            assert positions[t] == (0 if is_first else positions[t - 1] + 1)
+            assert labels[t] == (-100 if is_first else ids[t])
 
 
 @pytest.fixture
@@ -98,8 +98,8 @@ def test_an_item_depends_on_its_arguments_alone(folder: Path) -> None:
     assert stream(PackedTokens(folder, 8, seed=3))[: len(first)] == first
 
 
-def test_the_order_is_the_one_that_was_written_down() -> None:
-    # Fixed for ever: a run that is resumed with a newer release, ours or numpy's, reads on where it stopped.
+def test_the_order_of_a_seed_never_changes() -> None:
+    # Never change this order: a run resumed with a newer release of ours or of numpy must see the same data.
     assert _order(10, 0).tolist() == [5, 7, 1, 4, 2, 8, 0, 6, 3, 9]
     assert _order(10, 1).tolist() == [8, 6, 7, 9, 0, 5, 1, 3, 2, 4]
 
@@ -112,14 +112,14 @@ def test_seeds_give_different_orders_that_mix_the_shards(folder: Path) -> None:
     assert len(set(orders)) == 4
     for order in orders:
         first = np.array(order[:45])
-        # 40, 40 and 10 documents in three shards: the first half of a pass has about half of each.
+        # The shards have 40, 40 and 10 documents: the first half of a pass has about half of each.
         assert 10 < (first <= 40).sum() < 30
         assert 10 < ((first > 40) & (first <= 80)).sum() < 30
         assert 10 > (first > 80).sum() > 0
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_loader_read_the_same(start: str, folder: Path) -> None:
+def test_workers_of_a_loader_read_the_same_items(start: str, folder: Path) -> None:
     data = PackedTokens(folder, 16)
     workers = 2 if start == "fork" else 1
     loader = DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start, drop_last=False)
@@ -127,9 +127,9 @@ def test_workers_of_a_loader_read_the_same(start: str, folder: Path) -> None:
     assert loaded.flatten().tolist() == stream(data)
 
 
-def test_splits_are_read_apart(folder: Path) -> None:
+def test_a_split_holds_its_own_documents(folder: Path) -> None:
     assert stream(PackedTokens(folder, 2, split="validation")) == [4, 1]
-    with pytest.raises(DataError, match="split 'validation' has 2 tokens, too few for one of 3"):
+    with pytest.raises(DataError, match="split 'validation' must have at least 3 tokens, got 2"):
         PackedTokens(folder, 3, split="validation")
     with pytest.raises(ValueError, match="split must be one of train, validation, got 'test'"):
         PackedTokens(folder, 4, split="test")
@@ -149,7 +149,7 @@ def test_wrong_arguments_and_foreign_tokens_are_refused(folder: Path) -> None:
         PackedTokens(folder, 4, verify=True)
 
 
-def test_reading_everything_does_not_take_the_memory_of_everything(tmp_path: Path) -> None:
+def test_reading_all_items_needs_little_memory(tmp_path: Path) -> None:
     document = np.arange(50_000) % 60_000
     folder = write_tokens(tmp_path / "t", {"train": [[document] * 100] * 6})
     size = sum(file.stat().st_size for file in folder.glob("*.bin"))

@@ -1,4 +1,4 @@
-"""Prompts are read, answers are learned, and nothing that matters is cut off."""
+"""Only answers have labels, and a long prompt keeps its beginning and its question."""
 
 import json
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from lucid_attention.data.errors import DataError
-from lucid_attention.data.prompts import PromptAnswers
+from lucid_attention.data import DataError
+from lucid_attention.data.datasets import PromptAnswers
 
 from .folders import write_tokenizer
 
@@ -19,7 +19,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
-def written(path: Path, lines: list[dict[str, str]], **options: Any) -> Path:
+def write_lines(path: Path, lines: list[dict[str, str]], **options: Any) -> Path:
     path.write_text("".join(json.dumps(line, **options) + "\n" for line in lines), encoding="utf-8")
     return path
 
@@ -27,20 +27,20 @@ def written(path: Path, lines: list[dict[str, str]], **options: Any) -> Path:
 LINES = [{"prompt": f"document {i}: the key reads ", "answer": f"value {i}"} for i in range(100)]
 
 
-def only(path: Path, tokenizer: Any, T: int, prompt: str, answer: str) -> dict[str, torch.Tensor]:
+def item_of(path: Path, tokenizer: Any, T: int, prompt: str, answer: str) -> dict[str, torch.Tensor]:
     """The item of a file of one line."""
-    data = PromptAnswers(written(path, [{"prompt": prompt, "answer": answer}]), tokenizer, T, validation=0)
+    data = PromptAnswers(write_lines(path, [{"prompt": prompt, "answer": answer}]), tokenizer, T, validation=0)
     assert len(data) == 1
     return data[0]
 
 
 def test_labels_are_the_answer_and_its_end_and_padding_is_masked(tokenizer: Any, tmp_path: Path) -> None:
-    item = only(tmp_path / "a.jsonl", tokenizer, 50, "the key reads ", "value 12")
+    item = item_of(tmp_path / "a.jsonl", tokenizer, 50, "the key reads ", "value 12")
     prompt = tokenizer.encode("the key reads ")
     answer = [*tokenizer.encode("value 12", add_special_tokens=False), tokenizer.eos_token_id]
     used = len(prompt) + len(answer)
     assert used < 50
-    assert all(each.dtype == torch.int64 and each.shape == (50,) for each in item.values())
+    assert all(tensor.dtype == torch.int64 and tensor.shape == (50,) for tensor in item.values())
     assert item["input_ids"][:used].tolist() == prompt + answer
     assert item["labels"].tolist() == [-100] * len(prompt) + answer + [-100] * (50 - used)
     assert item["attention_mask"].tolist() == [1] * used + [0] * (50 - used)
@@ -49,7 +49,7 @@ def test_labels_are_the_answer_and_its_end_and_padding_is_masked(tokenizer: Any,
 @pytest.mark.parametrize("T", [20, 21])
 def test_a_prompt_that_is_too_long_loses_its_middle(T: int, tokenizer: Any, tmp_path: Path) -> None:
     prompt, answer = "first words. " + "filler " * 200 + "which is the question?", "value 3"
-    item = only(tmp_path / "a.jsonl", tokenizer, T, prompt, answer)
+    item = item_of(tmp_path / "a.jsonl", tokenizer, T, prompt, answer)
     learned = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
     read = item["input_ids"][: T - len(learned)].tolist()
     whole = tokenizer.encode(prompt)
@@ -62,23 +62,23 @@ def test_a_prompt_that_is_too_long_loses_its_middle(T: int, tokenizer: Any, tmp_
 def test_a_prompt_that_just_fits_is_whole(tokenizer: Any, tmp_path: Path) -> None:
     prompt, answer = "the key reads ", "value 12"
     ids = [*tokenizer.encode(prompt), *tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
-    item = only(tmp_path / "a.jsonl", tokenizer, len(ids), prompt, answer)
+    item = item_of(tmp_path / "a.jsonl", tokenizer, len(ids), prompt, answer)
     assert item["input_ids"].tolist() == ids
     assert item["attention_mask"].all()
 
 
-def test_of_an_answer_that_is_too_long_the_beginning_is_learned_after_the_last_of_the_prompt(
+def test_an_answer_that_is_too_long_keeps_its_beginning_and_one_token_of_the_prompt(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     prompt, answer = "the key reads ", "value " * 50
-    item = only(tmp_path / "a.jsonl", tokenizer, 10, prompt, answer)
+    item = item_of(tmp_path / "a.jsonl", tokenizer, 10, prompt, answer)
     assert item["labels"].tolist() == [-100, *tokenizer.encode(answer, add_special_tokens=False)[:9]]
     assert item["input_ids"][0] == tokenizer.encode(prompt)[-1]
 
 
-def test_every_line_is_in_one_split_whatever_the_order_of_the_file(tokenizer: Any, tmp_path: Path) -> None:
+def test_every_line_is_in_one_split_for_any_order_of_the_file(tokenizer: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"validation": 0.3}
-    forward, backward = written(tmp_path / "a.jsonl", LINES), written(tmp_path / "b.jsonl", LINES[::-1])
+    forward, backward = write_lines(tmp_path / "a.jsonl", LINES), write_lines(tmp_path / "b.jsonl", LINES[::-1])
     splits = []
     for path in (forward, backward):
         parts = [PromptAnswers(path, tokenizer, 40, split=split, **options).lines for split in ("train", "validation")]
@@ -89,23 +89,25 @@ def test_every_line_is_in_one_split_whatever_the_order_of_the_file(tokenizer: An
     assert 15 < len(splits[0][1]) < 45
 
 
-def test_the_order_is_that_of_the_seed(tokenizer: Any, tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", LINES)
+def test_the_seed_decides_the_order(tokenizer: Any, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", LINES)
     orders = [[line["prompt"] for line in PromptAnswers(path, tokenizer, 40, seed=seed).lines] for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
     assert PromptAnswers(path, tokenizer, 40).vocab_size == len(tokenizer)
 
 
-def test_all_text_that_json_can_hold_is_one_line(tokenizer: Any, tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_split_a_line(tokenizer: Any, tmp_path: Path) -> None:
     prompts = ["a\u2028b", "a\u2029b", "a\x85b", "漢字 é", "a\nb", "a\x1eb"]
-    path = written(tmp_path / "a.jsonl", [{"prompt": each, "answer": "b"} for each in prompts], ensure_ascii=False)
+    path = write_lines(
+        tmp_path / "a.jsonl", [{"prompt": prompt, "answer": "b"} for prompt in prompts], ensure_ascii=False
+    )
     data = PromptAnswers(path, tokenizer, 40, validation=0)
     assert sorted(line["prompt"] for line in data.lines) == sorted(prompts)
 
 
 WRONG = {
-    "no JSON": ('{"prompt": "a", "answer": "b"}\n\n{"prompt"\n', r"a\.jsonl, line 3: no JSON"),
+    "not JSON": ('{"prompt": "a", "answer": "b"}\n\n{"prompt"\n', r"a\.jsonl, line 3: not JSON"),
     "no answer": ('{"prompt": "a"}', r"line 1: expected .*, got no 'answer'"),
     "a number": ('{"prompt": "a", "answer": 3}', r"line 1: expected .*, got no 'answer'"),
     "a list": ('["prompt", "answer"]', r"line 1: expected .*, got no 'prompt'"),
@@ -115,9 +117,9 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path) -> None:
-    text, said = WRONG[kind]
+    text, complaint = WRONG[kind]
     (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=complaint):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
 
 
@@ -130,13 +132,13 @@ def test_a_file_that_is_missing_or_in_another_encoding_is_named(tokenizer: Any, 
 
 
 def test_a_split_without_lines_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    path = written(tmp_path / "a.jsonl", LINES[:2])
-    with pytest.raises(DataError, match=r"no line of its 2 is in split 'validation'"):
+    path = write_lines(tmp_path / "a.jsonl", LINES[:2])
+    with pytest.raises(DataError, match=r"none of its 2 lines is in split 'validation'"):
         PromptAnswers(path, tokenizer, 40, split="validation", validation=0.0)
 
 
-def test_a_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
-    endless = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "tokenizer"))
-    endless.eos_token = None
+def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(tmp_path: Path) -> None:
+    without_end = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "tokenizer"))
+    without_end.eos_token = None
     with pytest.raises(DataError, match="end-of-sequence token"):
-        PromptAnswers(written(tmp_path / "a.jsonl", LINES), endless, 40)
+        PromptAnswers(write_lines(tmp_path / "a.jsonl", LINES), without_end, 40)

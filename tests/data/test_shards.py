@@ -1,4 +1,4 @@
-"""A shard that is not what the manifest says is found when the folder is opened, and named."""
+"""Opening a folder finds and names every shard that differs from the manifest."""
 
 import json
 import shutil
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lucid_attention.data.errors import DataError
-from lucid_attention.data.shards import HEADER, MANIFEST, id_type, open_folder, read_ids, write_whole
+from lucid_attention.data import DataError
+from lucid_attention.data.shards import HEADER, MANIFEST, id_type, open_folder, read_ids
 from lucid_attention.data.tokenizer import tokenizer_hash
 
 from .folders import write_tokenizer, write_tokens
@@ -63,7 +63,7 @@ def swap_ends(folder: Path) -> None:
 
 
 def from_another_tokenizer(folder: Path) -> None:
-    """The same ids and size: only the header tells."""
+    """Change the hash in the header; ids and size stay the same."""
     file = folder / f"{SECOND}.bin"
     content = bytearray(file.read_bytes())
     content[16:48] = bytes(32)
@@ -75,7 +75,7 @@ def write_manifest(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-# What is done to the folder, what the message says; and whether only `verify` can see it.
+# What is done to the folder, the message, and whether only `verify` finds the damage.
 DAMAGE: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "truncated": (truncate, rf"{SECOND}.bin is truncated.*expected 74 bytes of <u2, got 73", False),
     "header cut": (cut_to(20), rf"{SECOND}.bin is truncated", False),
@@ -112,10 +112,10 @@ def test_damage_is_found_and_named(
     assert str(folder) in str(caught.value)
 
 
-def test_a_folder_that_was_not_finished_says_what_to_do(folder: Path) -> None:
+def test_an_unfinished_folder_is_refused_with_what_to_do(folder: Path) -> None:
     (folder / MANIFEST).unlink()
     (folder / "unfinished").mkdir()
-    with pytest.raises(DataError, match="not finished: run the same `lucid tokenize` again"):
+    with pytest.raises(DataError, match="is not finished: run the same `lucid tokenize` again to resume it"):
         open_folder(folder)
     with pytest.raises(DataError, match="not a folder"):
         open_folder(folder / "nothing")
@@ -133,16 +133,3 @@ def test_the_largest_id_fits(vocabulary: int, dtype: str, tmp_path: Path) -> Non
     assert id_type(vocabulary) == dtype
     opened = open_folder(write_tokens(tmp_path / "t", {"train": [[[7, vocabulary - 1, 1]]]}, vocabulary))
     assert read_ids(opened.path, opened.shards[0], opened.dtype, 1, 3).tolist() == [vocabulary - 1, 1]
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "a"
-    write_whole(file, b"old")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_whole(file, b"new")
-    assert file.read_bytes() == b"old"

@@ -1,4 +1,4 @@
-"""Documents come out of every kind of file as they went in, and what is wrong is said with its place."""
+"""Documents of every kind of file are read back unchanged, and an error names file and place."""
 
 import gzip
 import json
@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from lucid_attention.data import readers
-from lucid_attention.data.errors import DataError, require
+from lucid_attention.data import DataError, readers
+from lucid_attention.data.readers import require
 from lucid_attention.data.sources import open_source
 
 from .folders import text, write_texts
@@ -28,7 +28,7 @@ def read_all(name: str | Path, largest: int = 1 << 30, **options: str) -> list[s
 
 
 def lines(texts: list[str], field: str = "text") -> bytes:
-    return b"".join(json.dumps({"id": i, field: each}).encode() + b"\n" for i, each in enumerate(texts))
+    return b"".join(json.dumps({"id": i, field: content}).encode() + b"\n" for i, content in enumerate(texts))
 
 
 def write_parquet(path: Path, texts: list[str | None], column: str = "text", rows: int = 3) -> None:
@@ -45,7 +45,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress,
 
 @pytest.mark.parametrize("packed", PACKERS)
 @pytest.mark.parametrize("suffix", [".jsonl", ".json"])
-def test_json_lines_come_back(suffix: str, packed: str, tmp_path: Path) -> None:
+def test_json_lines_are_read_back(suffix: str, packed: str, tmp_path: Path) -> None:
     file = tmp_path / f"a{suffix}{packed}"
     file.write_bytes(PACKERS[packed](lines(TEXTS)))
     assert read_all(file) == TEXTS
@@ -53,20 +53,20 @@ def test_json_lines_come_back(suffix: str, packed: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("packed", PACKERS)
-def test_text_files_come_back(packed: str, tmp_path: Path) -> None:
-    for number, each in enumerate(TEXTS):
-        (tmp_path / f"{number:02d}.md{packed}").write_bytes(PACKERS[packed](each.encode()))
+def test_text_files_are_read_back(packed: str, tmp_path: Path) -> None:
+    for number, content in enumerate(TEXTS):
+        (tmp_path / f"{number:02d}.md{packed}").write_bytes(PACKERS[packed](content.encode()))
     (tmp_path / ".hidden").write_bytes(b"\0")
     assert read_all(tmp_path) == TEXTS
     assert read_all(tmp_path / f"*.md{packed}") == TEXTS
     assert read_all(tmp_path, largest=2000) == TEXTS
 
 
-def test_parquet_comes_back(tmp_path: Path) -> None:
+def test_parquet_is_read_back(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", list(TEXTS), "body")
     assert read_all(tmp_path, field="body") == TEXTS
     source = open_source(str(tmp_path), field="body")
-    assert len(source.parts(1)) == 4  # a row group each
+    assert len(source.parts(1)) == 4  # one per row group
 
 
 @pytest.mark.parametrize("largest", [1, 7, 100, 333, 5000])
@@ -89,7 +89,7 @@ def test_sizes_of_documents_add_up_to_the_source(tmp_path: Path) -> None:
     assert read == sum(part.size for part in parts) == source.describe()["bytes"]
 
 
-def test_the_standard_library_is_a_corpus_that_needs_nothing() -> None:
+def test_the_standard_library_is_a_corpus() -> None:
     source = open_source("stdlib")
     description = source.describe()
     assert description["files"] > 300
@@ -100,10 +100,10 @@ def test_the_standard_library_is_a_corpus_that_needs_nothing() -> None:
 
 def test_the_hub_is_read_with_datasets(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_bytes(lines([f"{name}: {each}" for each in TEXTS]))
+        (tmp_path / f"{name}.jsonl").write_bytes(lines([f"{name}: {content}" for content in TEXTS]))
     source = open_source(f"hf:{tmp_path}")
     assert [len(list(source.documents(part))) for part in source.parts(1)] == [12, 12]
-    assert sorted(read_all(f"hf:{tmp_path}")) == sorted(f"{name}: {each}" for name in "ab" for each in TEXTS)
+    assert sorted(read_all(f"hf:{tmp_path}")) == sorted(f"{name}: {content}" for name in "ab" for content in TEXTS)
     with pytest.raises(DataError, match=r"no column 'body', got 'id', 'text'.*--field"):
         read_all(f"hf:{tmp_path}", field="body")
 
@@ -116,7 +116,7 @@ def bad_zstd(path: Path) -> None:
     path.write_bytes(two_frames(lines(TEXTS * 50))[:-50])
 
 
-# What is written to which file, and what the message says besides the name of the file.
+# Name of the file, its content, and the message without the name.
 BAD: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
     "binary": ("a.txt", b"abc\0def", r"binary, not text: zero byte at offset 3"),
     "picture in a folder": ("a.png", b"\x89PNG\r\n\x1a\n\0\0", r"binary"),
@@ -140,7 +140,7 @@ BAD: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize(("name", "content", "complaint"), BAD.values(), ids=BAD)
-def test_bad_data_is_named_with_its_place(
+def test_bad_data_is_refused_with_its_place(
     name: str, content: bytes | Callable[[Path], None], complaint: str, tmp_path: Path
 ) -> None:
     file = tmp_path / name
@@ -151,7 +151,7 @@ def test_bad_data_is_named_with_its_place(
     assert "\n" not in str(caught.value)
 
 
-def test_the_line_is_counted_from_the_start_of_the_file_in_every_range(tmp_path: Path) -> None:
+def test_line_numbers_count_from_the_start_of_the_file_in_every_range(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(lines(TEXTS) + b"{}\n" + lines(TEXTS))
     with pytest.raises(DataError, match=f"a.jsonl, line {len(TEXTS) + 1}: no field"):
@@ -163,10 +163,10 @@ def test_bad_documents_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
     (tmp_path / "c.txt").write_bytes(b"three")
     source = open_source(str(tmp_path))
-    found: list[DataError] = []
-    texts = [each.text for part in source.parts(1 << 30) for each in source.documents(part, found.append)]
+    errors: list[DataError] = []
+    texts = [document.text for part in source.parts(1 << 30) for document in source.documents(part, errors.append)]
     assert texts == ["one", "two", "three"]
-    assert len(found) == 3
+    assert len(errors) == 3
 
 
 def test_a_source_without_files_is_refused(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_parts_are_the_same_every_time_and_cover_every_file_once(tmp_path: Path)
     assert max(part.size for part in parts) <= 4000
 
 
-def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone.txt cannot be read"):
         list(readers.read(readers.Piece(tmp_path / "gone.txt"), "text"))
 
@@ -203,7 +203,7 @@ def test_a_missing_package_is_named_with_the_extra() -> None:
 
 HUB = """
 import sys
-from lucid_attention.data.errors import DataError
+from lucid_attention.data import DataError
 from lucid_attention.data.sources import open_source
 try:
     open_source("hf:allenai/dolma")

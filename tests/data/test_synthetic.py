@@ -1,4 +1,4 @@
-"""The synthetic tasks: what they ask is answered by their contexts, and by nothing else."""
+"""The synthetic tasks: the context, and nothing else, holds the answers."""
 
 from itertools import pairwise
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.data.synthetic import MemoryUpdate, Needles, accuracy
+from lucid_attention.base.labels import IGNORED
+from lucid_attention.data.synthetic import MemoryUpdate, Needles, accuracy, overwrites
 
 TASKS: dict[str, tuple[type[MemoryUpdate] | type[Needles], dict[str, Any]]] = {
     "memory update": (MemoryUpdate, {"keys": 8, "length": 65}),
@@ -25,15 +26,15 @@ def task(request: pytest.FixtureRequest) -> MemoryUpdate | Needles:
     return kind(**options, size=40, seed=5)
 
 
-def test_the_oracle_finds_the_labels_in_the_input(task: MemoryUpdate | Needles) -> None:
+def test_reading_the_input_gives_the_labels(task: MemoryUpdate | Needles) -> None:
     for item in task:
         assert torch.equal(task.solve(item["input_ids"]), item["labels"])
     rows = torch.stack([item["input_ids"] for item in task])
     assert torch.equal(task.solve(rows), torch.stack([item["labels"] for item in task]))
 
 
-def test_items_have_the_shape_that_is_promised(task: MemoryUpdate | Needles) -> None:
-    seen = set()
+def test_items_have_the_documented_layout(task: MemoryUpdate | Needles) -> None:
+    numbers_of_keys = set()
     for item in task:
         ids, labels = item["input_ids"], item["labels"]
         assert ids.dtype == labels.dtype == torch.int64
@@ -41,14 +42,14 @@ def test_items_have_the_shape_that_is_promised(task: MemoryUpdate | Needles) -> 
         assert ids.min() >= 0
         assert ids.max() < task.vocab_size
         n = int((labels != -100).sum())
-        seen.add(n)
+        numbers_of_keys.add(n)
         assert (labels[-n:] != -100).all()
         assert ids[-1] == 0
-        asked = ids[-n - 1 : -1].tolist()
-        assert len(set(asked)) == n
-        assert all(0 < key < task.first_value for key in asked)
+        questions = ids[-n - 1 : -1].tolist()
+        assert len(set(questions)) == n
+        assert all(0 < key < task.first_value for key in questions)
         assert all(task.first_value <= value < task.first_filler for value in labels[-n:].tolist())
-    assert seen == set(task.choices)
+    assert numbers_of_keys == set(task.choices)
 
 
 def test_items_depend_on_seed_and_index_alone(task: MemoryUpdate | Needles) -> None:
@@ -68,7 +69,7 @@ def test_items_depend_on_seed_and_index_alone(task: MemoryUpdate | Needles) -> N
         task[40]
 
 
-def test_only_the_latest_value_is_right_and_older_ones_are_there() -> None:
+def test_the_answer_is_the_latest_of_several_values() -> None:
     task = MemoryUpdate(4, 65, size=20)
     overwritten = 0
     for item in task:
@@ -81,20 +82,20 @@ def test_only_the_latest_value_is_right_and_older_ones_are_there() -> None:
     assert overwritten > 70
 
 
-def test_needles_lie_at_even_places_all_over_the_context() -> None:
+def test_needles_lie_at_all_even_positions_of_the_context() -> None:
     task = Needles(4, 65, size=200)
-    places = [t for item in task for t, token in enumerate(item["input_ids"].tolist()[:60]) if 0 < token < 65]
-    assert all(t % 2 == 0 for t in places)
-    assert set(places) == set(range(0, 60, 2))
-    assert len(places) == 4 * 200
+    positions = [t for item in task for t, token in enumerate(item["input_ids"].tolist()[:60]) if 0 < token < 65]
+    assert all(t % 2 == 0 for t in positions)
+    assert set(positions) == set(range(0, 60, 2))
+    assert len(positions) == 4 * 200
 
 
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
         (lambda: MemoryUpdate(8, 24), "length must be at least 25 for 8 keys, got 24"),
-        (lambda: MemoryUpdate(65, 1000), "1 to 64, the keys there are, got 65"),
-        (lambda: Needles(0, 65), "1 to 64, the keys there are, got 0"),
+        (lambda: MemoryUpdate(65, 1000), "1 to 64 keys, the number of key tokens, got 65"),
+        (lambda: Needles(0, 65), "1 to 64 keys, the number of key tokens, got 0"),
         (lambda: Needles((), 65), "1 to 64"),
         (lambda: Needles(2, 65, values=1), "values must be at least 2, got 1"),
         (lambda: Needles(2, 65, fillers=0), "fillers must be at least 1, got 0"),
@@ -107,7 +108,7 @@ def test_a_task_that_cannot_be_made_is_refused(make: Any, complaint: str) -> Non
         make()
 
 
-def test_accuracy_holds_a_prediction_against_the_label_behind_it() -> None:
+def test_accuracy_compares_a_prediction_with_the_next_label() -> None:
     labels = torch.tensor([[-100, -100, 7, 8], [-100, -100, -100, 9]])
     right = torch.tensor([[0, 7, 8, 0], [7, 8, 9, 9]])
     assert accuracy(right, labels) == 1.0
@@ -117,3 +118,83 @@ def test_accuracy_holds_a_prediction_against_the_label_behind_it() -> None:
         accuracy(right[:, 1:], labels)
     with pytest.raises(ValueError, match="-100 everywhere"):
         accuracy(right, labels.fill_(-100))
+
+
+OVERWRITES = {
+    "one key": (4, 1, 5),
+    "few keys": (16, 3, 20),
+    "as many writes as keys": (16, 8, 16),
+    "many": (8, 16, 64),
+    "one write": (2, 1, 2),
+}
+
+
+def make_overwrites(case: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, keys, length = OVERWRITES[case]
+    return overwrites(batch, keys, length, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("case", OVERWRITES)
+def test_the_answer_to_an_overwritten_key_is_its_latest_value(case: str) -> None:
+    batch, keys, length = OVERWRITES[case]
+    inputs, labels = make_overwrites(case)
+    assert inputs.shape == (batch, length, 2)
+    assert labels.shape == (batch, length)
+    for tokens, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
+        memory: dict[int, int] = {}
+        questions = []
+        for position, (key, value) in enumerate(tokens):
+            if position < length - keys:
+                assert answers[position] == IGNORED
+                assert 0 <= value < 64
+                memory[key] = value
+            else:
+                assert value == 64
+                assert answers[position] == memory[key]
+                questions.append(key)
+        assert len(memory) == keys
+        assert sorted(questions) == sorted(memory)
+
+
+def test_overwrites_depend_on_the_seed() -> None:
+    first, again, other = make_overwrites("many"), make_overwrites("many"), make_overwrites("many", seed=1)
+    assert torch.equal(first[0], again[0])
+    assert torch.equal(first[1], again[1])
+    assert not torch.equal(first[0], other[0])
+
+
+def test_keys_values_and_positions_are_spread_evenly() -> None:
+    inputs, labels = overwrites(2000, 4, 20, torch.Generator().manual_seed(0))
+    keys = inputs[:, 16:, 0].flatten().bincount(minlength=64)
+    assert keys.min() > 70  # 125 expected
+    assert labels[:, 16:].flatten().bincount(minlength=64).min() > 70
+    # Each write is for the key of the first question in a quarter of the sequences, at any position.
+    matches = (inputs[:, :16, 0] == inputs[:, 16, None, 0]).float()
+    assert (matches.mean(0) - 0.25).abs().max() < 0.05
+
+
+def test_the_most_frequent_value_is_rarely_the_answer() -> None:
+    inputs, labels = overwrites(500, 4, 64, torch.Generator().manual_seed(0))
+    right = 0
+    for tokens, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
+        key = tokens[60][0]
+        values = [value for name, value in tokens[:60] if name == key]
+        right += max(set(values), key=values.count) == answers[60]
+    assert right / 500 < 0.25
+
+
+@pytest.mark.parametrize(("keys", "length", "most"), [(0, 10, 9), (6, 10, 4), (65, 200, 64), (10, 10, 0)])
+def test_a_number_of_keys_that_does_not_fit_is_refused(keys: int, length: int, most: int) -> None:
+    with pytest.raises(ValueError, match=rf"keys must be 1 to .*, got {keys}"):
+        overwrites(1, keys, length, torch.Generator())
+    if most:
+        inputs, _ = overwrites(1, min(most, length // 2), length, torch.Generator())
+        assert len(inputs) == 1
+
+
+def test_the_sizes_of_the_vocabularies_can_be_chosen() -> None:
+    inputs, labels = overwrites(50, 3, 12, torch.Generator().manual_seed(0), values=5, key_tokens=4)
+    assert inputs[..., 0].max() == 3
+    assert inputs[:, 9:, 1].eq(5).all()
+    assert inputs[:, :9, 1].max() == 4
+    assert labels.max() == 4

@@ -1,4 +1,4 @@
-"""`lucid tokenize`: what is written, and that settings, limits and numbers of workers mean what they say."""
+"""`lucid tokenize`: the folder it writes, and its settings, limits and workers."""
 
 import argparse
 import gzip
@@ -13,10 +13,10 @@ import pytest
 from filelock import FileLock
 from transformers import AutoTokenizer
 
+from lucid_attention.data import DataError
 from lucid_attention.data import tokenize as command
 from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.errors import DataError
-from lucid_attention.data.parts import is_validation
+from lucid_attention.data.encoding import is_validation
 from lucid_attention.data.shards import open_folder, read_ends, read_ids
 from lucid_attention.data.tokenize import tokenize
 from lucid_attention.data.tokenizer import tokenizer_hash
@@ -42,19 +42,19 @@ def documents(folder: Path, split: str) -> list[str]:
 
 def test_every_document_is_in_one_split_whole_and_ended(tmp_path: Path) -> None:
     texts = write_texts(tmp_path / "in", 40)
-    manifest, news = tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
-    assert news
+    manifest, written = tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
+    assert written
     train, validation = documents(tmp_path / "out", "train"), documents(tmp_path / "out", "validation")
-    assert train == [each for each in texts if not is_validation(each, 0.2)]
-    assert validation == [each for each in texts if is_validation(each, 0.2)]
+    assert train == [content for content in texts if not is_validation(content, 0.2)]
+    assert validation == [content for content in texts if is_validation(content, 0.2)]
     assert 2 < len(validation) < 16
     assert manifest["splits"]["train"]["documents"] == len(train)
-    assert manifest["text_bytes"] == sum(len(each.encode()) for each in texts)
+    assert manifest["text_bytes"] == sum(len(content.encode()) for content in texts)
     assert manifest["tokenizer"]["sha256"] == tokenizer_hash(tmp_path / "out")
     assert max(shard["tokens"] for shard in manifest["shards"]) <= 1000
     assert len(manifest["shards"]) > 10
     assert not (tmp_path / "out/unfinished").exists()
-    assert not list((tmp_path / "out").glob("*.tmp"))
+    assert not list((tmp_path / "out").glob("*.partial"))
     data = PackedTokens(tmp_path / "out", 64)
     assert len(data) == manifest["splits"]["train"]["tokens"] // 64
 
@@ -67,7 +67,7 @@ def test_the_number_of_workers_does_not_change_a_byte(tmp_path: Path) -> None:
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
 
 
-def test_a_failure_in_a_worker_is_the_message_and_the_run_can_go_on(tmp_path: Path) -> None:
+def test_an_error_in_a_worker_is_reported_and_the_run_can_be_resumed(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 20)
     tokenize(str(tmp_path / "in"), tmp_path / "whole", **SMALL)
     good = (tmp_path / "in/a013.txt").read_bytes()
@@ -78,7 +78,7 @@ def test_a_failure_in_a_worker_is_the_message_and_the_run_can_go_on(tmp_path: Pa
     (tmp_path / "in/a013.txt").write_bytes(good)
     tokenize(str(tmp_path / "in"), tmp_path / "out", **options)
     assert documents(tmp_path / "out", "train") == documents(tmp_path / "whole", "train")
-    assert not list((tmp_path / "out").glob("*.tmp"))
+    assert not list((tmp_path / "out").glob("*.partial"))
 
 
 def test_a_second_run_has_nothing_to_do_and_other_settings_are_refused(tmp_path: Path) -> None:
@@ -87,17 +87,17 @@ def test_a_second_run_has_nothing_to_do_and_other_settings_are_refused(tmp_path:
     first, _ = tokenize(str(tmp_path / "in"), out, **SMALL)
     before = contents(out)
     assert tokenize(str(tmp_path / "in" / "..") + "/in", out, **SMALL | {"workers": 2}) == (first, False)
-    with pytest.raises(DataError, match=r"validation: 0.2 there, 0.1 now\): choose another OUT"):
+    with pytest.raises(DataError, match=r"validation was 0.2, is 0.1\): choose another OUT"):
         tokenize(str(tmp_path / "in"), out, **SMALL | {"validation": 0.1})
-    with pytest.raises(DataError, match=r"tokenizer: train:300 there, train:301 now"):
+    with pytest.raises(DataError, match=r"tokenizer was train:300, is train:301"):
         tokenize(str(tmp_path / "in"), out, **SMALL | {"tokenizer": "train:301"})
     (tmp_path / "in/a003.txt").write_text("shorter")
-    with pytest.raises(DataError, match=r"source.bytes: \d+ there, \d+ now"):
+    with pytest.raises(DataError, match=r"source.bytes was \d+, is \d+"):
         tokenize(str(tmp_path / "in"), out, **SMALL)
     assert contents(out) == before
 
 
-def test_a_folder_that_is_not_ours_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 3)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.tex").write_text("precious")
@@ -172,7 +172,7 @@ def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
     assert documents(tmp_path / "out", "train") == texts
 
 
-def test_equal_documents_are_on_the_same_side_and_the_share_is_kept() -> None:
+def test_about_the_asked_share_of_documents_is_held_out_by_content() -> None:
     held = np.array([is_validation(text(seed, 3), 0.25) for seed in range(2000)])
     assert 0.2 < held.mean() < 0.3
     assert not any(is_validation(text(seed, 3), 0) for seed in range(50))
@@ -186,7 +186,7 @@ def run(*arguments: str) -> int:
     return command.run(parser.parse_args(list(arguments)))
 
 
-def test_the_command_says_what_it_wrote_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_what_it_wrote_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_texts(tmp_path / "in", 5)
     (tmp_path / "in/z.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zipped"}\n'))
     arguments = (str(tmp_path / "in"), str(tmp_path / "out"), "--tokenizer=train:300", "--workers=1", "--validation=0")
@@ -210,7 +210,7 @@ def test_the_command_says_what_it_wrote_or_what_is_wrong(tmp_path: Path, capsys:
         assert len(printed.err.splitlines()) == 1
 
 
-def test_a_full_disk_is_a_message(
+def test_a_full_disk_is_reported_in_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_texts(tmp_path / "in", 5)

@@ -1,4 +1,4 @@
-"""kill -9 at any moment, and the same command again: byte for byte the folder of a run that was not killed."""
+"""After kill -9 at any moment, the same command writes the same bytes as a run that was not killed."""
 
 import multiprocessing
 import os
@@ -22,40 +22,40 @@ SMALL: dict[str, Any] = {"tokenizer": "train:270", "workers": 1, "validation": 0
 
 @pytest.fixture(autouse=True)
 def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a killed process wrote is not lost: only a loss of power needs fsync."""
+    """Skip fsync: a kill does not lose what was written, only a loss of power does."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def run_and_die(source: str, out: str, moment: int) -> None:
-    """Tokenize, and die at the moment-th step: before or after a rename, or in the middle of a shard."""
-    left = moment
+    """Tokenize, and die at step `moment`: steps are before and after each rename, and after each document."""
+    steps_left = moment
     replace, add = os.replace, ShardWriter.add
 
-    def tick() -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+    def step() -> None:
+        nonlocal steps_left
+        steps_left -= 1
+        if steps_left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def dying_replace(*names: Any) -> None:
-        tick()
+        step()
         replace(*names)
-        tick()
+        step()
 
     def dying_add(self: ShardWriter, ids: list[int]) -> None:
         add(self, ids)
         self._file.flush()
-        tick()
+        step()
 
     os.replace, ShardWriter.add = dying_replace, dying_add  # type: ignore[assignment,method-assign]
     tokenize(source, out, **SMALL)
 
 
-def test_a_run_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_step_is_finished_by_the_next_run(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 8, words=120)
     tokenize(str(tmp_path / "in"), tmp_path / "whole", **SMALL)
     whole = contents(tmp_path / "whole")
-    # A fork: two seconds of imports for every step would be too many.
+    # Fork: a new process would spend two seconds on imports.
     context = multiprocessing.get_context("fork")
     killed = 0
     for moment in range(1, 1000):
@@ -75,7 +75,7 @@ def test_a_run_killed_at_any_step_is_finished_by_the_next(tmp_path: Path) -> Non
     assert killed > 30
 
 
-def test_finished_parts_are_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_parts_are_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_texts(tmp_path / "in", 14, words=120)
     options = SMALL | {"limit": None}
     tokenize(str(tmp_path / "in"), tmp_path / "whole", **options)
@@ -91,16 +91,16 @@ def test_finished_parts_are_not_done_again(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(ShardWriter, "add", counted)
     with pytest.raises(KeyboardInterrupt):
         tokenize(str(tmp_path / "in"), tmp_path / "out", **options)
-    assert not list((tmp_path / "out").glob("*.tmp"))
+    assert not list((tmp_path / "out").glob("*.partial"))
     first = len(added) - 1
     tokenize(str(tmp_path / "in"), tmp_path / "out", **options)
-    # What had no record yet was at most one part of a few documents.
+    # Only the part without a record, of at most 4 documents, is encoded again.
     assert 14 <= first + len(added) - 8 <= 14 + 4
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("suffix", ["bin", "ends.npy"])
-def test_a_finished_part_that_lost_a_file_is_done_again(
+def test_a_finished_part_that_lost_a_file_is_encoded_again(
     suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_texts(tmp_path / "in", 8, words=120)
@@ -119,6 +119,17 @@ def test_a_finished_part_that_lost_a_file_is_done_again(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
+    write_texts(tmp_path / "in", 8, words=120)
+    tokenize(str(tmp_path / "in"), tmp_path / "whole", **SMALL)
+    (tmp_path / "out/unfinished").mkdir(parents=True)
+    # Earlier releases ended the names of unfinished files in .tmp.
+    for name in ("train-000009-000.bin", "train-000009-000.ends.npy.partial", "train-000009-000.bin.tmp"):
+        (tmp_path / "out" / name).write_bytes(b"half")
+    tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
 COMMAND = """
 import sys
 from lucid_attention.data.tokenize import tokenize
@@ -127,7 +138,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_kill_takes_the_workers_with_it_and_loses_no_finished_part(tmp_path: Path) -> None:
+def test_a_kill_ends_the_workers_and_loses_no_finished_part(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 60, words=3000)
     source, out = str(tmp_path / "in"), tmp_path / "out"
     script = tmp_path / "command.py"

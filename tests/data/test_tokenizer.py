@@ -1,4 +1,4 @@
-"""Tokenizers, trained and loaded."""
+"""Tokenizers that are trained or loaded."""
 
 import json
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from lucid_attention.data import DataError
 from lucid_attention.data import tokenizer as ours
-from lucid_attention.data.errors import DataError
 from lucid_attention.data.sources import open_source
 from lucid_attention.data.tokenizer import Encoder, load, requested_size, sample, tokenizer_hash, train
 
@@ -23,21 +23,21 @@ def test_training_gives_the_same_bytes_every_time() -> None:
     assert train(texts, 300) != train(texts[1:], 300)
 
 
-def test_every_text_comes_back_and_there_is_no_unknown_token() -> None:
+def test_every_text_is_decoded_back_and_there_is_no_unknown_token() -> None:
     encoder = Encoder(trained())
     assert encoder.vocab_size == 300
-    back = Tokenizer.from_str(trained()["tokenizer.json"].decode())
-    for each in (STRANGE, "".join(map(chr, range(0x500)))):
-        ids = encoder(each)
+    decoder = Tokenizer.from_str(trained()["tokenizer.json"].decode())
+    for content in (STRANGE, "".join(map(chr, range(0x500)))):
+        ids = encoder(content)
         assert ids[-1] == encoder.eos_id == 1
         assert encoder.eos_id not in ids[:-1]
-        assert back.decode(ids, skip_special_tokens=True) == each
+        assert decoder.decode(ids, skip_special_tokens=True) == content
 
 
 def test_a_text_cannot_end_its_own_document() -> None:
     encoder = Encoder(trained())
     ids = encoder("before <|eos|> after <|pad|><|bos|>")
-    assert [each for each in ids if each < 3] == [encoder.eos_id]
+    assert [token for token in ids if token < 3] == [encoder.eos_id]
     assert ids.index(encoder.eos_id) == len(ids) - 1
 
 
@@ -55,8 +55,8 @@ def test_a_long_document_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     whole = encoder(lines)
     monkeypatch.setattr(ours, "LONGEST", 40)
     assert encoder(lines) == whole  # merges do not cross the ends of these lines
-    back = Tokenizer.from_str(trained()["tokenizer.json"].decode())
-    assert back.decode(encoder("x" * 100)) == "x" * 100
+    decoder = Tokenizer.from_str(trained()["tokenizer.json"].decode())
+    assert decoder.decode(encoder("x" * 100)) == "x" * 100
 
 
 def test_a_tokenizer_is_loaded_from_a_file_a_folder_or_by_transformers(tmp_path: Path) -> None:
@@ -95,12 +95,12 @@ def test_a_vocabulary_that_cannot_be_trained_is_refused(name: str) -> None:
         requested_size(name)
 
 
-def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"'no/such' cannot be loaded: .*folder with a tokenizer.json, or train:32000"
-    ) as c:
+    ) as caught:
         load("no/such")
-    assert "\n" not in str(c.value)
+    assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="not a tokenizer"):
         load(str(tmp_path))
@@ -116,9 +116,9 @@ def test_the_sample_is_bounded_and_spread_over_the_source(tmp_path: Path) -> Non
     parts = source.parts(2000)
     assert len(parts) > 64
     chosen = list(sample(source, parts, print, 12_800))
-    assert 6_400 <= sum(len(each.encode()) for each in chosen) <= 16_000
+    assert 6_400 <= sum(len(content.encode()) for content in chosen) <= 16_000
     assert len(chosen) == 64
-    starts = [int(each.split()[1]) for each in chosen]
+    starts = [int(content.split()[1]) for content in chosen]
     assert starts[0] == 0
     assert starts[-1] > 190
     assert list(sample(source, parts, print)) != texts

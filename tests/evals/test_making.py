@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lucid_attention.data.prompts import IGNORED, PromptAnswers
+from lucid_attention.base.labels import IGNORED
+from lucid_attention.data.datasets import PromptAnswers
 from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
 from lucid_attention.evals.benchmarks.longqa import HALVED, documents
 from lucid_attention.evals.making import add_arguments, run

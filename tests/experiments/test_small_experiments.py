@@ -179,7 +179,7 @@ def test_experiments_share_what_they_train() -> None:
 def test_guessing_without_order_is_as_good_as_counted() -> None:
     import torch
 
-    from lucid_attention.data.overwrites import overwrites
+    from lucid_attention.data.synthetic import overwrites
 
     inputs, labels = overwrites(4000, 8, 64, torch.Generator().manual_seed(0))
     key, value = inputs.unbind(-1)

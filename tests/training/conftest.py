@@ -1,4 +1,4 @@
-"""Runs that many tests look at, made once."""
+"""Runs that several test files share."""
 
 import random
 from pathlib import Path
@@ -10,7 +10,7 @@ from .running import finished, lucid, words
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small run that nothing disturbed."""
+    """A small run that was not interrupted."""
     return finished(words("tiny_needle", tmp_path_factory.mktemp("whole") / "run"))
 
 
@@ -31,6 +31,6 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def language_model(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> Path:
-    """A small run on these tokens."""
+    """A small run on the folder `tokens`."""
     argv = words("tiny_lm", tmp_path_factory.mktemp("language") / "run", "--data", str(tokens))
     return finished([word for word in argv if not word.startswith("--set=data_options")])

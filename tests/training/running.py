@@ -1,4 +1,4 @@
-"""`lucid train` in processes of its own, which are forks: two seconds of imports for every run would be too many."""
+"""Run `lucid train` in forked processes: a new process would spend two seconds on imports."""
 
 import gc
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# What a run imports: forks have it then.
+# Imported before the fork, so that no child imports them again.
 import matplotlib.pyplot  # noqa: F401
 import safetensors.torch
 import torch
@@ -24,10 +24,10 @@ from torch.utils import tensorboard  # noqa: F401
 from lucid_attention import cli
 from lucid_attention.training import command, sharded  # noqa: F401
 from lucid_attention.training import run as runs
+from lucid_attention.training.metrics import METRICS, read_metrics
 from lucid_attention.training.trainer import LucidTrainer
-from lucid_attention.training.watching import METRICS, read_metrics
 
-# Needles among 33 tokens, a model of two small layers: 50 steps a second.
+# Needles in 33 tokens, a model of two small layers: 50 steps per second.
 SMALL: dict[str, Any] = {
     "steps": 8,
     "sequence_length": 33,
@@ -47,7 +47,7 @@ Hook = Callable[..., None]
 
 
 class Ended(NamedTuple):
-    """How a process ended (negative: by a signal) and what it wrote."""
+    """The exit code of a process (negative: the signal that ended it) and its output."""
 
     code: int
     out: str
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
 
 
 def words(recipe: str, out: Path, *more: str, small: bool = True, **changes: Any) -> list[str]:
-    """The command line of a small run. changes: of the recipe; a__b is a.b."""
+    """The command line of a small run. changes: of the recipe; a__b means a.b."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     settings = {**(SMALL if small else {}), **changes}
     return ["train", recipe, "--out", str(out), *more, *(f"--set={key}={value}" for key, value in settings.items())]
@@ -66,16 +66,16 @@ def lucid(
 ) -> Ended:
     """`lucid ...` in one process, or in several as torchrun starts them.
 
-    before: done first in each, such as a patch. seconds: that it may take. draw: really draw the loss, which takes as
-    long as everything else.
+    before: called first in each process, for example to patch something. seconds: the time limit. draw: draw the loss
+    curve, which takes as long as the rest of the run.
     """
     context = multiprocessing.get_context("fork")
     folder = Path(argv[argv.index("--out") + 1]) if "--out" in argv else Path.cwd()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    said = [folder.with_name(f"{folder.name}.said.{rank}") for rank in range(processes)]
+    outputs = [folder.with_name(f"{folder.name}.output.{rank}") for rank in range(processes)]
     port = _free_port()
     children = [
-        context.Process(target=_child, args=(argv, rank, processes, port, str(said[rank]), before, draw))
+        context.Process(target=_child, args=(argv, rank, processes, port, str(outputs[rank]), before, draw))
         for rank in range(processes)
     ]
     for child in children:
@@ -85,7 +85,7 @@ def lucid(
             child.join(seconds)
             assert child.exitcode is not None, f"{argv} has not ended after {seconds} s"
             if child.exitcode and len(children) > 1:
-                # As torchrun does: one that fails takes the others with it.
+                # As torchrun does: if one process fails, end the others.
                 break
     finally:
         for child in children:
@@ -93,26 +93,26 @@ def lucid(
                 child.kill()
             child.join()
     codes = [child.exitcode or 0 for child in children]
-    texts = [Path(f"{said[0]}.{name}").read_text() for name in ("out", "err")]
+    texts = [Path(f"{outputs[0]}.{name}").read_text() for name in ("out", "err")]
     return Ended(next((code for code in codes if code), 0), *texts)
 
 
-def _child(argv: list[str], rank: int, processes: int, port: int, said: str, before: Action, draw: bool) -> None:
-    # What the parent has is not looked through, and so not copied, by every collection.
+def _child(argv: list[str], rank: int, processes: int, port: int, output: str, before: Action, draw: bool) -> None:
+    # Garbage collections then skip the parent's objects and do not copy their memory pages.
     gc.freeze()
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{said}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    # pytest has its own in their place.
+        os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    # pytest has replaced these streams.
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout, sys.stderr = open(1, "w", buffering=1, closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     code = 70
     try:
-        # A test command in the background of a script ignores Ctrl-C, and so would its children.
+        # If pytest runs in the background of a script, it ignores Ctrl-C, and children inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         torch.set_num_threads(1)
-        # As its user has it, not as tests/conftest.py does.
+        # As for a user: tests/conftest.py switches deterministic algorithms on.
         torch.use_deterministic_algorithms(False)
-        # A test in this process may have counted its processes.
+        # The parent may have created a state for its own processes.
         PartialState._reset_state()
         if processes > 1:
             names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
@@ -134,28 +134,28 @@ def _child(argv: list[str], rank: int, processes: int, port: int, said: str, bef
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def around(owner: Any, name: str, *, call: int, do: Hook, after: bool = False, about: str = "") -> None:
-    """From now on a call of owner.name does something more, before or after: `do`, with its arguments.
+    """Patch owner.name: one of its calls also calls `do`, with the same arguments, before or after.
 
-    call: which, counted from 1 among those that have `about` at the end of one of their arguments.
+    call: which call, counted from 1 among those with an argument that ends in `about`.
     """
     original = getattr(owner, name)
     calls = 0
 
     def patched(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
-        meant = not about or any(str(arg).endswith(about) for arg in args)
-        calls += meant
-        now = meant and calls == call
-        if now and not after:
+        counts = not about or any(str(arg).endswith(about) for arg in args)
+        calls += counts
+        is_chosen = counts and calls == call
+        if is_chosen and not after:
             do(*args, **kwargs)
         result = original(*args, **kwargs)
-        if now and after:
+        if is_chosen and after:
             do(*args, **kwargs)
         return result
 
@@ -163,12 +163,12 @@ def around(owner: Any, name: str, *, call: int, do: Hook, after: bool = False, a
 
 
 def die(*_: Any, **__: Any) -> None:
-    """kill -9, from within."""
+    """kill -9 of this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed(argv: list[str], step: int, **options: Any) -> Path:
-    """The folder of a run that was killed in a step, counted from 1."""
+    """The folder of a run that is killed in a step, counted from 1."""
 
     def before() -> None:
         around(LucidTrainer, "training_step", call=step, do=die)
@@ -179,14 +179,14 @@ def killed(argv: list[str], step: int, **options: Any) -> Path:
 
 
 def finished(argv: list[str], **options: Any) -> Path:
-    """The folder of a run that came to its end."""
+    """The folder of a run that finishes."""
     ended = lucid(argv, **options)
     assert ended.code == 0, ended
     return Path(argv[argv.index("--out") + 1])
 
 
 def losses(run: Path) -> dict[int, float]:
-    """Step by step. No step is there twice."""
+    """The loss of every logged step. No step is logged twice."""
     entries = [entry for entry in read_metrics(run / METRICS) if "loss" in entry]
     steps = [entry["step"] for entry in entries]
     assert len(set(steps)) == len(steps), steps
@@ -194,12 +194,12 @@ def losses(run: Path) -> dict[int, float]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Of the finished model."""
+    """The weights of the finished model."""
     return safetensors.torch.load_file(run / "model" / "model.safetensors")
 
 
 def assert_same(run: Path, whole: Path) -> None:
-    """Loss for loss and bit for bit the other run."""
+    """Both runs have the same losses and, bit for bit, the same weights."""
     assert losses(run) == losses(whole)
     ours, theirs = weights(run), weights(whole)
     assert ours.keys() == theirs.keys()
@@ -208,13 +208,13 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 def summary(run: Path) -> dict[str, Any]:
-    """What a finished run says of itself."""
-    read: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return read
+    """The content of summary.json."""
+    content: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return content
 
 
 def list_again(checkpoint: Path) -> None:
-    """Write the list of a checkpoint's files as they are now, as somebody would who means harm."""
+    """Update complete.json to the files as they are now, as an attacker would."""
     listed = json.loads((checkpoint / "complete.json").read_text())
     for name in listed["files"]:
         content = (checkpoint / name).read_bytes()

@@ -1,4 +1,4 @@
-"""Several processes are one process that computes more at a time, whether weights are copied or divided."""
+"""Several processes train as one process does, with copied weights (ddp) and with divided ones (fsdp)."""
 
 import shutil
 import subprocess
@@ -20,10 +20,11 @@ FSDP = ("--parallel", "fsdp")
 
 
 def assert_near(run: Path, whole: Path) -> None:
-    """The same to the last digits: sums in another order."""
-    ours, theirs = losses(run), losses(whole)
-    assert ours == pytest.approx(theirs, abs=1e-5)
-    norms = [[entry["grad_norm"] for entry in read_metrics(each / METRICS) if "loss" in entry] for each in (run, whole)]
+    """The same up to rounding: the sums have another order."""
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
+    norms = [
+        [entry["grad_norm"] for entry in read_metrics(folder / METRICS) if "loss" in entry] for folder in (run, whole)
+    ]
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
     assert summary(run)["validation_loss"] == pytest.approx(summary(whole)["validation_loss"], abs=1e-5)
     mine, others = weights(run), weights(whole)
@@ -38,7 +39,7 @@ def test_two_processes_of_torchrun_train_as_one(whole: Path, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, *launcher, *argv], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert_near(tmp_path / "run", whole)
-    # One of them speaks.
+    # Only the first process prints.
     assert done.stdout.count("validation loss") == 1
     assert done.stderr.count("8/8") <= 3
 
@@ -61,7 +62,7 @@ def test_a_divided_run_is_resumed_by_any_number_of_processes(
     run = shutil.copytree(divided, tmp_path / "run")
     ended = lucid(words("tiny_needle", run, *FSDP, micro_batch_size=4 // processes), processes=processes)
     assert ended.code == 0, ended
-    assert f"going on from {run / 'checkpoint-4'}" in ended.out
+    assert f"resuming from {run / 'checkpoint-4'}" in ended.out
     assert_near(run, whole)
 
 
@@ -97,36 +98,36 @@ def test_a_run_of_copies_is_not_resumed_as_a_divided_one(tmp_path: Path) -> None
     assert "it was saved without --parallel fsdp" in ended.err
 
 
-def say_shares() -> None:
-    def say(self: LucidTrainer, model: Any, *_: Any, **__: Any) -> None:
+def print_shares() -> None:
+    def print_share(self: LucidTrainer, model: Any, *_: Any, **__: Any) -> None:
         from torch.distributed.tensor import DTensor
 
         print(f"copies {isinstance(model, torch.nn.parallel.DistributedDataParallel)}")
         parameters = list(model.parameters())
-        print(f"divided {all(isinstance(each, DTensor) for each in parameters)}")
+        print(f"divided {all(isinstance(parameter, DTensor) for parameter in parameters)}")
         if isinstance(parameters[0], DTensor):
-            here = sum(each.to_local().numel() for each in parameters)
-            print(f"share {here / sum(each.numel() for each in parameters)}")
-            state = [each for values in self.optimizer.state.values() for each in values.values() if each.ndim]
-            print(f"state {all(isinstance(each, DTensor) for each in state)} {len(state)}")
+            local = sum(parameter.to_local().numel() for parameter in parameters)
+            print(f"share {local / sum(parameter.numel() for parameter in parameters)}")
+            state = [tensor for values in self.optimizer.state.values() for tensor in values.values() if tensor.ndim]
+            print(f"state {all(isinstance(tensor, DTensor) for tensor in state)} {len(state)}")
 
-    around(LucidTrainer, "training_step", call=2, do=say)
+    around(LucidTrainer, "training_step", call=2, do=print_share)
 
 
 def test_fsdp_divides_weights_and_optimiser_and_does_not_copy(tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run", *FSDP, **HALF, steps=2)
-    said = lucid(argv, processes=2, before=say_shares).out
-    assert "copies False" in said
-    assert "divided True" in said
-    assert "state True" in said
-    assert "state True 0" not in said
-    assert float(said.split("share ")[1].split()[0]) == pytest.approx(0.5, abs=0.01)
+    output = lucid(argv, processes=2, before=print_shares).out
+    assert "copies False" in output
+    assert "divided True" in output
+    assert "state True" in output
+    assert "state True 0" not in output
+    assert float(output.split("share ")[1].split()[0]) == pytest.approx(0.5, abs=0.01)
 
 
-def test_ddp_copies(tmp_path: Path) -> None:
-    said = lucid(words("tiny_needle", tmp_path / "run", **HALF, steps=2), processes=2, before=say_shares).out
-    assert "copies True" in said
-    assert "divided False" in said
+def test_ddp_copies_the_weights(tmp_path: Path) -> None:
+    output = lucid(words("tiny_needle", tmp_path / "run", **HALF, steps=2), processes=2, before=print_shares).out
+    assert "copies True" in output
+    assert "divided False" in output
 
 
 def test_fsdp_trains_tied_embeddings_with_checkpointed_gradients_in_sixteen_bits_and_resumes(tmp_path: Path) -> None:
@@ -139,14 +140,14 @@ def test_fsdp_trains_tied_embeddings_with_checkpointed_gradients_in_sixteen_bits
     argv = words("tiny_needle", tmp_path / "run", *FSDP, **HALF, **changes)
     run = killed(argv, 4, processes=2)
     assert lucid(argv, processes=2).code == 0
-    # Sixteen bits round differently in other batches.
+    # bfloat16 rounds differently for other micro-batches.
     assert losses(run) == pytest.approx(losses(alone), abs=3e-3)
 
 
 def test_fsdp_with_one_process_is_refused(tmp_path: Path) -> None:
     ended = lucid(words("tiny_needle", tmp_path / "run", *FSDP))
     assert ended.code == 1
-    assert "divides a model between processes: start several, with torchrun" in ended.err
+    assert "--parallel fsdp needs several processes: expected torchrun to start them, got 1" in ended.err
     assert not (tmp_path / "run").exists()
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, what may change in it, when it is done."""
+"""The folder of a run: when it is refused, resumed, restarted or left alone."""
 
 import json
 import shutil
@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.training.checked import from_dict
 from lucid_attention.training.checkpoints import checkpoints
-from lucid_attention.training.recipes import Recipe
+from lucid_attention.training.recipe import Recipe
 
 from .running import METRICS, around, assert_same, die, finished, killed, losses, lucid, read_metrics, words
 
@@ -25,16 +24,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_recipe_as_it_ran_is_in_the_folder(whole: Path) -> None:
-    recipe = from_dict(Recipe, json.loads((whole / "recipe.json").read_text()))
+    recipe = Recipe.from_dict(json.loads((whole / "recipe.json").read_text()))
     assert (recipe.steps, recipe.model["hidden_size"], recipe.data_options) == (8, 32, {"n": [2, 4, 8]})
 
 
-def test_a_finished_run_says_so_and_does_nothing(whole: Path, tmp_path: Path) -> None:
+def test_a_finished_run_is_not_trained_again(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     before = contents(run)
     ended = lucid(words("tiny_needle", run))
     assert ended.code == 0
-    assert f"{run}: finished already. --restart begins again" in ended.out
+    assert f"{run}: finished already. --restart trains again" in ended.out
     assert "validation loss" in ended.out
     assert contents(run) == before
 
@@ -57,7 +56,7 @@ def test_another_recipe_in_the_same_folder_is_refused_with_the_differences(
     assert contents(run) == before
 
 
-def test_what_does_not_touch_the_result_may_change_and_is_obeyed(stopped: Path, whole: Path, tmp_path: Path) -> None:
+def test_settings_that_do_not_affect_the_result_may_change(stopped: Path, whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(stopped, tmp_path / "run")
     changes: dict[str, Any] = {"save_every": 3, "evaluate_every": 5, "keep": 5, "workers": 1, "about": "other words"}
     ended = lucid(words("tiny_needle", run, **changes))
@@ -68,24 +67,24 @@ def test_what_does_not_touch_the_result_may_change_and_is_obeyed(stopped: Path, 
     assert json.loads((run / "recipe.json").read_text())["about"] == "other words"
 
 
-def test_a_changed_interval_of_the_log_is_obeyed(stopped: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_logs_in_the_new_interval(stopped: Path, tmp_path: Path) -> None:
     run = shutil.copytree(stopped, tmp_path / "run")
     assert lucid(words("tiny_needle", run, log_every=5, save_every=4)).code == 0
-    # 1 and 2 from before; every 5; and with every checkpoint.
+    # Steps 1 and 2 are from before. Then every 5 steps, and with every checkpoint.
     assert list(losses(run)) == [1, 2, 4, 5, 8]
 
 
-def test_restart_begins_again(whole: Path, tmp_path: Path) -> None:
+def test_restart_trains_again(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     argv = words("tiny_needle", run, "--restart", steps=2, learning_rate=0.01)
     ended = lucid(argv)
     assert ended.code == 0
-    assert "going on" not in ended.out
+    assert "resuming" not in ended.out
     assert [path.name for path in checkpoints(run)] == ["checkpoint-2"]
     assert list(losses(run)) == [1, 2]
 
 
-def test_a_restart_killed_halfway_leaves_a_folder_that_is_known(whole: Path, tmp_path: Path) -> None:
+def test_a_restart_killed_halfway_leaves_a_folder_that_can_be_restarted(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     argv = words("tiny_needle", run, "--restart")
     lucid(argv, before=lambda: around(shutil, "rmtree", call=2, do=die))
@@ -95,16 +94,16 @@ def test_a_restart_killed_halfway_leaves_a_folder_that_is_known(whole: Path, tmp
 
 
 @pytest.mark.parametrize("more", [(), ("--restart",)])
-def test_a_folder_of_something_else_is_left_alone(more: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(more: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("years of work")
     ended = lucid(words("tiny_needle", tmp_path / "run", *more))
     assert ended.code == 1
-    assert "holds something that is not a run" in ended.err
+    assert "must be new, empty or the folder of a run, got a folder with other files" in ended.err
     assert contents(tmp_path / "run") == {"thesis.tex": b"years of work"}
 
 
-def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_run_can_start_in_an_empty_folder(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     finished(words("tiny_needle", tmp_path / "run", steps=1))
 
@@ -120,7 +119,7 @@ def test_an_empty_folder_is_as_good_as_none(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_command_that_cannot_run_does_not_claim_the_folder(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_a_command_that_cannot_run_leaves_no_run_in_the_folder(wrong: dict[str, Any], tmp_path: Path) -> None:
     ended = lucid(words("tiny_needle", tmp_path / "run", **{"steps": 2, **wrong}))
     assert ended.code == 1
     assert "lucid train: error: " in ended.err
@@ -136,9 +135,9 @@ def test_a_recipe_that_cannot_be_read_is_named(stopped: Path, tmp_path: Path) ->
     assert f"{run / 'recipe.json'} cannot be read" in ended.err
 
 
-def test_without_out_the_folder_is_named_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     argv = words("tiny_needle", tmp_path / "run", "--attention", "softmax", "--seed", "3", steps=1)
-    where = argv.index("--out")
-    assert lucid(argv[:where] + argv[where + 2 :]).code == 0
+    out = argv.index("--out")
+    assert lucid(argv[:out] + argv[out + 2 :]).code == 0
     assert (tmp_path / "runs" / "tiny_needle-softmax-3" / "summary.json").exists()

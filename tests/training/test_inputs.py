@@ -1,4 +1,4 @@
-"""What a run is trained on: in which order, from where, and what is said if it cannot be."""
+"""The data of a run: their order, where they come from, and the errors for data that cannot be used."""
 
 import json
 import math
@@ -13,10 +13,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from lucid_attention.data.errors import DataError
+from lucid_attention.data import DataError
 from lucid_attention.training import inputs as module
 from lucid_attention.training.inputs import Passes, load_inputs
-from lucid_attention.training.recipes import Recipe, qasper, tiny_lm, tiny_needle
+from lucid_attention.training.recipe import Recipe
+from lucid_attention.training.recipes import qasper, tiny_lm, tiny_needle
 
 from .running import finished, losses, lucid, weights, words
 
@@ -43,28 +44,28 @@ def test_passes_over_a_small_corpus_see_every_item_once_in_an_order_of_their_own
     size = train.size
     assert size < 150
     passes = [keys([train[i] for i in range(number * size, (number + 1) * size)]) for number in range(2)]
-    for each in passes:
-        assert len(set(each)) == size
+    for items in passes:
+        assert len(set(items)) == size
     assert passes[0] != passes[1]
-    # Documents in another order, cut elsewhere: the same tokens.
-    first, second = (Counter(token for item in each for token in item) for each in passes)
+    # Documents come in another order and are cut at other places, but the tokens are the same.
+    first, second = (Counter(token for item in items for token in item) for items in passes)
     assert sum((first - second).values()) < 64
 
 
-def test_items_depend_on_the_seed_and_the_index_and_not_on_the_way_there(tokens: Path) -> None:
+def test_items_depend_on_the_seed_and_the_index_and_not_on_earlier_items(tokens: Path) -> None:
     one, other = load_inputs(small(tokens)).train, load_inputs(small(tokens)).train
     indices = [250, 3, 249, 70, 3]
-    there = {i: keys([other[i]]) for i in sorted(indices)}
-    assert [keys([one[i]]) for i in indices] == [there[i] for i in indices]
-    assert keys([pickle.loads(pickle.dumps(one))[250]]) == there[250]
+    expected = {i: keys([other[i]]) for i in sorted(indices)}
+    assert [keys([one[i]]) for i in indices] == [expected[i] for i in indices]
+    assert keys([pickle.loads(pickle.dumps(one))[250]]) == expected[250]
     assert keys([load_inputs(small(tokens, seed=1)).train[3]]) != keys([one[3]])
 
 
-def test_synthetic_items_are_all_new_and_none_of_them_is_for_validation() -> None:
+def test_synthetic_items_do_not_repeat_and_none_is_a_validation_item() -> None:
     recipe = replace(tiny_needle(), steps=20, evaluation_sequences=30)
-    made = load_inputs(recipe)
-    train = keys([made.train[i] for i in range(320)])
-    validation = keys([made.validation[i] for i in range(30)])
+    inputs = load_inputs(recipe)
+    train = keys([inputs.train[i] for i in range(320)])
+    validation = keys([inputs.validation[i] for i in range(30)])
     assert len(set(train)) == 320
     assert len(set(validation)) == 30
     assert not set(train) & set(validation)
@@ -72,10 +73,10 @@ def test_synthetic_items_are_all_new_and_none_of_them_is_for_validation() -> Non
     assert not set(keys([other.train[i] for i in range(320)])) & set(train + validation)
 
 
-def test_validation_is_as_long_as_asked_or_as_there_is(tokens: Path) -> None:
+def test_validation_has_the_asked_number_of_sequences_or_all_there_are(tokens: Path) -> None:
     assert len(load_inputs(small(tokens, evaluation_sequences=3)).validation) == 3  # type: ignore[arg-type]
-    there = len(load_inputs(small(tokens, evaluation_sequences=10**6)).validation)  # type: ignore[arg-type]
-    assert 3 < there < 1000
+    available = len(load_inputs(small(tokens, evaluation_sequences=10**6)).validation)  # type: ignore[arg-type]
+    assert 3 < available < 1000
 
 
 def test_a_language_model_is_trained_on_a_folder_of_tokens(language_model: Path, tokens: Path) -> None:
@@ -85,30 +86,30 @@ def test_a_language_model_is_trained_on_a_folder_of_tokens(language_model: Path,
     config = json.loads((language_model / "model" / "config.json").read_text())
     manifest = json.loads((tokens / "manifest.json").read_text())
     assert config["vocab_size"] == manifest["tokenizer"]["vocab_size"]
-    # It can be used without the data.
-    saved, made = (AutoTokenizer.from_pretrained(folder) for folder in (language_model / "model", tokens))
-    assert saved.get_vocab() == made.get_vocab()
-    assert saved.encode("the key\n 12") == made.encode("the key\n 12")
+    # The tokenizer is saved with the model.
+    saved, original = (AutoTokenizer.from_pretrained(folder) for folder in (language_model / "model", tokens))
+    assert saved.get_vocab() == original.get_vocab()
+    assert saved.encode("the key\n 12") == original.encode("the key\n 12")
     assert config["eos_token_id"] is not None
 
 
-def test_documents_that_see_each_other_are_another_training(language_model: Path, tokens: Path, tmp_path: Path) -> None:
+def test_documents_that_see_each_other_change_the_losses(language_model: Path, tokens: Path, tmp_path: Path) -> None:
     run = finished(on_tokens(tmp_path / "run", tokens, separate_documents=False))
     assert losses(run)[1] != losses(language_model)[1] or losses(run)[8] != losses(language_model)[8]
     whole = finished(on_tokens(tmp_path / "rows", tokens, separate_documents=False, loss_rows=0))
     assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
 
 
-def test_a_process_that_reads_ahead_changes_nothing(language_model: Path, tokens: Path, tmp_path: Path) -> None:
+def test_a_process_that_reads_data_changes_no_loss(language_model: Path, tokens: Path, tmp_path: Path) -> None:
     run = finished(on_tokens(tmp_path / "run", tokens, workers=1))
     assert losses(run) == losses(language_model)
 
 
-def test_data_that_are_not_there_are_named_with_what_makes_them(tmp_path: Path) -> None:
+def test_missing_data_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
     ended = lucid(on_tokens(tmp_path / "run", tmp_path / "nowhere"))
     assert ended.code == 1
-    said = f"{tmp_path / 'nowhere'}: there is no such folder of tokens. Make one with: lucid tokenize SOURCE"
-    assert said in ended.err
+    message = f"{tmp_path / 'nowhere'}: there is no such folder of tokens. Make one with: lucid tokenize SOURCE"
+    assert message in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -126,27 +127,27 @@ def test_a_folder_that_is_not_one_of_tokens_is_named(kind: str, tmp_path: Path) 
 
 
 def test_options_for_data_that_have_none_are_refused(tokens: Path) -> None:
-    with pytest.raises(DataError, match="data_options are not for a folder of tokens"):
+    with pytest.raises(DataError, match="a folder of tokens has no data_options"):
         load_inputs(small(tokens, data_options={"vocab_size": 3}))
     with pytest.raises(DataError, match=r"have one option, vocab_size, got also \['size'\]"):
         load_inputs(replace(tiny_lm(), data_options={"size": 3}))
 
 
-def test_the_standard_library_is_tokenized_on_first_use_and_once(
+def test_the_standard_library_is_tokenized_once_on_first_use(
     tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def tokenize(source: str, folder: Path, **options: Any) -> None:
-        made.append((source, options["tokenizer"]))
+        calls.append((source, options["tokenizer"]))
         shutil.copytree(tokens, folder)
 
-    monkeypatch.setattr(module, "MADE", tmp_path / "made")
+    monkeypatch.setattr(module, "STDLIB_FOLDER", tmp_path / "tokenized")
     monkeypatch.setattr(module, "tokenize", tokenize)
     recipe = small(tokens, data="stdlib", data_options={"vocab_size": 300})
     first = load_inputs(recipe)
     assert keys([first.train[0]]) == keys([load_inputs(recipe).train[0]])
-    assert made == [("stdlib", "train:300")]
+    assert calls == [("stdlib", "train:300")]
     assert first.tokenizer is not None
 
 
@@ -166,7 +167,7 @@ def with_answers(out: Path, *more: str) -> list[str]:
     return [word for word in argv if not word.startswith(("--set=model.", "--set=data_options.n="))]
 
 
-def test_answers_are_learned_from_a_trained_model(answers: Path, language_model: Path, tmp_path: Path) -> None:
+def test_a_trained_model_learns_answers(answers: Path, language_model: Path, tmp_path: Path) -> None:
     argv = with_answers(tmp_path / "run", "--data", str(answers), "--from", str(language_model / "model"))
     run = finished([*argv, "--set=learning_rate=3e-3"])
     values = losses(run)
@@ -178,9 +179,9 @@ def test_answers_are_learned_from_a_trained_model(answers: Path, language_model:
 def test_answers_without_a_model_are_refused(answers: Path, tmp_path: Path) -> None:
     ended = lucid(with_answers(tmp_path / "run", "--data", str(answers)))
     assert ended.code == 1
-    assert f"{answers}: prompts and answers are for a trained model: give one with --from" in ended.err
+    assert f"{answers}: prompts with answers are for a trained model: give one with --from" in ended.err
 
 
-def test_the_recipe_for_answers_waits_for_its_file(language_model: Path) -> None:
+def test_the_missing_file_of_a_recipe_is_named(language_model: Path) -> None:
     with pytest.raises(DataError, match=r"data/qasper_train\.jsonl: there is no such file"):
         load_inputs(replace(qasper(), start=str(language_model / "model")))

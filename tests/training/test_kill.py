@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and begun again is the run that was not killed: loss for loss, bit for bit."""
+"""A run killed at any moment and resumed has the same losses and weights as a run that was not killed."""
 
 import os
 import signal
@@ -13,24 +13,24 @@ import torch
 
 from lucid_attention.training import run as runs
 from lucid_attention.training import trainer
+from lucid_attention.training.metrics import METRICS, MetricsFile
 from lucid_attention.training.trainer import LucidTrainer
-from lucid_attention.training.watching import METRICS, MetricsFile
 
 from .running import around, assert_same, die, killed, losses, lucid, words
 
-# (where, its name, what one of its arguments ends with, which call, after it?) in a run that saves every 2 steps.
+# (owner, name, about, call, after): see `around`. The run saves every 2 steps.
 MOMENTS: dict[str, tuple[Any, str, str, int, bool]] = {
     "before the first step": (LucidTrainer, "training_step", "", 1, False),
     "between two steps": (LucidTrainer, "training_step", "", 6, False),
-    "before the recipe is there": (Path, "rename", "recipe.json", 1, False),
-    "when the weights of a checkpoint are written": (LucidTrainer, "_save", "checkpoint-4", 1, True),
+    "before the recipe is written": (Path, "replace", "recipe.json", 1, False),
+    "after the weights of a checkpoint are written": (LucidTrainer, "_save", "checkpoint-4", 1, True),
     "before its optimiser is written": (torch, "save", "optimizer.pt", 2, False),
-    "before it is listed": (trainer, "seal", "checkpoint-4", 1, False),
-    "before its renaming": (Path, "rename", "checkpoint-4", 1, False),
-    "after its renaming": (Path, "rename", "checkpoint-4", 1, True),
-    "when an old one is half removed": (Path, "unlink", "checkpoint-2/complete.json", 1, True),
+    "before it is listed": (trainer, "finish_checkpoint", "checkpoint-4", 1, False),
+    "before it is renamed": (Path, "rename", "checkpoint-4", 1, False),
+    "after it is renamed": (Path, "rename", "checkpoint-4", 1, True),
+    "when an old checkpoint is half removed": (Path, "unlink", "checkpoint-2/complete.json", 1, True),
     "after the last step": (LucidTrainer, "training_step", "", 8, True),
-    "before the model is there": (Path, "rename", "run/model", 1, False),
+    "before the model is renamed": (Path, "rename", "run/model", 1, False),
     "before the summary": (runs, "draw_loss", "", 1, True),
 }
 
@@ -49,9 +49,9 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_losses_and_weights(
     assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in whole.iterdir()}
 
 
-def test_a_run_killed_again_and_again_comes_to_the_same_end(whole: Path, tmp_path: Path) -> None:
+def test_a_run_killed_several_times_ends_in_the_same_result(whole: Path, tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run")
-    # The third process begins with step 5: what is killed in its second step was in step 6.
+    # Processes start at steps 1, 3 and 5: each is killed in the step of its own that is given here.
     for step in (4, 3, 2):
         killed(argv, step)
     assert lucid(argv).code == 0
@@ -80,18 +80,18 @@ def ctrl_c(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("where", [(LucidTrainer, "training_step", 6), (trainer, "seal", 2)], ids=["a step", "a save"])
-def test_ctrl_c_says_how_to_go_on_and_the_same_command_does(
-    where: tuple[Any, str, int], whole: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    "moment", [(LucidTrainer, "training_step", 6), (trainer, "finish_checkpoint", 2)], ids=["a step", "a save"]
+)
+def test_after_ctrl_c_the_same_command_resumes(moment: tuple[Any, str, int], whole: Path, tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run")
-    owner, name, call = where
+    owner, name, call = moment
     ended = lucid(argv, before=lambda: around(owner, name, call=call, do=ctrl_c))
     assert ended.code == 130
-    assert "the same command goes on from the last checkpoint" in ended.err
+    assert "the same command resumes from the last checkpoint" in ended.err
     assert "Traceback" not in ended.err
     ended = lucid(argv)
-    assert f"going on from {tmp_path / 'run' / 'checkpoint'}-{4 if name == 'training_step' else 2}" in ended.out
+    assert f"resuming from {tmp_path / 'run' / 'checkpoint'}-{4 if name == 'training_step' else 2}" in ended.out
     assert_same(tmp_path / "run", whole)
 
 
@@ -104,8 +104,8 @@ def test_a_run_with_several_steps_in_a_log_entry_resumes_to_the_same_entries(tmp
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_dropout_goes_on_where_it_was(tmp_path: Path) -> None:
-    # Ours have none: a pretrained model can.
+def test_dropout_is_resumed(tmp_path: Path) -> None:
+    # Our models have no dropout; a pretrained model can have it.
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
@@ -136,7 +136,7 @@ def half_a_line(self: MetricsFile, *_: Any, **__: Any) -> None:
     die()
 
 
-def test_a_metrics_file_with_half_a_line_is_mended(whole: Path, tmp_path: Path) -> None:
+def test_half_a_line_in_the_metrics_is_removed(whole: Path, tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run")
     ended = lucid(argv, before=lambda: around(MetricsFile, "on_log", call=6, do=half_a_line))
     assert ended.code == -signal.SIGKILL
@@ -145,20 +145,20 @@ def test_a_metrics_file_with_half_a_line_is_mended(whole: Path, tmp_path: Path) 
     assert_same(tmp_path / "run", whole)
 
 
-def test_a_kill_while_metrics_are_mended_loses_none(whole: Path, tmp_path: Path) -> None:
+def test_a_kill_while_metrics_are_rewritten_loses_none(whole: Path, tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run")
     killed(argv, 6)
     kept = losses(tmp_path / "run")
 
     def before() -> None:
-        # Before anything is written to a file that was emptied for it.
+        # Die when a file is open for writing, and empty.
         original = Path.open
 
         def dying(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            opened = original(self, mode, *args, **kwargs)
+            file = original(self, mode, *args, **kwargs)
             if self.name.startswith(METRICS) and "w" in mode:
                 die()
-            return opened
+            return file
 
         Path.open = dying  # type: ignore[assignment,method-assign]
 

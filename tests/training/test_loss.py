@@ -1,4 +1,4 @@
-"""The loss in pieces is the loss."""
+"""The chunked loss and its gradients are those of all logits at once."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_value_and_gradients_are_those_of_all_logits(rows: int, cap: float | Non
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_in_sixteen_bits_it_is_as_good_as_the_whole() -> None:
+def test_in_bfloat16_the_chunked_loss_is_as_exact_as_the_plain_one() -> None:
     h, W = torch.randn(64, 16), torch.randn(50, 16)
     labels = torch.randint(0, 50, (64,))
     truth = torch.autograd.grad(F.cross_entropy(F.linear(h.requires_grad_(), W.requires_grad_()), labels), [h, W])
@@ -54,13 +54,13 @@ MODELS: dict[str, Any] = {
     "tied and capped": lambda: AutoModelForCausalLM.from_config(
         Gemma2Config(**SIZES, final_logit_softcapping=3.0), attn_implementation="eager"
     ),
-    "own": lambda: LucidForCausalLM(LucidConfig(**SIZES)),
+    "ours": lambda: LucidForCausalLM(LucidConfig(**SIZES)),
 }
 
 
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("count", [None, 30])
-def test_a_model_has_the_same_loss_and_gradients(make: Any, count: int | None) -> None:
+def test_a_model_has_the_same_loss_and_gradients_with_a_chunked_loss(make: Any, count: int | None) -> None:
     model = make()
     ids = torch.randint(0, 37, (2, 12))
     labels = ids.clone()
@@ -79,22 +79,22 @@ def test_a_model_has_the_same_loss_and_gradients(make: Any, count: int | None) -
     assert model.generate(ids[:, :3], max_new_tokens=2, do_sample=False).shape[1] >= 4
 
 
-def test_no_tensor_of_all_logits_is_ever_made() -> None:
-    made: list[int] = []
+def test_no_tensor_holds_all_logits() -> None:
+    sizes: list[int] = []
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class RecordSizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             out = func(*args, **(kwargs or {}))
-            made.extend(x.numel() for x in (out if isinstance(out, (tuple, list)) else [out]) if hasattr(x, "numel"))
+            sizes.extend(x.numel() for x in (out if isinstance(out, (tuple, list)) else [out]) if hasattr(x, "numel"))
             return out
 
     h, W = torch.randn(256, 4, requires_grad=True), torch.randn(300, 4, requires_grad=True)
-    with Watch():
+    with RecordSizes():
         summed_cross_entropy(h, W, None, torch.randint(0, 300, (256,)), rows=16).backward()
-    assert max(made) <= 16 * 300
+    assert max(sizes) <= 16 * 300
 
 
-def test_what_has_no_head_is_refused() -> None:
+def test_a_model_without_a_head_is_refused() -> None:
     model = MODELS["llama"]()
     with pytest.raises(ValueError, match="needs a decoder and a head"):
         use_chunked_loss(model.model)

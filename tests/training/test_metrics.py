@@ -1,4 +1,4 @@
-"""What is seen of a run: the bar, the metrics, TensorBoard, the picture, the summary."""
+"""What a run reports: progress bar, metrics, TensorBoard, loss curve, summary."""
 
 import json
 from pathlib import Path
@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lucid_attention.training.watching import METRICS, MetricsFile, read_metrics
+from lucid_attention.training.metrics import METRICS, MetricsFile, read_metrics
 
 from .running import Ended, finished, killed, losses, lucid, summary, weights, words
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
-    """A run with validation every 4 steps, and what it said."""
+    """A run with validation every 4 steps, and its output."""
     argv = words("tiny_needle", tmp_path_factory.mktemp("watched") / "run", evaluate_every=4)
     ended = lucid(argv, draw=True)
     assert ended.code == 0, ended
     return Path(argv[argv.index("--out") + 1]), ended
 
 
-def test_every_entry_is_complete(watched: tuple[Path, Ended]) -> None:
+def test_every_metrics_entry_is_complete(watched: tuple[Path, Ended]) -> None:
     entries = [entry for entry in read_metrics(watched[0] / METRICS) if "loss" in entry]
     assert [entry["step"] for entry in entries] == list(range(1, 9))
     for entry in entries:
         assert {"step", "loss", "learning_rate", "grad_norm", "memory_gb", "epoch"} <= entry.keys()
         assert 0.05 < entry["memory_gb"] < 100
         assert entry["grad_norm"] > 0
-    # The first has no time before it.
+    # The first entry has no earlier time to measure from.
     assert "tokens_per_second" not in entries[0]
     assert all(entry["tokens_per_second"] > 0 for entry in entries[1:])
 
@@ -43,15 +43,15 @@ def test_the_validation_loss_is_measured_when_the_recipe_says_and_at_the_end(wat
     assert measured[4] != measured[8]
 
 
-def test_the_summary_counts(watched: tuple[Path, Ended]) -> None:
-    said = summary(watched[0])
-    assert (said["steps"], said["tokens"], said["vocab_size"]) == (8, 8 * 4 * 33, 161)
-    assert said["model"] == str(watched[0] / "model")
-    assert said["median_tokens_per_second"] > 0
-    assert said["parameters"] == sum(tensor.numel() for tensor in weights(watched[0]).values())
+def test_the_summary_counts_steps_tokens_and_parameters(watched: tuple[Path, Ended]) -> None:
+    content = summary(watched[0])
+    assert (content["steps"], content["tokens"], content["vocab_size"]) == (8, 8 * 4 * 33, 161)
+    assert content["model"] == str(watched[0] / "model")
+    assert content["median_tokens_per_second"] > 0
+    assert content["parameters"] == sum(tensor.numel() for tensor in weights(watched[0]).values())
 
 
-def test_the_end_is_said_in_two_lines(watched: tuple[Path, Ended]) -> None:
+def test_a_finished_run_prints_two_lines(watched: tuple[Path, Ended]) -> None:
     run, ended = watched
     lines = ended.out.splitlines()
     assert lines[-2].startswith(f"{run}: validation loss {summary(run)['validation_loss']:.4f} after 8 steps, ")
@@ -65,25 +65,25 @@ def test_the_bar_shows_loss_speed_and_memory(watched: tuple[Path, Ended]) -> Non
     assert f"loss={losses(watched[0])[8]:.4f}" in last
     assert "tok/s=" in last
     assert "GB=" in last
-    assert f"step 4: validation loss {summary_at(watched[0], 4):.4f}" in watched[1].out + watched[1].err
+    assert f"step 4: validation loss {validation_loss_at(watched[0], 4):.4f}" in watched[1].out + watched[1].err
     assert "{'loss'" not in watched[1].out + watched[1].err
 
 
-def summary_at(run: Path, step: int) -> float:
-    found = (entry for entry in read_metrics(run / METRICS) if "eval_loss" in entry and entry["step"] == step)
-    return float(next(found)["eval_loss"])
+def validation_loss_at(run: Path, step: int) -> float:
+    entries = (entry for entry in read_metrics(run / METRICS) if "eval_loss" in entry and entry["step"] == step)
+    return float(next(entries)["eval_loss"])
 
 
-def test_the_picture_is_one(watched: tuple[Path, Ended]) -> None:
+def test_the_loss_curve_is_a_picture(watched: tuple[Path, Ended]) -> None:
     content = (watched[0] / "loss.png").read_bytes()
     assert content.startswith(b"\x89PNG\r\n\x1a\n")
     assert len(content) > 10_000
 
 
 def scalars(run: Path, tag: str) -> dict[int, float]:
-    read = EventAccumulator(str(run / "tensorboard"))
-    read.Reload()
-    return {event.step: event.value for event in read.Scalars(tag)}
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(tag)}
 
 
 def test_tensorboard_has_the_losses(watched: tuple[Path, Ended]) -> None:
@@ -106,7 +106,7 @@ def state(step: int, first: bool = True) -> Any:
     return SimpleNamespace(is_world_process_zero=first, global_step=step)
 
 
-def test_numbers_that_json_does_not_have_are_written_as_words(tmp_path: Path) -> None:
+def test_numbers_that_json_does_not_have_are_written_as_strings(tmp_path: Path) -> None:
     metrics = MetricsFile(tmp_path)
     metrics.on_log(None, state(1), None, logs={"loss": float("nan"), "grad_norm": float("inf"), "words": "no number"})
     metrics.on_log(None, state(2, first=False), None, logs={"loss": 1.0})
@@ -114,7 +114,7 @@ def test_numbers_that_json_does_not_have_are_written_as_words(tmp_path: Path) ->
     assert json.loads((tmp_path / METRICS).read_text()) == {"step": 1, "loss": "nan", "grad_norm": "inf"}
 
 
-def test_metrics_after_the_checkpoint_and_half_lines_are_forgotten(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_and_half_lines_are_removed(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"ste')
     assert len(read_metrics(tmp_path / METRICS)) == 3
     MetricsFile(tmp_path).on_train_begin(None, state(2), None)

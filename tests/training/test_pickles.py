@@ -1,4 +1,4 @@
-"""What lies in a checkpoint folder is data: nothing in it is ever run."""
+"""No code in a checkpoint folder is ever run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from .running import Ended, killed, list_again, lucid, words
 
 
 class Harm:
-    """What a pickle can do to whoever reads it."""
+    """A pickle that makes a folder when it is read."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -32,7 +32,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["torch", "pickle"])
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_pickle_with_harm_in_a_checkpoint_is_not_run(name: str, zipped: bool, stopped: Path, tmp_path: Path) -> None:
+def test_a_harmful_pickle_in_a_checkpoint_is_not_run(name: str, zipped: bool, stopped: Path, tmp_path: Path) -> None:
     marker, run = tmp_path / "marker", shutil.copytree(stopped, tmp_path / "run")
     file = run / "checkpoint-2" / name
     if zipped:
@@ -42,22 +42,22 @@ def test_a_pickle_with_harm_in_a_checkpoint_is_not_run(name: str, zipped: bool, 
     list_again(run / "checkpoint-2")
     ended = lucid(words("tiny_needle", run))
     assert ended.code != 0
-    assert "going on from" in ended.out
+    assert "resuming from" in ended.out
     assert not marker.exists()
-    # The harm is real: without weights_only it would have been done.
+    # Without weights_only the pickle does run.
     torch.load(file, weights_only=False) if zipped else pickle.loads(file.read_bytes())
     assert marker.exists()
 
 
-def record() -> None:
-    """Say of every pickle that is read how it is read."""
+def print_loads() -> None:
+    """Print how every pickle is read."""
     load, unpickler = torch.load, pickle.Unpickler
 
-    def loud(*args: Any, **kwargs: Any) -> Any:
+    def print_and_load(*args: Any, **kwargs: Any) -> Any:
         print(f"torch.load weights_only={kwargs.get('weights_only')}")
         return load(*args, **kwargs)
 
-    class Loud(unpickler):  # type: ignore[misc,valid-type]
+    class PrintingUnpickler(unpickler):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             print("an unpickler")
             super().__init__(*args, **kwargs)
@@ -65,13 +65,13 @@ def record() -> None:
     def refused(*_: Any, **__: Any) -> Any:
         print("a pickle")
 
-    torch.load = loud
-    pickle.Unpickler, pickle.load, pickle.loads = Loud, refused, refused  # type: ignore[misc]
+    torch.load = print_and_load
+    pickle.Unpickler, pickle.load, pickle.loads = PrintingUnpickler, refused, refused  # type: ignore[misc]
 
 
 def test_a_resumed_run_reads_every_pickle_with_weights_only(stopped: Path, tmp_path: Path) -> None:
     run = shutil.copytree(stopped, tmp_path / "run")
-    ended = lucid(words("tiny_needle", run), before=record)
+    ended = lucid(words("tiny_needle", run), before=print_loads)
     assert ended.code == 0, ended
     assert ended.out.count("torch.load weights_only=True") == 3
     assert "weights_only=False" not in ended.out
@@ -88,7 +88,7 @@ def test_a_run_writes_weights_as_safetensors_and_no_pickled_arguments(whole: Pat
 
 
 def remote(folder: Path, marker: Path) -> Path:
-    """A checkpoint that brings its own code."""
+    """A checkpoint with code of its own."""
     folder.mkdir()
     classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     (folder / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": classes}))
@@ -96,11 +96,11 @@ def remote(folder: Path, marker: Path) -> Path:
     return folder
 
 
-def test_code_that_comes_with_a_checkpoint_is_never_run_nor_asked_about(tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_not_run_and_the_user_is_not_asked(tmp_path: Path) -> None:
     start = remote(tmp_path / "start", tmp_path / "marker")
 
     def before() -> None:
-        # Whoever is asked says yes.
+        # Any question is answered with yes.
         read, write = os.pipe()
         os.write(write, b"y\n" * 9)
         os.dup2(read, 0)

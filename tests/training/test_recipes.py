@@ -1,4 +1,4 @@
-"""Recipes: the paper's values, and changes that are understood or refused."""
+"""Recipes: the paper's values, and changes that are applied or refused."""
 
 import argparse
 import json
@@ -10,10 +10,10 @@ import torch
 
 from lucid_attention import cli
 from lucid_attention.models.decoder import presets
-from lucid_attention.training.checked import changed, difference, from_dict, preset_names
-from lucid_attention.training.command import add_arguments, resolved
+from lucid_attention.training.command import add_arguments, recipe_from
 from lucid_attention.training.inputs import Inputs, make_model
-from lucid_attention.training.recipes import RECIPES, Recipe, pretrain_2k, tiny_needle
+from lucid_attention.training.recipe import Recipe, preset_names
+from lucid_attention.training.recipes import RECIPES, pretrain_2k, tiny_needle
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -26,11 +26,11 @@ def test_every_recipe_makes_a_model(name: str) -> None:
     assert model.config.max_position_embeddings == recipe.sequence_length
     if recipe.rope_theta is not None:
         assert model.config.rope_theta == recipe.rope_theta
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     assert (parameters > 5e8) == (recipe.preset != "tiny")
 
 
-def test_the_names_are_those_of_the_issue() -> None:
+def test_the_recipes_are_those_of_the_paper_and_two_small_ones() -> None:
     ours = {"tiny_lm", "tiny_needle"}
     paper = {"pretrain_2k", "finetune_64k", "context_4k", "context_32k", "babilong", "longbench", "qasper", "qmsum"}
     assert set(RECIPES) == ours | paper
@@ -63,7 +63,7 @@ def test_a_recipe_is_frozen() -> None:
         tiny_needle().steps = 3  # type: ignore[misc]
 
 
-def test_presets_that_recipes_can_name_are_all_there_are() -> None:
+def test_a_recipe_can_name_every_preset() -> None:
     assert set(preset_names()) >= {"tiny", "small", "paper_1b", "paper_16_layer", "gemma3_1b"}
     assert all(hasattr(presets, name) and not name.startswith("_") for name in preset_names())
     assert "LucidConfig" not in preset_names()
@@ -95,20 +95,20 @@ CHANGES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_read_in_the_type_of_its_field(change: str) -> None:
     name, value = CHANGES[change]
-    new = getattr(changed(tiny_needle(), [change]), name)
+    new = getattr(tiny_needle().changed([change]), name)
     assert new == value
     assert type(new) is type(value)
 
 
 def test_a_part_of_a_dictionary_leaves_the_others() -> None:
-    new = changed(tiny_needle(), ["model.head_dim=8", "model.hidden_act=relu"]).model
+    new = tiny_needle().changed(["model.head_dim=8", "model.hidden_act=relu"]).model
     assert new == {**tiny_needle().model, "head_dim": 8, "hidden_act": "relu"}
     assert "hidden_act" not in tiny_needle().model
 
 
 @pytest.mark.parametrize("changes", [["batch_size=4", "micro_batch_size=4"], ["micro_batch_size=64", "batch_size=64"]])
-def test_changes_are_judged_together(changes: list[str]) -> None:
-    new = changed(tiny_needle(), changes)
+def test_changes_are_checked_together(changes: list[str]) -> None:
+    new = tiny_needle().changed(changes)
     assert new.batch_size == new.micro_batch_size
 
 
@@ -147,51 +147,51 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("change", REFUSED)
-def test_a_change_that_means_nothing_is_refused_and_the_nearest_is_named(change: str) -> None:
+def test_a_wrong_change_is_refused_with_the_nearest_name(change: str) -> None:
     with pytest.raises((ValueError, TypeError), match=REFUSED[change]):
-        changed(tiny_needle(), [change])
+        tiny_needle().changed([change])
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_that_is_shown_can_be_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shown_recipe_can_be_read_back(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", name, "--show", "--set", "steps=7", "--set=model.head_dim=8", "--seed", "3"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    made = RECIPES[name]()
-    assert from_dict(Recipe, shown) == replace(made, steps=7, model={**made.model, "head_dim": 8}, seed=3)
+    recipe = RECIPES[name]()
+    assert Recipe.from_dict(shown) == replace(recipe, steps=7, model={**recipe.model, "head_dim": 8}, seed=3)
 
 
-def test_a_recipe_with_unknown_or_missing_fields_is_not_read() -> None:
-    written = asdict(tiny_needle())
+def test_a_recipe_with_unknown_or_missing_fields_is_refused() -> None:
+    values = asdict(tiny_needle())
     with pytest.raises(ValueError, match=r"a recipe has no 'stepps' \(did you mean 'steps'\?\)"):
-        from_dict(Recipe, {**written, "stepps": 3})
+        Recipe.from_dict({**values, "stepps": 3})
     with pytest.raises(ValueError, match="a recipe needs data, steps"):
-        from_dict(Recipe, {name: value for name, value in written.items() if name not in ("steps", "data")})
+        Recipe.from_dict({name: value for name, value in values.items() if name not in ("steps", "data")})
 
 
 def test_differences_are_fields_with_both_values() -> None:
     other = replace(tiny_needle(), steps=3, seed=1)
-    assert difference(tiny_needle(), other) == {"steps": (1000, 3), "seed": (0, 1)}
-    assert difference(other, other) == {}
+    assert tiny_needle().differences(other) == {"steps": (1000, 3), "seed": (0, 1)}
+    assert other.differences(other) == {}
 
 
 def test_an_unknown_recipe_is_refused_and_the_nearest_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "tiny_need"]) == 1
-    said = capsys.readouterr().err
-    assert "there is no recipe 'tiny_need' (did you mean 'tiny_needle'?)" in said
-    assert all(name in said for name in RECIPES)
+    message = capsys.readouterr().err
+    assert "there is no recipe 'tiny_need' (did you mean 'tiny_needle'?)" in message
+    assert all(name in message for name in RECIPES)
 
 
 def parsed(*argv: str) -> Recipe:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    return resolved(parser.parse_args(argv))
+    return recipe_from(parser.parse_args(argv))
 
 
-def test_arguments_are_changes_with_names_of_their_own() -> None:
+def test_arguments_change_the_recipe() -> None:
     recipe = parsed(
         "tiny_needle", "--attention", "softmax", "--data", "memory_update", "--seed", "4", "--set", "steps=9"
     )
-    # Options belong to the data of the recipe, and went with them.
+    # The options of the recipe are for its own data: --data removes them.
     expected = {"attention": "softmax", "data": "memory_update", "data_options": {}, "seed": 4, "steps": 9}
     assert recipe == replace(tiny_needle(), **expected)
     assert parsed("pretrain_2k") == pretrain_2k()

@@ -1,4 +1,4 @@
-"""Going on from a trained model: ours or a converted one, with other lengths, rotary bases and strengths."""
+"""Starting from a trained model, ours or converted, with another length, rotary base and strength."""
 
 import json
 from dataclasses import replace
@@ -29,13 +29,13 @@ SHAPE: dict[str, Any] = {
 }
 
 
-def going_on(out: Path, start: Path, *more: str, **changes: Any) -> list[str]:
+def words_from(out: Path, start: Path, *more: str, **changes: Any) -> list[str]:
     argv = words("tiny_needle", out, "--from", str(start), *more, **changes)
     return [word for word in argv if not word.startswith("--set=model.")]
 
 
 def converted(folder: Path, config: Any, strength: float = 0.0) -> Path:
-    """A checkpoint of another architecture with LUCID."""
+    """A checkpoint that `lucid convert` made from a model of Transformers."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "stock")
     ended = lucid(["convert", str(folder / "stock"), str(folder / "lucid"), "--strength", str(strength)])
@@ -48,81 +48,81 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return converted(tmp_path_factory.mktemp("llama"), LlamaConfig(**SHAPE))
 
 
-def begun(start: Path, **changes: Any) -> Any:
-    """The model with which a run from a checkpoint begins."""
+def first_model(start: Path, **changes: Any) -> Any:
+    """The model of a run from a checkpoint, before its first step."""
     nothing: Any = []
     recipe = replace(tiny_needle(), start=str(start), model={}, **changes)
     return make_model(recipe, Inputs(nothing, nothing, SHAPE["vocab_size"], None))
 
 
-def test_our_model_begins_with_its_weights_and_another_length_and_rotary_base(whole: Path) -> None:
-    model = begun(whole / "model", sequence_length=129, rope_theta=64_000.0)
+def test_our_model_keeps_its_weights_with_another_length_and_rotary_base(whole: Path) -> None:
+    model = first_model(whole / "model", sequence_length=129, rope_theta=64_000.0)
     assert model.config.max_position_embeddings == 129
     assert model.config.rope_theta == 64_000
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in weights(whole).items())
-    # The rotation is another: features turn more slowly.
+    # The rotary base changes the output.
     ids = torch.randint(1, 100, (1, 60))
-    assert not torch.allclose(model(ids).logits, begun(whole / "model").eval()(ids).logits, atol=1e-4)
+    assert not torch.allclose(model(ids).logits, first_model(whole / "model").eval()(ids).logits, atol=1e-4)
     fresh = AutoModelForCausalLM.from_config(model.config)
     fresh.load_state_dict(model.state_dict())
     assert torch.equal(model(ids).logits, fresh(ids).logits)
 
 
 def test_a_shorter_sequence_does_not_shorten_the_model(whole: Path) -> None:
-    assert begun(whole / "model", sequence_length=10).config.max_position_embeddings == 33
+    assert first_model(whole / "model", sequence_length=10).config.max_position_embeddings == 33
 
 
-def test_a_converted_model_begins_with_its_weights_and_another_length_and_rotary_base(llama: Path) -> None:
+def test_a_converted_model_keeps_its_weights_with_another_length_and_rotary_base(llama: Path) -> None:
     enable_lucid()
     before = AutoModelForCausalLM.from_pretrained(llama)
-    model = begun(llama, sequence_length=129, rope_theta=64_000.0)
+    model = first_model(llama, sequence_length=129, rope_theta=64_000.0)
     assert model.config._attn_implementation == before.config._attn_implementation == "lucid"
     assert model.config.max_position_embeddings == 129
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in before.state_dict().items())
-    frequencies = [each.model.rotary_emb.inv_freq for each in (before, model)]
+    frequencies = [candidate.model.rotary_emb.inv_freq for candidate in (before, model)]
     torch.testing.assert_close(frequencies[0], 10_000 ** -(torch.arange(4) / 4))
     torch.testing.assert_close(frequencies[1], 64_000 ** -(torch.arange(4) / 4))
 
 
-def test_the_rotary_base_of_a_model_with_windows_changes_outside_of_them(tmp_path: Path) -> None:
+def test_layers_with_a_window_keep_their_rotary_base(tmp_path: Path) -> None:
     layers = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
     start = converted(tmp_path, Gemma3TextConfig(**{**SHAPE, **layers}))
-    model = begun(start, rope_theta=64_000.0)
+    model = first_model(start, rope_theta=64_000.0)
     rotary = model.model.rotary_emb
     torch.testing.assert_close(rotary.full_attention_inv_freq, 64_000 ** -(torch.arange(4) / 4))
     torch.testing.assert_close(rotary.sliding_attention_inv_freq, 10_000 ** -(torch.arange(4) / 4))
     assert "rope_theta" not in model.config.rope_parameters
 
 
-def test_a_converted_model_is_moved_over_by_a_ramp_of_its_strength(llama: Path, tmp_path: Path) -> None:
-    run = finished(going_on(tmp_path / "run", llama, strength_steps=4, rope_theta=500, evaluate_every=8))
+def test_a_ramp_raises_the_strength_of_a_converted_model(llama: Path, tmp_path: Path) -> None:
+    run = finished(words_from(tmp_path / "run", llama, strength_steps=4, rope_theta=500, evaluate_every=8))
     entries = [entry for entry in read_metrics(run / METRICS) if "loss" in entry]
     assert [entry["lucid_strength"] for entry in entries] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
     enable_lucid()
     assert strength_of(AutoModelForCausalLM.from_pretrained(run / "model")) == 1
     assert json.loads((run / "model" / "config.json").read_text())["rope_parameters"]["rope_theta"] == 500
-    # At first it is the model that it was: strength 0 throughout begins with the same loss.
-    plain = finished(going_on(tmp_path / "plain", llama, rope_theta=500))
+    # The ramp starts at strength 0: a run that stays at 0 has the same first loss.
+    plain = finished(words_from(tmp_path / "plain", llama, rope_theta=500))
     assert losses(plain)[1] == losses(run)[1]
     assert losses(plain)[8] != losses(run)[8]
 
 
-def test_a_ramp_goes_on_where_it_was(llama: Path, tmp_path: Path) -> None:
-    argv = going_on(tmp_path / "run", llama, strength_steps=0.75)
+def test_a_ramp_is_resumed(llama: Path, tmp_path: Path) -> None:
+    argv = words_from(tmp_path / "run", llama, strength_steps=0.75)
     killed(argv, 6)
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", finished(going_on(tmp_path / "whole", llama, strength_steps=0.75)))
+    assert_same(tmp_path / "run", finished(words_from(tmp_path / "whole", llama, strength_steps=0.75)))
 
 
-def test_a_ramp_is_refused_where_there_is_nothing_to_raise(tmp_path: Path) -> None:
+def test_a_ramp_without_lucid_layers_is_refused(tmp_path: Path) -> None:
     ended = lucid(words("tiny_needle", tmp_path / "run", "--attention", "softmax", strength_steps=4))
     assert ended.code == 1
     assert "must have LUCID layers" in ended.err
     assert "Traceback" not in ended.err
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_another(whole: Path, tmp_path: Path) -> None:
-    run = finished(going_on(tmp_path / "run", whole / "checkpoint-8", sequence_length=65, steps=2))
+def test_a_run_starts_from_a_checkpoint_of_another_run(whole: Path, tmp_path: Path) -> None:
+    run = finished(words_from(tmp_path / "run", whole / "checkpoint-8", sequence_length=65, steps=2))
     assert losses(run)[1] < losses(whole)[1]
     recipe = json.loads((run / "recipe.json").read_text())
     assert (recipe["start"], recipe["attention"], recipe["model"]) == (str(whole / "checkpoint-8"), "lucid", {})
@@ -131,35 +131,35 @@ def test_a_run_goes_on_from_a_checkpoint_of_another(whole: Path, tmp_path: Path)
 def test_the_attention_is_that_of_the_checkpoint(llama: Path, whole: Path, tmp_path: Path) -> None:
     assert attention_of(str(llama)) == attention_of(str(whole / "model")) == "lucid"
     assert attention_of(str(llama.parent / "stock")) == "softmax"
-    ended = lucid(going_on(tmp_path / "run", whole / "model", "--attention", "softmax"))
+    ended = lucid(words_from(tmp_path / "run", whole / "model", "--attention", "softmax"))
     assert ended.code == 1
     assert "--attention is for new models" in ended.err
 
 
-def test_a_shape_for_a_model_that_has_one_is_refused(whole: Path, tmp_path: Path) -> None:
-    ended = lucid([*going_on(tmp_path / "run", whole / "model"), "--set=model.hidden_size=64"])
+def test_a_new_shape_for_a_trained_model_is_refused(whole: Path, tmp_path: Path) -> None:
+    ended = lucid([*words_from(tmp_path / "run", whole / "model"), "--set=model.hidden_size=64"])
     assert ended.code == 1
     assert "model and attention_options are for new models" in ended.err
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["no folder", "no model"])
-def test_a_start_that_is_none_is_named(there: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exists", [False, True], ids=["no folder", "no model"])
+def test_a_start_without_a_model_is_named(exists: bool, tmp_path: Path) -> None:
     start = tmp_path / "start"
-    if there:
+    if exists:
         start.mkdir()
-    ended = lucid(going_on(tmp_path / "run", start))
+    ended = lucid(words_from(tmp_path / "run", start))
     assert ended.code == 1
-    assert f"{start}: holds no model to go on from" in ended.err
+    assert f"{start}: holds no model to start from" in ended.err
     assert "Traceback" not in ended.err
 
 
 def test_data_of_another_vocabulary_are_refused(
     whole: Path, language_model: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    ended = lucid(going_on(tmp_path / "run", whole / "model", data_options__keys=200))
+    ended = lucid(words_from(tmp_path / "run", whole / "model", data_options__keys=200))
     assert ended.code == 1
-    assert "another tokenizer?" in ended.err
+    assert "tokenize the data with the model's own tokenizer" in ended.err
     folder = tokens.parent / "others"
     texts = str(tokens.parent / "texts")
     assert lucid(["tokenize", texts, str(folder), "--tokenizer=train:270", "--validation=0.3"]).code == 0

@@ -1,4 +1,4 @@
-"""Where going on would do harm a run stops with one message, and keeps its last good state."""
+"""A full disk or a number that is not finite stops a run with one message. The last good checkpoint stays."""
 
 import errno
 import json
@@ -12,13 +12,13 @@ import torch
 
 from lucid_attention.training import run as runs
 from lucid_attention.training import trainer
-from lucid_attention.training.checkpoints import checkpoints, problem
+from lucid_attention.training.checkpoints import checkpoints, find_damage
+from lucid_attention.training.metrics import MetricsFile
 from lucid_attention.training.trainer import LucidTrainer
-from lucid_attention.training.watching import MetricsFile
 
 from .running import Ended, around, assert_same, lucid, words
 
-# What Python, torch.save and safetensors say of a full disk.
+# The errors of Python, torch.save and safetensors for a full disk.
 PYTHON = OSError(errno.ENOSPC, "No space left on device")
 TORCH = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 1123648 vs 1123536")
 SAFETENSORS = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -47,7 +47,7 @@ def assert_one_message(ended: Ended) -> str:
     [
         (LucidTrainer, "_save", "checkpoint-6", SAFETENSORS),
         (torch, "save", "checkpoint-6/optimizer.pt", TORCH),
-        (trainer, "seal", "checkpoint-6", PYTHON),
+        (trainer, "finish_checkpoint", "checkpoint-6", PYTHON),
     ],
     ids=["weights", "optimiser", "list"],
 )
@@ -59,12 +59,12 @@ def test_a_full_disk_stops_a_run_that_can_be_resumed(
     ended = lucid(
         words("tiny_needle", run), before=lambda: around(owner, name, about=about, call=1, do=do, after=after)
     )
-    said = assert_one_message(ended)
-    assert f"The disk of {run} is full: checkpoint-6 could not be saved" in said
-    assert f"The last good state is {run / 'checkpoint-4'}." in said
+    message = assert_one_message(ended)
+    assert f"The disk of {run} is full: checkpoint-6 could not be saved" in message
+    assert f"The last good state is {run / 'checkpoint-4'}." in message
     assert not (run / "unfinished").exists()
     assert [path.name for path in checkpoints(run)] == ["checkpoint-4", "checkpoint-2"]
-    assert all(problem(path) is None for path in checkpoints(run))
+    assert all(find_damage(path) is None for path in checkpoints(run))
     assert lucid(words("tiny_needle", run)).code == 0
     assert_same(run, whole)
 
@@ -74,7 +74,7 @@ def test_a_full_disk_stops_a_run_that_can_be_resumed(
     [(MetricsFile, "on_log", PYTHON), (LucidTrainer, "save_model", SAFETENSORS), (runs, "draw_loss", PYTHON)],
     ids=["metrics", "model", "picture"],
 )
-def test_a_disk_that_is_full_elsewhere_is_said_too(
+def test_a_full_disk_outside_of_checkpoints_stops_a_run_that_can_be_resumed(
     owner: Any, name: str, error: Exception, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -88,9 +88,9 @@ def test_a_disk_that_is_full_elsewhere_is_said_too(
     assert_same(run, whole)
 
 
-def test_another_error_during_a_save_is_not_called_a_full_disk(tmp_path: Path) -> None:
+def test_another_error_during_a_save_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     def before() -> None:
-        around(trainer, "seal", call=1, do=fails(RuntimeError("of another kind")))
+        around(trainer, "finish_checkpoint", call=1, do=fails(RuntimeError("of another kind")))
 
     ended = lucid(words("tiny_needle", tmp_path / "run"), before=before)
     assert ended.code != 0
@@ -100,7 +100,7 @@ def test_another_error_during_a_save_is_not_called_a_full_disk(tmp_path: Path) -
 
 
 def spoil(factor: float, step: int) -> Callable[[], None]:
-    """In a step, counted from 1, the loss is multiplied."""
+    """A patch that multiplies the loss in a step, counted from 1."""
 
     def before() -> None:
         original = LucidTrainer.compute_loss
@@ -114,21 +114,21 @@ def spoil(factor: float, step: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
-def test_a_loss_that_is_no_number_stops_the_run_before_the_weights_change(
+def test_a_loss_that_is_not_finite_stops_the_run_before_the_weights_change(
     factor: float, whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     ended = lucid(words("tiny_needle", run, save_every=1), before=spoil(factor, 6))
-    said = assert_one_message(ended)
-    assert f"The loss became {factor} in step 6" in said
-    assert f"The last good state is {run / 'checkpoint-5'}." in said
+    message = assert_one_message(ended)
+    assert f"The loss became {factor} in step 6" in message
+    assert f"The last good state is {run / 'checkpoint-5'}." in message
     assert [path.name for path in checkpoints(run)] == ["checkpoint-5", "checkpoint-4"]
-    # What spoiled it has gone: a resumed run is the whole one.
+    # Without the patch the resumed run equals the whole one.
     assert lucid(words("tiny_needle", run)).code == 0
     assert_same(run, whole)
 
 
-def test_before_the_first_checkpoint_there_is_no_good_state_to_name(tmp_path: Path) -> None:
+def test_before_the_first_checkpoint_the_message_names_none(tmp_path: Path) -> None:
     ended = lucid(words("tiny_needle", tmp_path / "run"), before=spoil(float("nan"), 1))
     assert "No checkpoint was saved yet." in assert_one_message(ended)
 
@@ -140,7 +140,7 @@ def spoil_gradient(step: int) -> None:
         loss = original(self, model, *args, **kwargs)
         if self.state.global_step + 1 == step:
             weight = next(iter(model.parameters())).flatten()[0]
-            # 0, with a slope that is not a number.
+            # The value is 0, its derivative is NaN.
             loss = loss + (weight - weight.detach()).abs().sqrt()
         return loss
 
@@ -148,27 +148,27 @@ def spoil_gradient(step: int) -> None:
 
 
 @pytest.mark.parametrize("clip", [1.0, 0.0])
-def test_a_gradient_that_is_no_number_stops_the_run_before_the_weights_change(clip: float, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_weights_change(clip: float, tmp_path: Path) -> None:
     run = tmp_path / "run"
     ended = lucid(words("tiny_needle", run, clip=clip), before=lambda: spoil_gradient(6))
-    said = assert_one_message(ended)
-    assert "in step 6" in said
-    assert f"The last good state is {run / 'checkpoint-4'}." in said
+    message = assert_one_message(ended)
+    assert "in step 6" in message
+    assert f"The last good state is {run / 'checkpoint-4'}." in message
     for checkpoint in checkpoints(run):
         weights = safetensors.torch.load_file(checkpoint / "model.safetensors")
         assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
-def test_what_the_message_advises_works(tmp_path: Path) -> None:
+def test_the_advice_of_the_message_works(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    said = assert_one_message(lucid(words("tiny_needle", run), before=spoil(float("nan"), 6)))
-    assert "--from CHECKPOINT --out ANOTHER" in said
+    message = assert_one_message(lucid(words("tiny_needle", run), before=spoil(float("nan"), 6)))
+    assert "--from CHECKPOINT --out ANOTHER" in message
     argv = words("tiny_needle", tmp_path / "other", "--from", str(run / "checkpoint-4"), learning_rate=1e-3, steps=2)
     assert lucid([word for word in argv if not word.startswith("--set=model.")]).code == 0
     recipe = json.loads((tmp_path / "other" / "recipe.json").read_text())
     assert recipe["start"] == str(run / "checkpoint-4")
 
 
-def test_a_learning_rate_that_is_far_too_large_ends_in_the_message(tmp_path: Path) -> None:
+def test_a_learning_rate_that_is_far_too_large_stops_the_run(tmp_path: Path) -> None:
     ended = lucid(words("tiny_needle", tmp_path / "run", learning_rate=1e30, schedule="constant"))
     assert "became" in assert_one_message(ended)

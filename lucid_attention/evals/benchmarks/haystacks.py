@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from random import Random
 
-from ...data.errors import DataError
+from ...data import DataError
 from ...data.sources import open_source
 from ..runs import EvalError
 

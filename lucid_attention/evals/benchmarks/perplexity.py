@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...data import DataError
 from ...data.datasets import PackedTokens
-from ...data.errors import DataError
 from ..runs import EvalError, Options, Record, Run
 from ..spans import load_tokenizer
 

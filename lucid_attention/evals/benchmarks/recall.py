@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from ...data.synthetic import IGNORED, MemoryUpdate, Needles
+from ...base.labels import IGNORED
+from ...data.synthetic import MemoryUpdate, Needles
 from ..runs import EvalError, Options, Record, Run
 
 # Training draws items from seeds near the recipe's: these are far from them.

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...training.checkpoints import write_whole
+from ...base.files import write_whole
 
 # The package whose modules hold experiments and the functions of their jobs.
 ROOM = __package__.rpartition(".")[0]

@@ -16,9 +16,9 @@ import torch
 from ...models.decoder.modeling import LucidForCausalLM
 from ...nn.attention import ATTENTIONS
 from ...training.command import add_arguments as add_train_arguments
-from ...training.command import resolved
+from ...training.command import recipe_from
 from ...training.inputs import new_config
-from ...training.recipes import Recipe
+from ...training.recipe import Recipe
 
 # An H100 in bfloat16, and the share of it that training of this kind reaches.
 PEAK, REACHED = 989e12, 0.4
@@ -58,7 +58,7 @@ class Step:
             run = words[at + 1].removesuffix("/model").rpartition("/")[2]
             named = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
             words[at : at + 2] = ["--attention", max(named, key=len)] if named else []
-        return resolved(_parsed(add_train_arguments, "train", words))
+        return recipe_from(_parsed(add_train_arguments, "train", words))
 
     def check(self) -> None:
         """Refuse what would be refused when it runs: unknown names, recipes that do not fit, misspelt options."""

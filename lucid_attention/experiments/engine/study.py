@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from ...training.checkpoints import write_whole
+from ...base.files import write_whole
 from .jobs import ROOM, Job, Record, Store
 from .pool import run_jobs
 from .progress import Progress

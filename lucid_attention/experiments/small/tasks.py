@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.overwrites import overwrites
 from ...data.sources import open_source
-from ...data.synthetic import Needles
+from ...data.synthetic import Needles, overwrites
 
 IGNORED = -100
 TEST_SEED = 1_000_003
@@ -35,7 +34,7 @@ class Task(Protocol):
 
 
 class Overwrites:
-    """`data.overwrites`: n keys, of which a batch takes one number."""
+    """`data.synthetic.overwrites`: n keys, of which a batch takes one number."""
 
     def __init__(self, n: Sequence[int], length: int) -> None:
         self.n, self.length = list(n), length

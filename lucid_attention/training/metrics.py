@@ -1,4 +1,4 @@
-"""What is seen of a run: a progress bar, and metrics in a file."""
+"""What a run reports while it trains: a progress bar, and metrics.jsonl."""
 
 import json
 import math
@@ -9,13 +9,13 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from .checkpoints import write_whole
+from ..base.files import write_whole
 
 METRICS = "metrics.jsonl"
 
 
 class Progress(TrainerCallback):
-    """One bar with loss, tokens per second, memory and time left, on the first process."""
+    """A progress bar with loss, tokens per second, memory and time left. Only the first process shows it."""
 
     def __init__(self) -> None:
         self.bar: Any = None
@@ -54,7 +54,7 @@ class Progress(TrainerCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Every log entry as a line of JSON. A run that is resumed forgets what came after its checkpoint."""
+    """Writes every log entry as a line of JSON. A resumed run drops the entries after its checkpoint."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
@@ -65,21 +65,21 @@ class MetricsFile(TrainerCallback):
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
-        # The mean of what was not logged yet would be lost with a resumed run.
+        # The trainer logs the mean loss since the last entry. A checkpoint does not hold that sum: log before saving.
         control.should_log |= control.should_save
         return control
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
             numbers = {key: value for key, value in logs.items() if isinstance(value, (int, float))}
-            # JSON has no NaN.
-            finite = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
+            # JSON has no NaN and no infinity.
+            values = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
             with self.path.open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **finite}) + "\n")
+                file.write(json.dumps({"step": state.global_step, **values}) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file; a last line that was cut off is left out."""
+    """The entries of a metrics file. A line that a kill cut off is left out."""
     entries = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:

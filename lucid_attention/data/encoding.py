@@ -1,0 +1,221 @@
+"""Parts of a source to token shards, in this process or in several. The shards of a part depend on the part alone."""
+
+import hashlib
+import json
+import multiprocessing
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from ..base.files import write_whole
+from ..base.processes import end_with_parent
+from .readers import DataError, Part, stop_at
+from .shards import UNFINISHED, Shard, ShardWriter, check_shard, id_type
+from .sources import Source
+from .tokenizer import Encoder
+
+Report = Callable[[int], None]
+
+
+class Job(NamedTuple):
+    """The settings that every part is encoded with. `limit`: stop a part after this number of documents."""
+
+    out: Path
+    validation: float
+    shard_tokens: int
+    skip_bad: bool
+    limit: int | None
+
+
+class Record(NamedTuple):
+    """The result of a part: its shards and counts. `limit` is that of its job."""
+
+    part: int
+    limit: int | None
+    documents: int
+    bytes: int
+    empty: int
+    bad: int
+    shards: tuple[Shard, ...]
+
+
+class Stopped(Exception):
+    """Raised in a worker process when another part has failed or the user has stopped the run."""
+
+
+def is_validation(text: str, share: float) -> bool:
+    """Whether a document is held out. A hash of the text decides, so equal documents are in the same split."""
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
+
+
+def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: Report) -> Record:
+    """Write the shards of a part, then its record: a part that has a record is finished.
+
+    report: called after every document with the bytes that were read.
+    """
+    bad = 0
+
+    def skip(error: DataError) -> None:
+        nonlocal bad
+        bad += 1
+
+    documents = size = empty = 0
+    shards = _PartShards(job, part.number, encoder)
+    try:
+        for document in source.documents(part, skip if job.skip_bad else stop_at):
+            text = document.text
+            if not text.strip():
+                empty += 1
+            else:
+                shards.add(encoder(text), "validation" if is_validation(text, job.validation) else "train")
+                documents += 1
+                size += len(text.encode())
+            report(document.size)
+            if documents == job.limit:
+                break
+        record = Record(part.number, job.limit, documents, size, empty, bad, shards.close())
+    finally:
+        shards.abandon()
+    content = record._asdict() | {"shards": [shard._asdict() for shard in record.shards]}
+    write_whole(_record_file(job.out, part.number), json.dumps(content))
+    return record
+
+
+def read_record(out: Path, part: int, encoder: Encoder) -> Record | None:
+    """The record of a part that is finished and whose shards are whole; None for any other."""
+    try:
+        content = json.loads(_record_file(out, part).read_bytes())
+        shards = tuple(Shard(**shard) for shard in content.pop("shards"))
+        record = Record(shards=shards, **content)
+        for shard in shards:
+            check_shard(out, shard, id_type(encoder.vocab_size), encoder.sha256)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return record
+
+
+def _record_file(out: Path, part: int) -> Path:
+    return out / UNFINISHED / f"part-{part:06d}.json"
+
+
+class _PartShards:
+    """The shards of a part: at most one of each split is open."""
+
+    def __init__(self, job: Job, part: int, encoder: Encoder) -> None:
+        self._job = job
+        self._part = part
+        self._tokenizer_hash = encoder.sha256
+        self._dtype = id_type(encoder.vocab_size)
+        self._open: dict[str, ShardWriter] = {}
+        self._closed: list[Shard] = []
+
+    def add(self, ids: list[int], split: str) -> None:
+        writer = self._open.get(split)
+        if writer and writer.tokens + len(ids) > self._job.shard_tokens:
+            self._closed.append(self._open.pop(split).close())
+            writer = None
+        if writer is None:
+            number = sum(shard.split == split for shard in self._closed)
+            name = f"{split}-{self._part:06d}-{number:03d}"
+            writer = ShardWriter(self._job.out, name, split, self._dtype, self._tokenizer_hash)
+            self._open[split] = writer
+        writer.add(ids)
+
+    def close(self) -> tuple[Shard, ...]:
+        while self._open:
+            self._closed.append(self._open.popitem()[1].close())
+        return tuple(sorted(self._closed))
+
+    def abandon(self) -> None:
+        for writer in self._open.values():
+            writer.abandon()
+
+
+def encode_parts(parts: Iterable[Part], source: Source, job: Job, workers: int, bar: "tqdm[Any]") -> Iterator[Record]:
+    """The records of parts, as they are finished. The next part is taken from `parts` when a worker is free."""
+    if workers > 1:
+        yield from _encode_in_parallel(parts, source, job, workers, bar)
+        return
+    encoder = Encoder.of(job.out)
+    for part in parts:
+        yield encode_part(source, encoder, part, job, _BarReport(bar))
+
+
+class _BarReport:
+    """Shows documents and bytes on a progress bar."""
+
+    def __init__(self, bar: "tqdm[Any]") -> None:
+        self.bar = bar
+        self.documents = 0
+
+    def __call__(self, size: int, documents: int = 1) -> None:
+        self.documents += documents
+        self.bar.set_postfix(documents=self.documents, refresh=False)
+        self.bar.update(size)
+
+
+def _encode_in_parallel(
+    parts: Iterable[Part], source: Source, job: Job, workers: int, bar: "tqdm[Any]"
+) -> Iterator[Record]:
+    # Spawn: a fork would copy locks that threads of torch and tokenizers may hold.
+    context = multiprocessing.get_context("spawn")
+    # Documents and bytes, summed over all workers.
+    counts, stop = context.Array("q", 2), context.Event()
+    waiting = iter(parts)
+    running: set[Future[Record]] = set()
+    shown, report = [0, 0], _BarReport(bar)
+    with ProcessPoolExecutor(workers, context, _start_worker, (pickle.dumps(source), job, counts, stop)) as pool:
+        try:
+            while True:
+                while len(running) < workers and (part := next(waiting, None)):
+                    running.add(pool.submit(_encode_in_worker, part))
+                if not running:
+                    return
+                done, running = wait(running, timeout=0.3, return_when=FIRST_COMPLETED)
+                now = counts[:]
+                report(now[1] - shown[1], now[0] - shown[0])
+                shown = now
+                for future in done:
+                    yield future.result()
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a worker was killed, perhaps because memory ran out. Finished parts are kept: run the same command "
+                "again, with fewer --workers"
+            ) from error
+        finally:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+# What `_start_worker` gave to this worker process.
+_worker: dict[str, Any] = {}
+
+
+def _start_worker(pickled_source: bytes, job: Job, counts: Any, stop: Any) -> None:
+    # Ctrl-C is handled by the parent.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    _worker.update(pickled_source=pickled_source, job=job, counts=counts, stop=stop)
+
+
+def _encode_in_worker(part: Part) -> Record:
+    job, counts, stop = _worker["job"], _worker["counts"], _worker["stop"]
+    if "source" not in _worker:
+        # Not in `_start_worker`: an error there, such as an unreachable hub, would look like a killed worker.
+        _worker.update(source=pickle.loads(_worker["pickled_source"]), encoder=Encoder.of(job.out))
+
+    def report(size: int) -> None:
+        if stop.is_set():
+            raise Stopped
+        with counts.get_lock():
+            counts[0] += 1
+            counts[1] += size
+
+    return encode_part(_worker["source"], _worker["encoder"], part, job, report)
