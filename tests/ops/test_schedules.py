@@ -108,7 +108,7 @@ def test_what_stands_on_and_above_the_diagonal_is_not_read(size):
     P = matrix.tril(-1) + torch.eye(size, dtype=torch.float64)
     upper = torch.ones(size, size).triu().bool()
     for filling in (float("nan"), float("inf")):
-        broken = matrix.msystem_fill(upper, filling)
+        broken = matrix.masked_fill(upper, filling)
         for solve, system in ((solve_unit_lower_, P), (solve_unit_lower_transposed_, P.mT)):
             x = y.clone()
             solve(broken, x)

@@ -14,13 +14,13 @@ def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | Non
     beta, log_decay: [B, H, T]; S: [B, H, D, E].
     """
     o = []
-    for t in range(k.shape[2]):
-        if log_decay is not None:
-            S = log_decay[:, :, t, None, None].exp() * S
-        held = torch.einsum("bhde,bhd->bhe", S, k[:, :, t])
-        write = beta[:, :, t, None] * (v[:, :, t] - held)
-        S = S + torch.einsum("bhd,bhe->bhde", k[:, :, t], write)
-        o.append(torch.einsum("bhde,bhgd->bhge", S, q[:, :, t]))
+    decays = [None] * k.shape[2] if log_decay is None else log_decay.exp().unbind(2)
+    for q_t, k_t, v_t, b_t, a_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), beta.unbind(2), decays, strict=True):
+        if a_t is not None:
+            S = a_t[..., None, None] * S
+        held = torch.einsum("bhde,bhd->bhe", S, k_t)
+        S = S + torch.einsum("bhd,bhe->bhde", k_t, b_t[..., None] * (v_t - held))
+        o.append(torch.einsum("bhde,bhgd->bhge", S, q_t))
     return torch.stack(o, 2), S
 
 
@@ -30,9 +30,9 @@ def gla(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, S: Tensor) -> tuple[
     log_decay: [B, H, T, D]; S: [B, H, D, E].
     """
     o = []
-    for t in range(k.shape[2]):
-        S = log_decay[:, :, t, :, None].exp() * S + torch.einsum("bhd,bhe->bhde", k[:, :, t], v[:, :, t])
-        o.append(torch.einsum("bhde,bhgd->bhge", S, q[:, :, t]))
+    for q_t, k_t, v_t, a_t in zip(q.unbind(2), k.unbind(2), v.unbind(2), log_decay.exp().unbind(2), strict=True):
+        S = a_t[..., :, None] * S + torch.einsum("bhd,bhe->bhde", k_t, v_t)
+        o.append(torch.einsum("bhde,bhgd->bhge", S, q_t))
     return torch.stack(o, 2), S
 
 
@@ -45,10 +45,10 @@ def gsa(
     """
     K, V = memory
     o = []
-    for t in range(k.shape[2]):
-        a = log_decay[:, :, t].exp()
-        K = K * a[:, :, None, :] + torch.einsum("bhd,bhm->bhdm", k[:, :, t], s[:, :, t])
-        V = V * a[:, :, :, None] + torch.einsum("bhm,bhe->bhme", s[:, :, t], v[:, :, t])
-        weights = torch.einsum("bhdm,bhgd->bhgm", K, q[:, :, t]).softmax(-1)
+    tokens = zip(q.unbind(2), k.unbind(2), v.unbind(2), s.unbind(2), log_decay.exp().unbind(2), strict=True)
+    for q_t, k_t, v_t, s_t, a_t in tokens:
+        K = K * a_t[..., None, :] + torch.einsum("bhd,bhm->bhdm", k_t, s_t)
+        V = V * a_t[..., :, None] + torch.einsum("bhm,bhe->bhme", s_t, v_t)
+        weights = torch.einsum("bhdm,bhgd->bhgm", K, q_t).softmax(-1)
         o.append(torch.einsum("bhme,bhgm->bhge", V, weights))
     return torch.stack(o, 2), (K, V)
