@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ..base.processes import distributed_state
 from ..models.checkpoint import check_checkpoint, weight_files
 from ..models.dropin.api import enable_lucid
-from .runs import EvalError
+from .cells import EvalError
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
