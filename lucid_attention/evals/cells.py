@@ -111,7 +111,7 @@ class Cell:
     def settings(self, family: str, limit: int | None, tokenizer_sha256: str) -> dict[str, Any]:
         """Everything that the samples of this cell depend on.
 
-        A hash stands for the tokenizer's folder, so that a copy in another folder gives the same cell.
+        The tokenizer's hash replaces its folder, so that a copy in another folder gives the same cell.
         """
         return {
             "family": family,

@@ -94,7 +94,7 @@ def _ask_all(
     dtype: str,
 ) -> None:
     """Load the model and ask it the samples of every unfinished cell."""
-    # The bar of each cell is enough.
+    # Hide the bar of the weights: every cell has its own.
     logging.disable_progress_bar()
     model = checkpoint.load(dtype)
     tokenizer, lm = None, None
@@ -120,7 +120,7 @@ def ask_cell(name: str, ask: Ask, samples: int, folder: ResultsFolder, batch_siz
     done = folder.unfinished(name, samples)
     missing = [index for index in range(samples) if index not in done]
     share = missing[state.process_index :: state.num_processes]
-    # A process that wrote before the others have read would change their shares.
+    # Wait until all processes have read: a record written earlier would change the shares of the others.
     state.wait_for_everyone()
     file = folder.file(name)
     bar = tqdm(total=samples, initial=len(done), desc=title, unit="sample", disable=not state.is_main_process)

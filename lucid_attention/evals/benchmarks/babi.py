@@ -54,7 +54,7 @@ class Stay:
 class World:
     """The state after some facts. No method changes a world: `after` makes a new one.
 
-    room: of every person. place: the room of every object. Both are true; a reader is not told where they start.
+    room: of every person. place: the room of every object. No fact tells a reader where people and objects start.
     carrier: of every object that is carried.
     entered: the fact that tells the room of a person, for people whose room a reader knows.
     stays: for every object, the rooms in which a reader knows it was, in order.

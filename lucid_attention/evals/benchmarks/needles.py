@@ -1,13 +1,13 @@
 """S-NIAH and M-NIAH (§4.2): needles in a haystack, in RULER's words, at any length and with any number of needles.
 
 A sample depends on (seed, length, needles, index) and the settings alone. Prompt and room for the answer fill the
-length up to one unit of hay. A sample records where its needles are, in characters and in tokens.
+length up to one unit of hay. A sample records which tokens hold its needles and their values.
 """
 
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -287,42 +287,32 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
 
 def single(options: Options) -> list[Cell]:
     """S-NIAH: one needle, three kinds of text and value, at every length."""
-    return [
-        _cell(
-            "lucid_sniah",
-            {"variant": variant, "length": length},
-            options,
-            length,
-            1,
-            haystack or options.haystack,
-            kind,
-        )
-        for variant, (haystack, kind) in SINGLE.items()
-        for length in options.lengths or (2048, 4096)
-    ]
+    cells = []
+    for variant, (haystack, kind) in SINGLE.items():
+        chosen = replace(options, queries=1, values=1, haystack=haystack or options.haystack, kind=kind)
+        for length in options.lengths or (2048, 4096):
+            cells.append(_cell("lucid_sniah", {"variant": variant, "length": length}, chosen, length, 1))
+    return cells
 
 
 def multiple(options: Options) -> list[Cell]:
     """M-NIAH: one key of many is asked for, or `queries` of them, for every number of needles and length."""
     return [
-        _cell(
-            "lucid_mniah", {"needles": count, "length": length}, options, length, count, options.haystack, options.kind
-        )
+        _cell("lucid_mniah", {"needles": count, "length": length}, options, length, count)
         for count in options.needles or (2, 4, 6, 8, 10)
         for length in options.lengths or (2048, 4096)
     ]
 
 
-def _cell(task: str, labels: Labels, options: Options, length: int, count: int, haystack: str, kind: str) -> Cell:
-    many = task == "lucid_mniah"
+def _cell(task: str, labels: Labels, options: Options, length: int, count: int) -> Cell:
     settings = Needles(
         length=length,
         needles=count,
-        queries=options.queries if many else 1,
-        values=options.values if many else 1,
+        queries=options.queries,
+        values=options.values,
         keys=options.keys,
-        kind=kind,
-        haystack=haystack,
+        kind=options.kind,
+        haystack=options.haystack,
         answer_tokens=options.answer_tokens,
         seed=options.seed,
     )
@@ -338,7 +328,7 @@ def _cell(task: str, labels: Labels, options: Options, length: int, count: int, 
             "tokenizer": options.tokenizer,
             "samples": options.samples,
             "settings": asdict(settings),
-            "haystack_sha256": _prose_sha256(haystack),
+            "haystack_sha256": _prose_sha256(options.haystack),
         },
         answer_tokens=room_for_answer(settings, tokenizer),
         length=length,

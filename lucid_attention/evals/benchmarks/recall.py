@@ -60,7 +60,7 @@ def _evaluate(task: Any, model: Any, tokenizer: Any, indices: Sequence[int], bat
         predictions = model(input_ids=ids).logits.argmax(-1).cpu()
         for index, item, predicted in zip(batch, items, predictions, strict=True):
             asked = item["labels"] != IGNORED
-            # The prediction for a token stands one place before it.
+            # The logits at position i predict token i + 1.
             answers, output = item["labels"][asked], predicted[asked.roll(-1)]
             yield {
                 "id": index,
