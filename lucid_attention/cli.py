@@ -43,7 +43,7 @@ COMMANDS = {
         "eval",
     ),
     "make-data": Command(
-        "evals.making",
+        "evals.make_data",
         "make prompts with answers for fine-tuning",
         "lucid make-data babilong data/babilong_train.jsonl --tasks qa1,qa2 --lengths 0,1024 --tokenizer ./model",
         "eval",

@@ -1,1 +1,1 @@
-"""Evaluation: tasks for lm-evaluation-harness, and one runner for all of them."""
+"""Evaluation of checkpoints: the runner, its three commands, and the benchmarks below it."""

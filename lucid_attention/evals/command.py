@@ -2,18 +2,19 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..base.processes import distributed_state
+from ..base.tables import text_table
 from ..models.checkpoint import DTYPES
+from .cells import EvalError, Options, arguments, names
 from .checkpoint import Checkpoint
-from .families import FAMILIES
-from .runner import chosen, evaluate
-from .runs import EvalError, Options, arguments, names
-from .tables import results_table, table
+from .families import FAMILIES, find_families
+from .results import RESULTS, SAMPLES, Summary, results_table
+from .runner import evaluate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,22 +22,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?", help="folder with config.json and weights")
     add_shared_arguments(parser)
     parser.add_argument(
-        "--out", metavar="FOLDER", help="of the results (default: results/NAME-HASH); the same command resumes there"
+        "--out", metavar="FOLDER", help="folder of the results (default: results/NAME-HASH); the same command resumes"
     )
 
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those that `lucid compare` has too: which tasks, with which options, and how the model runs."""
+    """The arguments of `lucid eval` and `lucid compare`: the tasks, their options, and how the model runs."""
     parser.add_argument("--tasks", metavar="NAMES", type=names, default=(), help="such as sniah,mniah; list shows all")
     for name, default, parse, text in arguments():
         shown = "" if default in ((), "") else f" (default: {_shown(default)})"
         parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, type=_reader(parse), metavar=name.upper(), help=text + shown
+            f"--{name.replace('_', '-')}", dest=name, type=_named(parse), metavar=name.upper(), help=text + shown
         )
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="for a checkpoint that has none")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a checkpoint that has none")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="samples at a time (default: 1)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first samples of every cell")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as they are saved)")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples of every cell")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as saved)")
 
 
 def _flags(names: Iterable[str]) -> str:
@@ -47,8 +48,8 @@ def _shown(default: Any) -> str:
     return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def _reader(parse: Any) -> Any:
-    """argparse names the reader in its message."""
+def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` under a readable name: argparse puts the name of the parser into its error message."""
 
     def read(text: str) -> Any:
         return parse(text)
@@ -57,48 +58,62 @@ def _reader(parse: Any) -> Any:
     return read
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """The options that were given, of those that the tasks take."""
-    given = {each.name: getattr(args, each.name) for each in fields(Options) if each.metadata}
+def read_options(args: argparse.Namespace) -> Options:
+    """The options on the command line. One that no given task takes is an error."""
+    given = {option.name: getattr(args, option.name) for option in fields(Options) if option.metadata}
     given = {name: value for name, value in given.items() if value is not None}
-    takes = [name for family in chosen(args.tasks).values() for name in family.takes]
+    takes = [name for family in find_families(args.tasks).values() for name in family.takes]
     foreign = [name for name in given if name not in takes]
     if foreign:
         raise EvalError(f"{', '.join(args.tasks)} takes {_flags(takes)}, and not {_flags(foreign)}")
     return Options(**given)
 
 
+def evaluate_checkpoint(
+    folder: str, args: argparse.Namespace, *, out: str | None = None, parent: str = "results"
+) -> tuple[Path, list[Summary]]:
+    """Evaluate the checkpoint in `folder` as the arguments say. Gives the folder of the results and their summaries.
+
+    out: the folder of the results; None for the folder NAME-HASH in `parent`.
+    """
+    options = read_options(args)
+    checkpoint = Checkpoint(Path(folder), Path(args.tokenizer) if args.tokenizer else None)
+    results = Path(out) if out else Path(parent) / f"{checkpoint.name}-{checkpoint.sha256[:8]}"
+    summaries = evaluate(
+        checkpoint, args.tasks, options, results, batch_size=args.batch_size, limit=args.limit, dtype=args.dtype
+    )
+    return results, summaries
+
+
 def listing() -> str:
     """The families, a line each."""
-    return table([["task", "what it measures"], *([name, family.about] for name, family in FAMILIES.items())])
+    return text_table([["task", "what it measures"], *([name, family.about] for name, family in FAMILIES.items())])
 
 
-def opened(folder: str, args: argparse.Namespace) -> Checkpoint:
-    """The checkpoint in a folder, with the tokenizer that was given."""
-    return Checkpoint(Path(folder), Path(args.tokenizer) if args.tokenizer else None)
-
-
-def run(args: argparse.Namespace) -> int:
-    """`lucid eval`. What stops it is said in one message; finished samples stay."""
+def print_or_explain(command: str, make_text: Callable[[], str]) -> int:
+    """Print the text from `make_text` on the main process; an error becomes one line on stderr. Gives the exit code."""
     try:
-        if args.tasks == ("list",) or args.checkpoint == "list":
-            print(listing())
-            return 0
-        if args.checkpoint is None or not args.tasks:
-            raise EvalError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
-        options = options_of(args)
-        checkpoint = opened(args.checkpoint, args)
-        out = Path(args.out) if args.out else Path("results") / f"{checkpoint.name}-{checkpoint.sha256[:8]}"
-        cells = evaluate(
-            checkpoint, args.tasks, options, out, batch_size=args.batch_size, limit=args.limit, dtype=args.dtype
-        )
+        text = make_text()
     except (ValueError, FileNotFoundError) as error:
-        print(f"lucid eval: error: {error}", file=sys.stderr)
+        print(f"lucid {command}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped: the same command goes on with the samples that are left", file=sys.stderr)
         return 130
     if distributed_state().is_main_process:
-        print(results_table(cells))
-        print(f"\n{out / 'results.json'}, samples in {out / 'samples'}")
+        print(text)
     return 0
+
+
+def run(args: argparse.Namespace) -> int:
+    """`lucid eval`."""
+    return print_or_explain("eval", lambda: _evaluated(args))
+
+
+def _evaluated(args: argparse.Namespace) -> str:
+    if args.tasks == ("list",) or args.checkpoint == "list":
+        return listing()
+    if args.checkpoint is None or not args.tasks:
+        raise EvalError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
+    out, summaries = evaluate_checkpoint(args.checkpoint, args, out=args.out)
+    return f"{results_table(summaries)}\n\n{out / RESULTS}, samples in {out / SAMPLES}"

@@ -1,26 +1,25 @@
-"""`lucid compare`: checkpoints on the same samples, and how sure their differences are."""
+"""`lucid compare`: scores of several checkpoints on the same samples, and confidence intervals of the differences."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ..base.processes import distributed_state
-from .command import add_shared_arguments, opened, options_of
-from .records import RESULTS, Folder
-from .runner import evaluate
-from .runs import EvalError
-from .tables import scaled, table, unit
+from ..base.tables import text_table
+from .cells import EvalError
+from .command import add_shared_arguments, evaluate_checkpoint, print_or_explain
+from .results import RESULTS, ResultsFolder, Summary, format_labels, format_metric, format_score
 
-# Of the bootstrap: how often samples are drawn again, and what share of the differences the interval holds.
+# The bootstrap: how many times the samples are drawn, and the share of the differences inside the interval.
 DRAWS, SHARE = 10_000, 0.95
+# Indices drawn at a time, which bounds the memory.
+INDICES = 1_000_000
 
 
 class Interval(NamedTuple):
-    """A difference of means, and between which values it lies with a confidence of 95 %."""
+    """A difference of means and the limits of its 95 % confidence interval."""
 
     difference: float
     low: float
@@ -28,115 +27,121 @@ class Interval(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Whether 0 is outside."""
+        """Whether 0 is outside the interval."""
         return self.low > 0 or self.high < 0
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], draws: int = DRAWS) -> Interval:
-    """Mean of b − a over samples, with the percentile interval of the paired bootstrap: samples are drawn again with
-    replacement, each with both of its scores. The draws are the same every time."""
+    """The mean of b − a over the samples, with the percentile interval of the paired bootstrap.
+
+    A draw takes samples with replacement, each with both of its scores. The draws are the same in every call.
+    """
     if len(a) != len(b) or not a:
         raise ValueError(f"a and b must be scores of the same samples, got {len(a)} and {len(b)}")
     gaps = np.asarray(b, float) - np.asarray(a, float)
     random = np.random.default_rng(0)
-    # In parts of a million: memory stays small.
-    size = max(1, 1_000_000 // len(gaps))
+    size = max(1, INDICES // len(gaps))
     parts = [min(size, draws - first) for first in range(0, draws, size)]
     means = np.concatenate([gaps[random.integers(len(gaps), size=(part, len(gaps)))].mean(1) for part in parts])
     low, high = np.quantile(means, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return Interval(float(gaps.mean()), float(low), float(high))
 
 
-class Results(NamedTuple):
-    """The cells of one checkpoint, by name. label: what it is called in the table."""
+class Compared(NamedTuple):
+    """The results of one checkpoint. label: its name in the table. cells: by their names."""
 
     label: str
-    folder: Folder
-    cells: dict[str, dict[str, Any]]
+    folder: ResultsFolder
+    cells: dict[str, Summary]
 
-    def scores(self, cell: str) -> list[float]:
-        """Of the samples of a cell, in their order."""
-        records = self.folder.finished(cell)
+    def scores(self, name: str) -> list[float]:
+        """The scores of a cell's samples, in their order."""
+        records = self.folder.finished(name)
         if records is None:
-            raise EvalError(f"{self.folder.file(cell)} is missing: the samples of a comparison are read from it")
+            raise EvalError(f"{self.folder.file(name)} is missing: a comparison reads the scores of samples from it")
         return [record["score"] for record in records]
 
 
-def comparison(results: Sequence[Results]) -> str:
-    """A table: the cells that all have, the first one's scores, and the differences of the others from it."""
-    first = results[0]
-    shared = [name for name in first.cells if all(name in each.cells for each in results)]
+def comparison(compared: Sequence[Compared]) -> str:
+    """A table of the cells that all checkpoints have: the first one's scores, and how the others differ from it."""
+    first, *others = compared
+    shared = [name for name in first.cells if all(name in other.cells for other in others)]
     if not shared:
         raise EvalError(
-            "the results have no cell in common: another tokenizer, seed, number of samples or option makes others"
+            "the results have no cell in common: another tokenizer, seed, number of samples or option makes other cells"
         )
-    rows = [["task", "metric", "samples", first.label, *(f"{each.label} − {first.label}" for each in results[1:])]]
+    rows = [["task", "metric", "samples", first.label, *(f"{other.label} − {first.label}" for other in others)]]
     for name in shared:
         cell = first.cells[name]
-        labels = " ".join(f"{label}={value}" for label, value in cell["labels"].items())
-        row = [f"{cell['family']} {labels}", unit(cell), str(cell["samples"]), scaled(cell, cell["mean"])]
-        for other in results[1:]:
-            gap = paired_difference(first.scores(name), other.scores(name))
-            said = f"{_signed(cell, gap.difference)} [{_signed(cell, gap.low)}, {_signed(cell, gap.high)}]"
-            row.append(said + (" *" if gap.is_clear else ""))
-        rows.append(row)
-    left_out = sum(len(each.cells) for each in results) - len(shared) * len(results)
+        gaps = [paired_difference(first.scores(name), other.scores(name)) for other in others]
+        mean = format_score(cell, cell["mean"])
+        rows.append(
+            [
+                format_labels(cell), format_metric(cell), str(cell["samples"]), mean,
+                *(_format_interval(cell, gap) for gap in gaps),
+            ]
+        )  # fmt: skip
     note = f"[95 % interval] of the paired bootstrap over samples, {DRAWS} draws; * where it does not hold 0"
-    return table(rows) + f"\n\n{note}" + (f"\n{left_out} cells that not all have are left out" if left_out else "")
+    left_out = sum(len(results.cells) for results in compared) - len(shared) * len(compared)
+    remark = f"\n{left_out} cells that not all have are left out" if left_out else ""
+    return f"{text_table(rows)}\n\n{note}{remark}"
 
 
-def _signed(cell: dict[str, Any], value: float) -> str:
-    text = scaled(cell, value)
+def _format_interval(cell: Summary, gap: Interval) -> str:
+    difference, low, high = (_signed(cell, value) for value in gap)
+    return f"{difference} [{low}, {high}]" + (" *" if gap.is_clear else "")
+
+
+def _signed(cell: Summary, value: float) -> str:
+    text = format_score(cell, value)
     return text if text.startswith("-") else f"+{text}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid compare`."""
     parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="checkpoints, or results of `lucid eval`; the first is compared to"
+        "folders",
+        nargs="+",
+        metavar="FOLDER",
+        help="checkpoints, or results of `lucid eval`; others are compared to the first",
     )
     add_shared_arguments(parser)
     parser.add_argument(
-        "--out", metavar="FOLDER", default="results", help="of the results, a folder NAME-HASH each (default: results)"
+        "--out",
+        metavar="FOLDER",
+        default="results",
+        help="holds a folder NAME-HASH of results for each checkpoint (default: results)",
     )
 
 
-def _results(folder: str, args: argparse.Namespace) -> tuple[Folder, str]:
+def _open_results(folder: str, args: argparse.Namespace) -> ResultsFolder:
+    """The results in a folder, or the results of the checkpoint in it, which is evaluated first."""
     if (Path(folder) / RESULTS).is_file():
-        found = Folder(Path(folder))
-        return found, found.results()["checkpoint"]["name"]
+        return ResultsFolder(Path(folder))
     if not args.tasks:
         raise EvalError(f"{folder!r} holds no {RESULTS}: to evaluate checkpoints, give --tasks")
-    checkpoint, options = opened(folder, args), options_of(args)
-    out = Path(args.out) / f"{checkpoint.name}-{checkpoint.sha256[:8]}"
-    evaluate(checkpoint, args.tasks, options, out, batch_size=args.batch_size, limit=args.limit, dtype=args.dtype)
-    return Folder(out), checkpoint.name
-
-
-def _wanted(folder: Folder, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    cells = folder.results()["cells"]
-    return {cell["name"]: cell for cell in cells if not args.tasks or cell["family"] in args.tasks}
+    results, _ = evaluate_checkpoint(folder, args, parent=args.out)
+    return ResultsFolder(results)
 
 
 def run(args: argparse.Namespace) -> int:
     """`lucid compare`."""
-    try:
-        if len(args.folders) < 2:
-            raise EvalError("expected two folders or more to compare")
-        found = [_results(folder, args) for folder in args.folders]
-        labels = [label for _, label in found]
-        unique = len(set(labels)) == len(labels)
-        compared = [
-            Results(label if unique else f"{label} ({number})", folder, _wanted(folder, args))
-            for number, (folder, label) in enumerate(found, 1)
-        ]
-        text = comparison(compared)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"lucid compare: error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped: the same command goes on with the samples that are left", file=sys.stderr)
-        return 130
-    if distributed_state().is_main_process:
-        print(text)
-    return 0
+    return print_or_explain("compare", lambda: _compared(args))
+
+
+def _compared(args: argparse.Namespace) -> str:
+    if len(args.folders) < 2:
+        raise EvalError(f"expected two folders or more to compare, got {len(args.folders)}")
+    opened = [_open_results(folder, args) for folder in args.folders]
+    names = [folder.results()["checkpoint"]["name"] for folder in opened]
+    unique = len(set(names)) == len(names)
+    labels = names if unique else [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    return comparison(
+        [Compared(label, folder, _chosen_cells(folder, args)) for label, folder in zip(labels, opened, strict=True)]
+    )
+
+
+def _chosen_cells(folder: ResultsFolder, args: argparse.Namespace) -> dict[str, Summary]:
+    """The cells of the tasks in --tasks; all cells without it."""
+    cells = folder.results()["cells"]
+    return {cell["name"]: cell for cell in cells if not args.tasks or cell["family"] in args.tasks}

@@ -1,27 +1,48 @@
-"""The families of tasks that `lucid eval` knows, a line each. What they are made of is in `runs.py`."""
+"""The families of tasks: the names that `lucid eval --tasks` knows."""
 
-from .benchmarks import babilong, longqa, niah, perplexity, recall, ruler
-from .runs import Family
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..base.messages import did_you_mean
+from .benchmarks import babilong, longqa, needles, perplexity, recall, ruler
+from .cells import Cell, EvalError, Options
 
 SAMPLED = ("lengths", "samples", "seed")
 LONG_QA = ("data_dir", "max_length", "questions", "answer_tokens")
+
+
+@dataclass(frozen=True)
+class Family:
+    """A name of `--tasks`.
+
+    about: one line for the listing.
+    takes: the options that it reads.
+    cells: its cells for given options. It raises ValueError for wrong options, before a model is loaded.
+    needs_tokenizer: False for tasks of bare tokens.
+    """
+
+    about: str
+    takes: tuple[str, ...]
+    cells: Callable[[Options], list[Cell]]
+    needs_tokenizer: bool = True
+
 
 FAMILIES: dict[str, Family] = {
     "sniah": Family(
         "a needle in a haystack: RULER's niah_single 1 to 3 (noise, prose; numbers, uuids)",
         (*SAMPLED, "keys", "haystack", "answer_tokens"),
-        niah.single,
+        needles.single,
     ),
     "mniah": Family(
         "one of N needles in a haystack: RULER's multikey with any number of keys, queries and values",
         (*SAMPLED, "needles", "queries", "values", "keys", "kind", "haystack", "answer_tokens"),
-        niah.multiple,
+        needles.multiple,
     ),
-    "ruler": Family("RULER's variable tracking, common words and frequent words", SAMPLED, ruler.runs),
+    "ruler": Family("RULER's variable tracking, common words and frequent words", SAMPLED, ruler.cells),
     "babilong": Family(
         "stories of bAbI, QA1 to QA5, hidden in a long text",
         (*SAMPLED, "qa", "haystack", "scoring", "babilong_hub", "answer_tokens"),
-        babilong.runs,
+        babilong.cells,
     ),
     "longbench": Family(
         "LongBench: 2WikiMQA, HotpotQA, MultifieldQA (F1, 0–1); from the hub or --data-dir",
@@ -48,3 +69,11 @@ FAMILIES: dict[str, Family] = {
         needs_tokenizer=False,
     ),
 }
+
+
+def find_families(names: Sequence[str]) -> dict[str, Family]:
+    """The families with these names."""
+    for name in names:
+        if name not in FAMILIES:
+            raise EvalError(f"there is no task {name!r}{did_you_mean(name, FAMILIES)}: {', '.join(FAMILIES)}, or list")
+    return {name: FAMILIES[name] for name in names}

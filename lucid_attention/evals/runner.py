@@ -1,9 +1,8 @@
-"""Evaluate a checkpoint: every cell of every family, on one process or on several."""
+"""Evaluate a checkpoint: all cells of the given families, on one process or on several."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,51 +11,40 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..base.processes import distributed_state
-from ..report.heatmap import draw_heatmap
+from .cells import Cell, EvalError, Options, Record, cell_name
 from .checkpoint import Checkpoint
-from .families import FAMILIES
-from .harness import Asked, Prompted, quiet
-from .records import Folder, Writer, cell_name, cell_settings, summary
-from .runs import EvalError, Family, Options, Record, Run
-from .spans import load_tokenizer
+from .families import find_families
+from .harness import HarnessCell, HarnessModel
+from .results import RecordWriter, ResultsFolder, Summary, draw_results, format_labels, summarize
+from .tokens import load_tokenizer
 
 Ask = Callable[[Sequence[int], int], Iterator[Record]]
 
 
-class Cell(NamedTuple):
-    """A run that is to be evaluated, and the name of its results."""
+class PlannedCell(NamedTuple):
+    """A cell with the settings that its samples depend on. name: of its results, from the settings."""
 
     name: str
     settings: dict[str, Any]
-    run: Run
+    cell: Cell
 
 
-def chosen(tasks: Sequence[str]) -> dict[str, Family]:
-    """Families by their names."""
-    for name in tasks:
-        if name not in FAMILIES:
-            near = get_close_matches(name, FAMILIES, 1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise EvalError(f"there is no task {name!r}{hint}: {', '.join(FAMILIES)}, or list")
-    return {name: FAMILIES[name] for name in tasks}
-
-
-def planned(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limit: int | None) -> list[Cell]:
-    """The cells of an evaluation. What cannot be evaluated is refused here, before a model is loaded."""
-    families = chosen(tasks)
-    digest = ""
+def plan(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limit: int | None) -> list[PlannedCell]:
+    """The cells of an evaluation. Wrong tasks and options are refused here, before the model is loaded."""
+    families = find_families(tasks)
+    tokenizer_sha256 = ""
     if any(family.needs_tokenizer for family in families.values()):
         options = replace(options, tokenizer=checkpoint.tokenizer_folder)
-        digest = _tokenizer_hash(options.tokenizer)
-    cells = []
+        tokenizer_sha256 = _tokenizer_sha256(options.tokenizer)
+    planned = []
     for name, family in families.items():
-        for run in family.runs(options):
-            settings = cell_settings(name, run, limit, digest if family.needs_tokenizer else "")
-            cells.append(Cell(cell_name(settings), settings, run))
-    return cells
+        for cell in family.cells(options):
+            settings = cell.settings(name, limit, tokenizer_sha256 if family.needs_tokenizer else "")
+            planned.append(PlannedCell(cell_name(settings), settings, cell))
+    return planned
 
 
-def _tokenizer_hash(folder: str) -> str:
+def _tokenizer_sha256(folder: str) -> str:
     return hashlib.sha256(load_tokenizer(folder).backend_tokenizer.to_str().encode()).hexdigest()
 
 
@@ -69,91 +57,79 @@ def evaluate(
     batch_size: int = 1,
     limit: int | None = None,
     dtype: str = "auto",
-) -> list[dict[str, Any]]:
-    """Evaluate what is not finished in `out`, and give the summaries of all cells.
+) -> list[Summary]:
+    """Evaluate the cells that are not finished in the folder `out`, and give the summaries of all cells.
 
-    Samples of an unfinished cell stay, however many processes wrote them. Several processes share one folder.
+    Records of an unfinished cell are kept, even if another number of processes wrote them. All processes share `out`.
     """
     if batch_size < 1:
         raise EvalError(f"--batch-size must be at least 1, got {batch_size}")
     if limit is not None and limit < 1:
         raise EvalError(f"--limit must be at least 1, got {limit}")
-    folder, described = Folder(out), checkpoint.describe()
-    folder.check_is_of(described)
-    cells = planned(checkpoint, tasks, options, limit)
-    if any(folder.finished(cell.name) is None for cell in cells):
-        _ask_all(cells, folder, checkpoint, batch_size, limit, dtype)
-    done = []
-    for cell in cells:
-        records = folder.finished(cell.name)
-        assert records is not None, f"{cell.name} was not finished"
-        done.append(summary(cell.name, cell.settings, cell.run, (record["score"] for record in records)))
-        if distributed_state().is_main_process:
-            folder.add(described, done[-1])
-    if distributed_state().is_main_process:
-        draw(done, out, checkpoint.name)
-    distributed_state().wait_for_everyone()
-    return done
+    folder, description = ResultsFolder(out), checkpoint.describe()
+    folder.check_checkpoint(description)
+    planned = plan(checkpoint, tasks, options, limit)
+    if any(folder.finished(name) is None for name, _, _ in planned):
+        _ask_all(planned, folder, checkpoint, batch_size, limit, dtype)
+    state = distributed_state()
+    summaries = []
+    for name, settings, cell in planned:
+        records = folder.finished(name)
+        assert records is not None, f"{name} was not finished"
+        summaries.append(summarize(name, settings, cell, (record["score"] for record in records)))
+        if state.is_main_process:
+            folder.add(description, summaries[-1])
+    if state.is_main_process:
+        draw_results(summaries, out, checkpoint.name)
+    state.wait_for_everyone()
+    return summaries
 
 
 def _ask_all(
-    cells: list[Cell], folder: Folder, checkpoint: Checkpoint, batch_size: int, limit: int | None, dtype: str
+    planned: list[PlannedCell],
+    folder: ResultsFolder,
+    checkpoint: Checkpoint,
+    batch_size: int,
+    limit: int | None,
+    dtype: str,
 ) -> None:
-    # One bar is enough.
+    """Load the model and ask it the samples of every unfinished cell."""
+    # Hide the bar of the weights: every cell has its own.
     logging.disable_progress_bar()
     model = checkpoint.load(dtype)
     tokenizer, lm = None, None
-    if any(cell.run.task or cell.settings["tokenizer_sha256"] for cell in cells):
+    if any(cell.task or settings["tokenizer_sha256"] for _, settings, cell in planned):
         tokenizer = load_tokenizer(checkpoint.tokenizer_folder)
-        with quiet():
-            lm = Prompted(model, tokenizer, batch_size)
-    for number, cell in enumerate(cells, 1):
-        if folder.finished(cell.name) is not None:
+        lm = HarnessModel(model, tokenizer, batch_size)
+    for number, (name, settings, cell) in enumerate(planned, 1):
+        if folder.finished(name) is not None:
             continue
         ask: Ask
-        if cell.run.evaluate is not None:
-            ask, samples = partial(cell.run.evaluate, model, tokenizer), cell.run.samples
+        if cell.evaluate is not None:
+            ask, samples = partial(cell.evaluate, model, tokenizer), cell.samples
         else:
-            asked = Asked(cell.run, lm)
-            ask, samples = asked, asked.samples
-        title = f"{number}/{len(cells)} {_title(cell.settings)}"
-        ask_cell(cell.name, ask, min(samples, limit or samples), folder, batch_size, title)
+            ask = HarnessCell(cell, lm)
+            samples = ask.samples
+        title = f"{number}/{len(planned)} {format_labels(settings)}"
+        ask_cell(name, ask, min(samples, limit or samples), folder, batch_size, title)
 
 
-def ask_cell(name: str, ask: Ask, samples: int, folder: Folder, batch_size: int, title: str = "") -> list[Record]:
-    """Ask for the samples of a cell that are not there yet; each process for its share."""
-    ours = distributed_state()
-    done = folder.so_far(name, samples)
-    left = [index for index in range(samples) if index not in done]
-    mine = left[ours.process_index :: ours.num_processes]
-    # Nobody writes before everybody has read.
-    ours.wait_for_everyone()
+def ask_cell(name: str, ask: Ask, samples: int, folder: ResultsFolder, batch_size: int, title: str = "") -> None:
+    """Ask the samples of a cell that have no record yet: every process a share. The main process merges the records."""
+    state = distributed_state()
+    done = folder.unfinished(name, samples)
+    missing = [index for index in range(samples) if index not in done]
+    share = missing[state.process_index :: state.num_processes]
+    # Wait until all processes have read: a record written earlier would change the shares of the others.
+    state.wait_for_everyone()
     file = folder.file(name)
-    bar = tqdm(total=samples, initial=len(done), desc=title, unit="sample", disable=not ours.is_main_process)
-    with bar, Writer(file.with_name(f"{file.name}.{ours.process_index}")) as writer:
-        for record in ask(mine, batch_size) if mine else ():
+    bar = tqdm(total=samples, initial=len(done), desc=title, unit="sample", disable=not state.is_main_process)
+    with bar, RecordWriter(file.with_name(f"{file.name}.{state.process_index}")) as writer:
+        for record in ask(share, batch_size) if share else ():
             writer.write(record)
-            bar.update(min(ours.num_processes, samples - bar.n))
+            bar.update(min(state.num_processes, samples - bar.n))
         bar.update(samples - bar.n)
-    ours.wait_for_everyone()
-    if ours.is_main_process:
+    state.wait_for_everyone()
+    if state.is_main_process:
         folder.finish(name, samples)
-    ours.wait_for_everyone()
-    return folder.finished(name) or []
-
-
-def _title(settings: dict[str, Any]) -> str:
-    return " ".join([settings["family"], *(f"{name}={value}" for name, value in settings["labels"].items())])
-
-
-def draw(cells: list[dict[str, Any]], out: Path, name: str) -> list[Path]:
-    """A heat map for each family whose cells have two labels, and a best score."""
-    drawn = []
-    for family in dict.fromkeys(cell["family"] for cell in cells):
-        ours = [cell for cell in cells if cell["family"] == family and cell["out_of"]]
-        axes = list(ours[0]["labels"]) if ours else []
-        if len(axes) == 2:
-            values = {tuple(cell["labels"].values()): 100 * cell["mean"] / cell["out_of"] for cell in ours}
-            drawn.append(out / f"{family}.png")
-            draw_heatmap(values, axes, drawn[-1], f"{family}: {name}\n{ours[0]['metric']}, %")
-    return drawn
+    state.wait_for_everyone()

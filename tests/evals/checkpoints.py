@@ -1,4 +1,4 @@
-"""Small checkpoints and a tokenizer for them, and `lucid eval` in this process or in forks of it."""
+"""Small checkpoints and tokenizers, and `lucid eval` in this process or in forks of it."""
 
 import argparse
 import multiprocessing
@@ -19,25 +19,30 @@ from lucid_attention.data.tokenizer import train
 from lucid_attention.evals import command, compare
 from lucid_attention.evals.benchmarks.haystacks import NOISE, read_prose
 from lucid_attention.evals.benchmarks.needles import NEEDLE, PROMPT
-from lucid_attention.evals.spans import load_tokenizer
+from lucid_attention.evals.tokens import load_tokenizer
 from lucid_attention.models.decoder.presets import tiny
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
 COMMANDS: dict[str, Any] = {"eval": command, "compare": compare}
 
 
-def write_tokenizer(folder: Path, size: int = 900) -> Path:
-    """A byte-level tokenizer that has seen needles and some prose."""
+def write_tokenizer(folder: Path, texts: Sequence[str], size: int = 600) -> Path:
+    """A byte-level tokenizer, trained on RULER's noise and on `texts`."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in train([*NOISE, NEEDLE, PROMPT, *read_prose("prose").sentences[:300]], size).items():
+    for name, content in train([*NOISE, *texts] * 3, size).items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def write_needle_tokenizer(folder: Path, size: int = 900) -> Path:
+    """A tokenizer for needles and prose."""
+    return write_tokenizer(folder, [NEEDLE, PROMPT, *read_prose("prose").sentences[:300]], size)
 
 
 def write_checkpoint(folder: Path, tokenizer: Path, kind: str = "lucid", seed: int = 0) -> Path:
     """A model with random weights. kind: "lucid" or "llama"."""
     loaded = load_tokenizer(str(tokenizer))
-    # A model that does not say where it ends must not answer otherwise in a batch than alone.
+    # The configuration names no end token: answers in a batch must still be those of prompts asked alone.
     ends = {"pad_token_id": loaded.pad_token_id, "bos_token_id": loaded.bos_token_id, "eos_token_id": None}
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {**SMALL, **ends, "vocab_size": len(loaded), "initializer_range": 0.2}
@@ -57,19 +62,19 @@ def lucid(name: str, *words: object) -> int:
 def forked(words: Sequence[object], *, processes: int = 1, before: Callable[[], None] | None = None) -> list[int]:
     """`lucid eval` in forks of this process, several as torchrun starts them. Gives their exit codes.
 
-    before: done first in each, such as a patch.
+    before: called first in each fork, for example to patch something.
     """
     context = multiprocessing.get_context("fork")
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     children = [
         context.Process(target=_child, args=(words, rank, processes, port, before)) for rank in range(processes)
     ]
     for child in children:
         child.start()
     for child in children:
-        # As torchrun does: one that ends badly takes the others with it.
+        # As torchrun does: if one process fails, the others are killed.
         child.join(100)
         if child.exitcode != 0:
             for other in children:
@@ -82,7 +87,7 @@ def forked(words: Sequence[object], *, processes: int = 1, before: Callable[[], 
 def _child(words: Sequence[object], rank: int, processes: int, port: int, before: Callable[[], None] | None) -> None:
     code = 70
     try:
-        # pytest has its own in their place.
+        # pytest has replaced these streams.
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         torch.set_num_threads(1)
         PartialState._reset_state()

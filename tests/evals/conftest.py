@@ -1,15 +1,15 @@
-"""What is made once for all tests of evaluation."""
+"""Checkpoints and a tokenizer, made once for all tests of evaluation."""
 
 from pathlib import Path
 
 import pytest
 
-from .checkpoints import write_checkpoint, write_tokenizer
+from .checkpoints import write_checkpoint, write_needle_tokenizer
 
 
 @pytest.fixture(scope="session")
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    return write_needle_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="session")

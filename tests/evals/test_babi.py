@@ -1,16 +1,14 @@
-"""The worlds of bAbI: stories are told in its words, are possible, and answer their questions."""
+"""Stories of bAbI: they use its words, could happen, and answer their questions."""
 
 import random
 from collections import Counter
 
 import pytest
 
-from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
-from lucid_attention.evals.benchmarks.babi.story import _begin, _move
-from lucid_attention.evals.benchmarks.babi.world import PEOPLE, Fact, Stay, World
-from lucid_attention.evals.benchmarks.babilong_prompts import LABELS
+from lucid_attention.evals.benchmarks.babi import PEOPLE, TASKS, Fact, Stay, Story, World, _begin, _move, make_story
+from lucid_attention.evals.benchmarks.babilong import LABELS
 
-from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replayed
+from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replay
 
 STORIES = 150
 
@@ -22,7 +20,7 @@ def stories(task: str) -> list[Story]:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_answer_follows_from_the_sentences(task: str) -> None:
     for story in stories(task):
-        assert replayed(task, story.facts, story.question) == story.answer, story
+        assert replay(task, story.facts, story.question) == story.answer, story
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -38,17 +36,17 @@ def test_the_supporting_facts_suffice(task: str, number: int) -> None:
     for story in stories(task):
         assert len(story.supporting) == number
         assert list(story.supporting) == sorted(set(story.supporting))
-        told = [story.facts[index] for index in story.supporting]
-        assert replayed(task, told, story.question) == story.answer, story
+        supporting = [story.facts[index] for index in story.supporting]
+        assert replay(task, supporting, story.question) == story.answer, story
 
 
 def test_three_facts_tell_where_a_thing_was_before() -> None:
     for story in stories("qa3"):
         assert len(story.supporting) == 3
-        told = [story.facts[index] for index in story.supporting]
+        supporting = [story.facts[index] for index in story.supporting]
         *_, thing, _, _, room = story.question.removesuffix("?").split()
-        assert {found[2] for found in map(MOVE.fullmatch, told) if found} == {story.answer, room}
-        touched = [found[2] for form in (GET, DROP) for found in map(form.fullmatch, told) if found]
+        assert {move[2] for move in map(MOVE.fullmatch, supporting) if move} == {story.answer, room}
+        touched = [match[2] for form in (GET, DROP) for match in map(form.fullmatch, supporting) if match]
         assert touched == [thing]
 
 
@@ -79,28 +77,28 @@ def test_stories_are_of_many_lengths() -> None:
 
 def test_a_reader_knows_where_a_thing_is_from_who_moves_and_who_touches_it() -> None:
     world = World({"John": "garden", "Mary": "kitchen"}, {"milk": "kitchen"})
-    told = [
+    facts = [
         ("move", "John", "", "kitchen"),  # 0
         ("get", "John", "milk", ""),
         ("drop", "John", "milk", ""),
-        ("get", "Mary", "milk", ""),  # 3: nobody was told that Mary is in the kitchen
+        ("get", "Mary", "milk", ""),  # 3: no fact says that Mary is in the kitchen
         ("move", "Mary", "", "office"),
         ("drop", "Mary", "milk", ""),
     ]
-    seen = []
-    for kind, person, thing, room in told:
+    stays = []
+    for kind, person, thing, room in facts:
         world = world.after(Fact("", kind, person, thing, room))
-        seen.append(world.stays.get("milk", ()))
-    assert seen[0] == ()
-    assert seen[1] == (Stay("kitchen", arrival=0, held=1),)
-    assert seen[2] == seen[3] == (Stay("kitchen", arrival=0, held=2),)
-    assert seen[4] == (*seen[3], Stay("office", arrival=4, held=3))
-    assert seen[5] == (*seen[3], Stay("office", arrival=4, held=5))
+        stays.append(world.stays.get("milk", ()))
+    assert stays[0] == ()
+    assert stays[1] == (Stay("kitchen", arrival=0, held=1),)
+    assert stays[2] == stays[3] == (Stay("kitchen", arrival=0, held=2),)
+    assert stays[4] == (*stays[3], Stay("office", arrival=4, held=3))
+    assert stays[5] == (*stays[3], Stay("office", arrival=4, held=5))
     assert world.place == {"milk": "office"}
     assert world.carrier == {}
 
 
-def test_what_happens_leaves_the_world_before_it_as_it_was() -> None:
+def test_a_fact_does_not_change_the_world_before_it() -> None:
     rng = random.Random(0)
     world = _begin(PEOPLE, rng)
     copy = repr(world)

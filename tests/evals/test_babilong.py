@@ -17,21 +17,23 @@ from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
 from lucid_attention.evals.benchmarks.babilong import (
     NAMES,
     Babilong,
+    cells,
     draw,
     make_sample,
     process_results,
-    runs,
+    render_prompt,
+    score_strict,
     split_of,
 )
-from lucid_attention.evals.benchmarks.babilong_prompts import rendered, strict
-from lucid_attention.evals.harness import Prompted
-from lucid_attention.evals.runs import EvalError, Options
-from lucid_attention.evals.spans import count, load_tokenizer
+from lucid_attention.evals.cells import EvalError, Options
+from lucid_attention.evals.harness import HarnessModel
+from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 
-from .babi_replay import FORMS, replayed
-from .speakers import Mute, Perfect, ask, mean, write_tokenizer
+from .babi_replay import FORMS, replay
+from .checkpoints import write_tokenizer
+from .stub_models import AnswerKey, Mute, ask, mean
 
 HARNESS = Path(lm_eval.tasks.__file__).parent / "babilong"
 PROSE = "The ship had come in late. Nobody was at the pier, and the lamps were out. A dog barked, far away. " * 5
@@ -40,8 +42,8 @@ PROSE = "The ship had come in late. Nobody was at the pier, and the lamps were o
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     texts = [" ".join(make_story(task, random.Random(0)).facts) for task in TASKS]
-    prompts = [rendered(task, "", "") for task in TASKS]
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*texts, *prompts, PROSE], 1000)
+    prompts = [render_prompt(task, "", "") for task in TASKS]
+    return str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), [*texts, *prompts, PROSE], 1000))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ def test_the_prompt_is_the_harness_s(task: str) -> None:
     config["custom_dataset"] = lambda **_: {task: Dataset.from_list([doc])}
     theirs = ConfigurableTask(config=config)
     expected = theirs.fewshot_context(doc, num_fewshot=config["num_fewshot"])
-    assert rendered(task, doc["input"], doc["question"]) == expected
+    assert render_prompt(task, doc["input"], doc["question"]) == expected
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -76,11 +78,11 @@ def test_facts_stand_in_their_order_in_a_text_of_the_length(task: str, folder: s
             text = sample["prompt"].split("\n")[-2]
             places = [text.find(fact) for fact in sample["facts"]]
             assert all(place >= 0 for place in places)
-            found = [each for form in FORMS[task] for each in form.finditer(text)]
-            told = [each[0] for each in sorted(found, key=lambda each: each.start())]
-            # "Mary left." of the prose would be taken for a fact: no sentence of it speaks of her.
-            assert told == sample["facts"]
-            assert replayed(task, told, sample["question"]) == sample["target"]
+            matches = [match for form in FORMS[task] for match in form.finditer(text)]
+            facts = [match[0] for match in sorted(matches, key=lambda match: match.start())]
+            # "Mary left." in the prose would look like a fact: such sentences are left out.
+            assert facts == sample["facts"]
+            assert replay(task, facts, sample["question"]) == sample["target"]
             rest = text
             for fact in sample["facts"]:
                 rest = rest.replace(fact, "", 1)
@@ -100,7 +102,7 @@ def test_facts_are_spread_over_the_text(folder: str) -> None:
 
 def test_without_a_length_there_are_only_facts(folder: str) -> None:
     sample = make_sample(Babilong("qa2", 0), load_tokenizer(folder), 0)
-    assert sample["prompt"] == rendered("qa2", " ".join(sample["facts"]), sample["question"])
+    assert sample["prompt"] == render_prompt("qa2", " ".join(sample["facts"]), sample["question"])
 
 
 def test_a_sample_depends_on_its_place_alone(folder: str, prose: str) -> None:
@@ -124,8 +126,8 @@ def test_no_story_is_in_training_and_in_evaluation(task: str) -> None:
     assert not drawn["train"] & drawn["test"]
 
 
-def test_without_the_rule_stories_would_be_in_both() -> None:
-    # There are few stories of QA4: other seeds alone do not keep them apart.
+def test_without_the_split_by_content_stories_would_be_in_both() -> None:
+    # QA4 has few different stories: different seeds alone would draw the same ones.
     both = [{make_story("qa4", random.Random(f"{side}/{i}")).facts for i in range(2000)} for side in "ab"]
     assert both[0] & both[1]
     sides = [split_of(make_story("qa4", random.Random(i))) for i in range(500)]
@@ -155,16 +157,16 @@ SCORES = {
 @pytest.mark.parametrize(("output", "scores"), SCORES.items(), ids=SCORES)
 def test_strict_scoring_wants_one_label_in_the_first_sentence(output: str, scores: tuple[int, int]) -> None:
     doc = {"task": "qa1", "question": "Where is Mary?", "target": "bathroom"}
-    found = process_results(doc, [output])
-    assert (found["strict"], found["lax"]) == scores
-    assert found["lax"] == harness_score(doc, [output])["acc"]
+    given = process_results(doc, [output])
+    assert (given["strict"], given["lax"]) == scores
+    assert given["lax"] == harness_score(doc, [output])["acc"]
 
 
 def test_labels_of_the_question_do_not_count() -> None:
     question = "Where was the apple before the kitchen?"
-    assert strict("qa3", question, "office", "Before the kitchen the apple was in the office.") == 1
-    assert strict("qa3", question, "office", "Before the garden the apple was in the office.") == 0
-    assert strict("qa5", "Who gave the milk to Bill?", "Fred", "Fred gave the milk to Bill.") == 1
+    assert score_strict("qa3", question, "office", "Before the kitchen the apple was in the office.") == 1
+    assert score_strict("qa3", question, "office", "Before the garden the apple was in the office.") == 0
+    assert score_strict("qa5", "Who gave the milk to Bill?", "Fred", "Fred gave the milk to Bill.") == 1
 
 
 def options(folder: str, **changes: Any) -> Options:
@@ -172,43 +174,43 @@ def options(folder: str, **changes: Any) -> Options:
     return Options(**{**given, **changes})
 
 
-def test_who_knows_the_answers_scores_all_and_who_is_mute_nothing(folder: str) -> None:
+def test_a_model_that_knows_the_answers_scores_1_and_a_mute_one_0(folder: str) -> None:
     for scoring in ("strict", "lax"):
-        cells = runs(options(folder, scoring=scoring))
-        assert [tuple(cell.labels.values()) for cell in cells] == [(task, n) for task in TASKS for n in (0, 1500)]
-        for cell in cells[:: 1 if scoring == "strict" else 5]:
-            assert mean(ask(cell, Perfect("answer"))) == 1
-            assert mean(ask(cell, Perfect("target"))) == 1
+        table = cells(options(folder, scoring=scoring))
+        assert [tuple(cell.labels.values()) for cell in table] == [(task, n) for task in TASKS for n in (0, 1500)]
+        for cell in table[:: 1 if scoring == "strict" else 5]:
+            assert mean(ask(cell, AnswerKey("answer"))) == 1
+            assert mean(ask(cell, AnswerKey("target"))) == 1
             assert mean(ask(cell, Mute())) == 0
-            lm = Perfect("answer")
+            lm = AnswerKey("answer")
             ask(cell, lm)
-            longest = max(count(load_tokenizer(folder), prompt) for prompt in lm.asked)
+            longest = max(count_tokens(load_tokenizer(folder), prompt) for prompt in lm.prompts)
             assert not cell.length or longest + cell.answer_tokens <= cell.length
 
 
 def test_scores_do_not_depend_on_the_batch(folder: str) -> None:
-    (cell,) = runs(options(folder, qa=("qa2",), lengths=(0,), samples=5, answer_tokens=8))
+    (cell,) = cells(options(folder, qa=("qa2",), lengths=(0,), samples=5, answer_tokens=8))
     tokenizer = load_tokenizer(folder)
     model = LucidForCausalLM(tiny(vocab_size=len(tokenizer), max_position_embeddings=2048)).eval()
     with torch.no_grad():
-        # Fresh weights hardly attend: what is far away must matter.
+        # With fresh weights attention is almost uniform: larger weights make distant tokens matter.
         for weight in model.parameters():
             weight.mul_(8 if weight.ndim == 2 else 1)
-    found = []
-    for size in (1, 3):
-        records = ask(cell, Prompted(model, tokenizer, size), size)
-        found.append([(record["id"], record["output"], record["score"]) for record in records])
-    assert found[0] == found[1]
-    assert len({output for _, output, _ in found[0]}) > 1
+    alone, batched = (
+        [(record["id"], record["output"], record["score"]) for record in records]
+        for records in (ask(cell, HarnessModel(model, tokenizer, size), size) for size in (1, 3))
+    )
+    assert alone == batched
+    assert len({output for _, output, _ in alone}) > 1
 
 
-def test_what_cannot_fit_is_refused_at_once(folder: str) -> None:
+def test_a_length_that_is_too_short_is_refused_at_once(folder: str) -> None:
     with pytest.raises(EvalError, match=r"qa3 with its prompt takes \d+ tokens .* more than --lengths 300"):
-        runs(options(folder, qa=("qa3",), lengths=(300,)))
+        cells(options(folder, qa=("qa3",), lengths=(300,)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"qa": ("qa6",)}, "task must be one of qa1"),
         ({"lengths": (-1,)}, "--lengths must not be negative, got -1"),
@@ -216,25 +218,25 @@ def test_what_cannot_fit_is_refused_at_once(folder: str) -> None:
         ({"haystack": "needles"}, "--haystack must be noise"),
     ],
 )
-def test_a_wrong_option_is_named(changes: dict[str, Any], said: str, folder: str) -> None:
-    with pytest.raises(EvalError, match=said):
-        runs(options(folder, **changes))
+def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, folder: str) -> None:
+    with pytest.raises(EvalError, match=message):
+        cells(options(folder, **changes))
 
 
 def test_stories_of_the_hub_get_the_same_prompts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"input": "Mary went to the office.", "question": "Where is Mary? ", "target": "office"}
-    asked = []
+    loaded = []
 
     def load_dataset(*names: str, split: str) -> list[dict[str, str]]:
-        asked.append((*names, split))
+        loaded.append((*names, split))
         return [row] * 3
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    (cell,) = runs(options(folder, qa=("qa1",), lengths=(4096,), babilong_hub="some/stories"))
-    lm = Perfect("target")
+    (cell,) = cells(options(folder, qa=("qa1",), lengths=(4096,), babilong_hub="some/stories"))
+    lm = AnswerKey("target")
     assert mean(ask(cell, lm)) == 1
-    assert asked == [("some/stories", "4k", "qa1")]
-    assert lm.asked == [rendered("qa1", row["input"], row["question"])] * 2
+    assert loaded == [("some/stories", "4k", "qa1")]
+    assert lm.prompts == [render_prompt("qa1", row["input"], row["question"])] * 2
 
 
 def test_an_unreachable_hub_gives_one_message(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +244,6 @@ def test_an_unreachable_hub_gives_one_message(folder: str, monkeypatch: pytest.M
         raise ConnectionError("no route\nand a long trace")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    (cell,) = runs(options(folder, qa=("qa1",), lengths=(0,), babilong_hub="some/stories"))
+    (cell,) = cells(options(folder, qa=("qa1",), lengths=(0,), babilong_hub="some/stories"))
     with pytest.raises(EvalError, match=r"'some/stories' .* cannot be read: no route\. Leave out --babilong-hub"):
         ask(cell, Mute())

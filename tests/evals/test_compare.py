@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lucid_attention.evals.compare import paired_difference
-from lucid_attention.evals.records import Folder
+from lucid_attention.evals.results import ResultsFolder
 
-from .checkpoints import lucid, write_checkpoint, write_tokenizer
+from .checkpoints import lucid, write_checkpoint, write_needle_tokenizer
 from .test_runner import GRID, complaint
 
 
@@ -17,17 +17,17 @@ def test_the_interval_is_that_of_the_paired_standard_error_for_many_samples() ->
     hard = random.random(2000)
     a = (random.random(2000) > hard).astype(float)
     b = (random.random(2000) > hard - 0.1).astype(float)
-    found = paired_difference(a.tolist(), b.tolist())
+    interval = paired_difference(a.tolist(), b.tolist())
     error = (b - a).std(ddof=1) / np.sqrt(2000)
-    assert found.difference == pytest.approx((b - a).mean())
-    assert found.low == pytest.approx(found.difference - 1.96 * error, abs=0.1 * error)
-    assert found.high == pytest.approx(found.difference + 1.96 * error, abs=0.1 * error)
-    assert found.is_clear
-    assert paired_difference(a.tolist(), b.tolist()) == found
+    assert interval.difference == pytest.approx((b - a).mean())
+    assert interval.low == pytest.approx(interval.difference - 1.96 * error, abs=0.1 * error)
+    assert interval.high == pytest.approx(interval.difference + 1.96 * error, abs=0.1 * error)
+    assert interval.is_clear
+    assert paired_difference(a.tolist(), b.tolist()) == interval
 
 
-def test_pairs_matter() -> None:
-    # Every sample is better by the same: there is no doubt, however different the samples are.
+def test_the_interval_is_of_pairs() -> None:
+    # Every sample gains the same, so the interval has no width, although the samples differ widely.
     a = np.linspace(0, 1, 50)
     assert paired_difference(a.tolist(), (a + 0.01).tolist()).low == pytest.approx(0.01)
     shuffled = np.random.default_rng(0).permutation(a + 0.01)
@@ -41,7 +41,7 @@ def test_equal_scores_have_no_difference() -> None:
 
 
 @pytest.mark.parametrize("samples", [1, 7])
-def test_intervals_hold_their_share(samples: int) -> None:
+def test_equal_gaps_have_an_interval_without_width(samples: int) -> None:
     a, b = [0.0] * samples, [1.0] * samples
     assert tuple(paired_difference(a, b)) == (1, 1, 1)
 
@@ -51,8 +51,10 @@ def test_checkpoints_are_compared_on_the_same_samples(
 ) -> None:
     words = (*GRID, "--batch-size", 5, "--out", tmp_path)
     assert lucid("compare", lucid_folder, llama_folder, *words) == 0
-    said = capsys.readouterr().out
-    results = {Folder(folder).results()["checkpoint"]["name"]: Folder(folder) for folder in tmp_path.iterdir()}
+    out = capsys.readouterr().out
+    results = {
+        ResultsFolder(folder).results()["checkpoint"]["name"]: ResultsFolder(folder) for folder in tmp_path.iterdir()
+    }
     assert set(results) == {lucid_folder.name, llama_folder.name}
     first, second = (
         [(file.name, [record["target"] for record in folder.finished(file.stem) or []]) for file in files]
@@ -60,31 +62,31 @@ def test_checkpoints_are_compared_on_the_same_samples(
         for files in [sorted((folder.path / "samples").iterdir())]
     )
     assert first == second
-    lines = said.splitlines()
+    lines = out.splitlines()
     assert lines[0].split("  ")[-1].strip() == f"{llama_folder.name} − {lucid_folder.name}"
     assert sum(line.startswith("mniah needles=") for line in lines) == 4
-    assert "paired bootstrap" in said
+    assert "paired bootstrap" in out
 
-    # Results that are there are read, and one whose samples are all right is clearly better.
+    # Finished results are read, not made again: with all scores set to 1, one checkpoint is clearly better.
     better = results[llama_folder.name]
     for file in (better.path / "samples").iterdir():
         file.write_text(file.read_text().replace('"score": 0.0', '"score": 1.0'))
-    assert lucid("compare", *(results[each.name].path for each in (lucid_folder, llama_folder))) == 0
+    assert lucid("compare", *(results[folder.name].path for folder in (lucid_folder, llama_folder))) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("+100.0 [+100.0, +100.0] *")
     (better.path / "samples").rename(tmp_path / "elsewhere")
     assert "is missing" in complaint(
-        capsys, *(results[each.name].path for each in (lucid_folder, llama_folder)), command="compare"
+        capsys, *(results[folder.name].path for folder in (lucid_folder, llama_folder)), command="compare"
     )
 
 
 def test_results_of_other_samples_are_not_compared(
     lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = write_checkpoint(tmp_path / "other", write_tokenizer(tmp_path / "tokenizer", 1000))
+    other = write_checkpoint(tmp_path / "other", write_needle_tokenizer(tmp_path / "tokenizer", 1000))
     few = ("--tasks", "mniah", "--needles", 2, "--lengths", 320, "--haystack", "noise", "--samples", 1)
-    said = complaint_after_bars(capsys, lucid_folder, other, *few, "--answer-tokens", 12, "--out", tmp_path / "out")
-    assert "no cell in common" in said
+    message = complaint_after_bars(capsys, lucid_folder, other, *few, "--answer-tokens", 12, "--out", tmp_path / "out")
+    assert "no cell in common" in message
     assert "two folders" in complaint(capsys, lucid_folder, command="compare")
     assert "give --tasks" in complaint(capsys, lucid_folder, other, command="compare")
 

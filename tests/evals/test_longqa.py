@@ -1,4 +1,4 @@
-"""LongBench and SCROLLS on local files: prompts, splits and metrics, held against the harness's."""
+"""LongBench and SCROLLS on local files: prompts, splits and metrics, compared with the harness's."""
 
 import importlib
 import json
@@ -16,14 +16,15 @@ from jinja2 import Template
 from lm_eval.tasks._yaml_loader import load_yaml
 from rouge_score.rouge_scorer import RougeScorer
 
-from lucid_attention.evals.benchmarks import longqa, longqa_scores
-from lucid_attention.evals.benchmarks.longqa import HALVED, TASKS, documents, fitted
-from lucid_attention.evals.runs import EvalError, Options, Run
-from lucid_attention.evals.spans import count, load_tokenizer
+from lucid_attention.evals.benchmarks import longqa
+from lucid_attention.evals.benchmarks.longqa import HALVED, TASKS, cut_middle, documents
+from lucid_attention.evals.cells import Cell, EvalError, Options
+from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 
-from .speakers import Mute, Perfect, ask, mean, write_tokenizer
+from .checkpoints import write_tokenizer
+from .stub_models import AnswerKey, Mute, ask, mean
 
 HARNESS = Path(lm_eval.tasks.__file__).parent
 LONGBENCH = [name for name, task in TASKS.items() if task.suite == "longbench"]
@@ -41,7 +42,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
 
 def longbench_row(name: str, number: int) -> dict[str, Any]:
     question = f"Which {WORDS[number % 10]} is number {number}?"
-    # The end of a line that only Unicode knows must not end a row.
+    # A line separator of Unicode must not end a row.
     context = f"{text((name, number))}\u2028{{braces}} {number}"
     answers = [f"the {WORDS[number % 10]} {number}", "another"]
     return {"_id": f"{name}-{number}", "input": question, "context": context, "answers": answers, "length": 60}
@@ -57,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("data")
     for name in LONGBENCH:
         rows = [longbench_row(name, number) for number in range(11)]
-        # Two questions about one text, and one question twice.
+        # Two questions about one text, and one question twice in the file.
         rows += [{**rows[0], "_id": "again", "input": "And what else?"}, {**rows[1]}]
         write(folder / f"{name}.jsonl", rows)
     for name in ("qasper", "qmsum"):
@@ -70,12 +71,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), [" ".join(WORDS), *(t.prompt for t in TASKS.values())])
+    texts = [" ".join(WORDS), *(task.prompt for task in TASKS.values())]
+    return str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts))
 
 
-def cells(data: str, tokenizer: str, **changes: Any) -> dict[str, Run]:
+def cells(data: str, tokenizer: str, **changes: Any) -> dict[str, Cell]:
     options = Options(tokenizer=tokenizer, data_dir=data, **changes)
-    return {str(run.labels["task"]): run for run in longqa.longbench(options) + longqa.scrolls(options)}
+    return {str(cell.labels["task"]): cell for cell in longqa.longbench(options) + longqa.scrolls(options)}
 
 
 @pytest.mark.parametrize("name", LONGBENCH)
@@ -83,18 +85,18 @@ def test_prompts_and_room_of_longbench_are_the_harness_s(name: str, data: str, t
     config = load_yaml(HARNESS / "longbench" / f"{name}.yaml", resolve_func=False)
     row = longbench_row(name, 3)
     expected = Template(config["doc_to_text"]).render(context=row["context"], question=row["input"])
-    assert expected in {each["prompt"] for each in documents(name, "all", data)}
+    assert expected in {document["prompt"] for document in documents(name, "all", data)}
     assert cells(data, tokenizer)[name].answer_tokens == config["generation_kwargs"]["max_gen_toks"]
 
 
 @pytest.fixture
 def their_scrolls(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The harness's module, which wants a part of Transformers that is gone."""
-    gone = types.ModuleType("transformers.data.metrics")
-    gone.squad_metrics = types.SimpleNamespace(  # type: ignore[attr-defined]
-        normalize_answer=lambda said: " ".join(longqa_scores.normalized(said))
+    """The harness's module, which imports a part of Transformers that no longer exists."""
+    missing = types.ModuleType("transformers.data.metrics")
+    missing.squad_metrics = types.SimpleNamespace(  # type: ignore[attr-defined]
+        normalize_answer=lambda answer: " ".join(longqa.normalized_words(answer))
     )
-    monkeypatch.setitem(sys.modules, "transformers.data.metrics", gone)
+    monkeypatch.setitem(sys.modules, "transformers.data.metrics", missing)
     monkeypatch.delitem(sys.modules, "lm_eval.tasks.scrolls.task", raising=False)
     return importlib.import_module("lm_eval.tasks.scrolls.task")
 
@@ -107,18 +109,18 @@ def test_prompts_of_scrolls_are_the_harness_s(name: str, kind: str, data: str, t
             row = scrolls_row(name, "train" if split == "train" else "validation", number, "")
             (doc,) = theirs._process_doc(None, {**row, "outputs": ours["answers"]})
             assert theirs.doc_to_text(None, doc) == ours["prompt"]
-    closed = documents("qasper", "held_out", data)[-1]
-    assert closed["answers"] == ["Yes"]
-    assert closed["choices"] == ["yes", "no"]
+    yes_no = documents("qasper", "held_out", data)[-1]
+    assert yes_no["answers"] == ["Yes"]
+    assert yes_no["choices"] == ["yes", "no"]
     assert their_scrolls.Qasper._process_doc(None, {**row, "outputs": ["Yes"]})[0]["is_yes_no"]
     assert not documents("qmsum", "held_out", data)[-1]["choices"]
 
 
 def test_answers_of_several_people_are_one_question(data: str) -> None:
-    found = documents("qasper", "held_out", data)
-    assert len(found) == 5
-    assert len(found[0]["answers"]) == 2
-    assert found[0]["answers"][1] == "a second answer"
+    questions = documents("qasper", "held_out", data)
+    assert len(questions) == 5
+    assert len(questions[0]["answers"]) == 2
+    assert questions[0]["answers"][1] == "a second answer"
 
 
 PAIRS = [
@@ -132,43 +134,45 @@ PAIRS = [
 
 
 def test_f1_is_the_harness_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Packages for Chinese and for code, which these tasks do not use.
-    for module, name in {"jieba": "cut", "fuzzywuzzy": "fuzz", "rouge": "Rouge"}.items():
-        made = types.ModuleType(module)
-        setattr(made, name, None)
-        monkeypatch.setitem(sys.modules, module, made)
+    # The harness imports packages for Chinese and for code, which these tasks do not use.
+    for package, name in {"jieba": "cut", "fuzzywuzzy": "fuzz", "rouge": "Rouge"}.items():
+        module = types.ModuleType(package)
+        setattr(module, name, None)
+        monkeypatch.setitem(sys.modules, package, module)
     monkeypatch.delitem(sys.modules, "lm_eval.tasks.longbench.metrics", raising=False)
     theirs = importlib.import_module("lm_eval.tasks.longbench.metrics")
     for output, answer in PAIRS:
         doc = {"answers": [answer, "copper violin"]}
         expected = theirs.get_qa_f1_score(doc, [output])["qa_f1_score"]
-        assert longqa_scores.longbench(doc, [output])["qa_f1_score"] == pytest.approx(expected)
+        assert longqa.score_longbench(doc, [output])["qa_f1_score"] == pytest.approx(expected)
         if output:
-            assert longqa_scores.qasper(doc, [output])["f1"] == pytest.approx(100 * expected)
-    assert longqa_scores.qasper({"answers": ["unanswerable"]}, [" "])["f1"] == 100
+            assert longqa.score_qasper(doc, [output])["f1"] == pytest.approx(100 * expected)
+    assert longqa.score_qasper({"answers": ["unanswerable"]}, [" "])["f1"] == 100
 
 
 def test_rouge_is_of_the_summary_that_fits_best() -> None:
     doc = {"answers": ["the river and the stone bridges", "a lamp in winter"]}
-    found = longqa_scores.qmsum(doc, ["A lamp in the winters"])
-    plain = RougeScorer(["rouge1", "rouge2", "rougeL"]).score(doc["answers"][1], "A lamp in the winters")
-    assert found == {name: pytest.approx(100 * score.fmeasure) for name, score in plain.items()}
+    scores = longqa.score_qmsum(doc, ["A lamp in the winters"])
+    expected = RougeScorer(["rouge1", "rouge2", "rougeL"]).score(doc["answers"][1], "A lamp in the winters")
+    assert scores == {name: pytest.approx(100 * score.fmeasure) for name, score in expected.items()}
     # Without stemming "winters" is not "winter": 3 of 4 and 3 of 5 words.
-    assert found["rouge1"] == pytest.approx(100 * 2 * 3 / (4 + 5))
+    assert scores["rouge1"] == pytest.approx(100 * 2 * 3 / (4 + 5))
 
 
 @pytest.mark.parametrize("name", HALVED)
 def test_no_text_is_in_both_halves(name: str, data: str) -> None:
     halves = [documents(name, split, data) for split in ("train", "held_out")]
-    texts = [{each["prompt"].split("\u2028")[0] for each in half} for half in halves]
+    texts = [{document["prompt"].split("\u2028")[0] for document in half} for half in halves]
     assert not texts[0] & texts[1]
     assert abs(len(texts[0]) - len(texts[1])) <= 1
-    everything = documents(name, "all", data)
-    assert sorted(each["id"] for half in halves for each in half) == sorted(each["id"] for each in everything)
+    whole = documents(name, "all", data)
+    assert sorted(document["id"] for half in halves for document in half) == sorted(
+        document["id"] for document in whole
+    )
 
 
 def test_halves_are_the_same_in_every_release() -> None:
-    # Who trained on a half with one release must not be evaluated on it with the next.
+    # A model that was trained on a half by one release must not be evaluated on it by the next.
     assert longqa._half(set("abcdefghij"), "2wikimqa") == set("abfhj")
     assert longqa._half(set("abcdefghij"), "multifieldqa_en") == set("abceg")
 
@@ -176,8 +180,10 @@ def test_halves_are_the_same_in_every_release() -> None:
 def test_halves_do_not_depend_on_the_order_of_the_file(data: str, tmp_path: Path) -> None:
     lines = (Path(data) / "2wikimqa.jsonl").read_text().split("\n")
     (tmp_path / "2wikimqa.jsonl").write_text("\n".join(reversed(lines)))
-    halves = [{each["prompt"] for each in documents("2wikimqa", "train", folder)} for folder in (data, str(tmp_path))]
-    assert halves[0] == halves[1]
+    ours, reversed_ = (
+        {document["prompt"] for document in documents("2wikimqa", "train", folder)} for folder in (data, str(tmp_path))
+    )
+    assert ours == reversed_
 
 
 def test_hotpotqa_is_evaluated_whole_and_never_trained_on(data: str, tokenizer: str) -> None:
@@ -190,43 +196,47 @@ def test_hotpotqa_is_evaluated_whole_and_never_trained_on(data: str, tokenizer: 
 
 def test_training_and_validation_of_scrolls_are_apart(data: str) -> None:
     for name in ("qasper", "qmsum"):
-        train, held_out = ({each["prompt"] for each in documents(name, split, data)} for split in ("train", "held_out"))
+        train, held_out = (
+            {document["prompt"] for document in documents(name, split, data)} for split in ("train", "held_out")
+        )
         assert train
         assert held_out
         assert not train & held_out
 
 
-def test_who_knows_the_answers_scores_all_and_who_is_mute_nothing(data: str, tokenizer: str) -> None:
+def test_a_model_that_knows_the_answers_has_the_best_score_and_a_mute_one_0(data: str, tokenizer: str) -> None:
     for name, cell in cells(data, tokenizer).items():
         assert cell.out_of == (1 if name in LONGBENCH else 100)
         for size in (1, 3):
-            assert mean(ask(cell, Perfect("answers"), size)) == pytest.approx(cell.out_of)
+            assert mean(ask(cell, AnswerKey("answers"), size)) == pytest.approx(cell.out_of)
             assert mean(ask(cell, Mute(), size)) == 0
 
 
-def test_of_yes_and_no_the_likelier_counts_whatever_the_batch(data: str, tokenizer: str) -> None:
+def test_the_likelier_of_yes_and_no_counts_in_every_batch(data: str, tokenizer: str) -> None:
     cell, loaded = cells(data, tokenizer, answer_tokens=4)["qasper"], load_tokenizer(tokenizer)
     model = LucidForCausalLM(tiny(vocab_size=len(loaded), max_position_embeddings=1024)).eval()
     assert cell.evaluate is not None
     assert cell.samples == 5
-    found = [sorted(cell.evaluate(model, loaded, range(5), size), key=lambda each: each["id"]) for size in (1, 3)]
-    assert [(each["id"], each["output"], each["score"]) for each in found[0]] == [
-        (each["id"], each["output"], each["score"]) for each in found[1]
+    alone, batched = (
+        sorted(cell.evaluate(model, loaded, range(5), size), key=lambda record: record["id"]) for size in (1, 3)
+    )
+    assert [(record["id"], record["output"], record["score"]) for record in alone] == [
+        (record["id"], record["output"], record["score"]) for record in batched
     ]
-    closed = documents("qasper", "held_out", data)[-1]
+    yes_no = documents("qasper", "held_out", data)[-1]
     losses = {}
-    for choice in closed["choices"]:
-        prompt = loaded(closed["prompt"], return_tensors="pt")["input_ids"]
-        ids = loaded(f"{closed['prompt']} {choice}", return_tensors="pt")["input_ids"]
+    for choice in yes_no["choices"]:
+        prompt = loaded(yes_no["prompt"], return_tensors="pt")["input_ids"]
+        ids = loaded(f"{yes_no['prompt']} {choice}", return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            likely = model(ids).logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
-        losses[choice] = -likely.gather(1, ids[0, prompt.shape[1] :, None]).sum().item()
-    assert found[0][-1]["output"] == min(losses, key=lambda choice: losses[choice])
-    assert found[0][-1]["score"] == (100 if found[0][-1]["output"] == "yes" else 0)
+            log_probabilities = model(ids).logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
+        losses[choice] = -log_probabilities.gather(1, ids[0, prompt.shape[1] :, None]).sum().item()
+    assert alone[-1]["output"] == min(losses, key=lambda choice: losses[choice])
+    assert alone[-1]["score"] == (100 if alone[-1]["output"] == "yes" else 0)
 
 
 def test_the_metrics_of_a_summary_are_all_recorded(data: str, tokenizer: str) -> None:
-    record = ask(cells(data, tokenizer)["qmsum"], Perfect("answers"))[0]
+    record = ask(cells(data, tokenizer)["qmsum"], AnswerKey("answers"))[0]
     assert set(record["metrics"]) == {"rouge1", "rouge2", "rougeL"}
 
 
@@ -234,24 +244,24 @@ def test_a_long_prompt_loses_its_middle(tokenizer: str) -> None:
     loaded = load_tokenizer(tokenizer)
     prompt = f"The beginning. {text(1, 2000)} Question: what? Answer:"
     for room in (64, 333):
-        cut = fitted(prompt, loaded, room)
-        assert room - 8 <= count(loaded, cut) <= room
+        cut = cut_middle(prompt, loaded, room)
+        assert room - 8 <= count_tokens(loaded, cut) <= room
         assert cut.startswith("The beginning. ")
         assert cut.endswith("Question: what? Answer:")
-    assert fitted(prompt, loaded, 10**6) == prompt
+    assert cut_middle(prompt, loaded, 10**6) == prompt
 
 
 def test_prompts_and_answers_have_the_given_length(data: str, tokenizer: str) -> None:
     cell = cells(data, tokenizer, max_length=160, answer_tokens=20)["hotpotqa"]
-    lm = Perfect("answers")
+    lm = AnswerKey("answers")
     assert mean(ask(cell, lm)) == 1
-    assert max(count(load_tokenizer(tokenizer), prompt) for prompt in lm.asked) in range(130, 141)
+    assert max(count_tokens(load_tokenizer(tokenizer), prompt) for prompt in lm.prompts) in range(130, 141)
     limited = replace(cell, metadata={**cell.metadata, "samples": 3})
     assert len(ask(limited, Mute())) == 3
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (None, "there is no file"),
         ("{", "line 1: no JSON"),
@@ -259,21 +269,21 @@ def test_prompts_and_answers_have_the_given_length(data: str, tokenizer: str) ->
         ("\n", "holds no rows"),
     ],
 )
-def test_a_broken_file_is_named(lines: str | None, said: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_named(lines: str | None, message: str, tmp_path: Path) -> None:
     if lines is not None:
         (tmp_path / "hotpotqa.jsonl").write_text(lines)
-    with pytest.raises(EvalError, match=said):
+    with pytest.raises(EvalError, match=message):
         documents("hotpotqa", "all", str(tmp_path))
 
 
-def test_other_content_is_another_cell_and_a_missing_file_is_noticed_at_once(tmp_path: Path, tokenizer: str) -> None:
-    seen = set()
-    for number in range(2):
+def test_other_content_makes_other_cells_and_a_missing_file_is_refused_at_once(tmp_path: Path, tokenizer: str) -> None:
+    hashes = set()
+    for first in range(2):
         for name in LONGBENCH:
-            write(tmp_path / f"{name}.jsonl", [longbench_row(name, number + each) for each in range(3)])
-        runs = longqa.longbench(Options(tokenizer=tokenizer, data_dir=str(tmp_path)))
-        seen |= {run.metadata["data_sha256"] for run in runs}
-    assert len(seen) == 6
+            write(tmp_path / f"{name}.jsonl", [longbench_row(name, number) for number in range(first, first + 3)])
+        made = longqa.longbench(Options(tokenizer=tokenizer, data_dir=str(tmp_path)))
+        hashes |= {cell.metadata["data_sha256"] for cell in made}
+    assert len(hashes) == 6
     with pytest.raises(EvalError, match=r"--data-dir: there is no file .*qasper/validation.jsonl"):
         longqa.scrolls(Options(tokenizer=tokenizer, data_dir=str(tmp_path)))
 
@@ -289,13 +299,13 @@ def test_an_unreachable_hub_names_the_files_to_give_instead(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"part": "half"}, "--part must be one of held_out, all, got 'half'"),
         ({"max_length": 40}, "--max-length must be at least 64 for 2wikimqa, got 40"),
         ({"data_dir": "nowhere"}, "--data-dir must be a folder, got 'nowhere'"),
     ],
 )
-def test_a_wrong_option_is_named(changes: dict[str, Any], said: str, tokenizer: str) -> None:
-    with pytest.raises(EvalError, match=said):
+def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, tokenizer: str) -> None:
+    with pytest.raises(EvalError, match=message):
         longqa.longbench(Options(tokenizer=tokenizer, **changes))

@@ -1,4 +1,4 @@
-"""Samples of S-NIAH and M-NIAH: their words, their length, where their needles are."""
+"""Samples of S-NIAH and M-NIAH: their words, their length, the places of their needles."""
 
 import ast
 import random
@@ -18,10 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from lucid_attention.evals.benchmarks import needles
-from lucid_attention.evals.benchmarks.haystacks import Prose, lines, noise, read_prose
-from lucid_attention.evals.benchmarks.needles import Needles, draft, largest, make_sample
-from lucid_attention.evals.runs import EvalError
-from lucid_attention.evals.spans import count, load_tokenizer
+from lucid_attention.evals.benchmarks.haystacks import Prose, lines, most_units, noise, read_prose
+from lucid_attention.evals.benchmarks.needles import Needles, draft, make_sample
+from lucid_attention.evals.cells import EvalError
+from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 
 CASES = {
     "one in noise": Needles(512, haystack="noise"),
@@ -46,7 +46,7 @@ def tokenizer(tokenizer_folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def metaspace() -> Any:
-    """Of another kind: words with ▁ in front, and a token before every text."""
+    """A tokenizer of another kind: words begin with ▁, and a special token is before every text."""
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
@@ -70,7 +70,7 @@ def test_a_sample_fills_its_length_and_no_more(settings: Needles, tokenizer: Any
         assert answer <= sample["answer_tokens"]
         total = tokens + sample["answer_tokens"]
         assert total <= settings.length
-        # A line that looks like a needle is as long as one, and is not cut.
+        # A line that looks like a needle is as long as a needle, and is not cut.
         line = max(needle["span"][1] - needle["span"][0] for needle in sample["needles"])
         spare = line if settings.haystack == "needles" else 10
         assert settings.length - total <= max(spare, 0.03 * settings.length)
@@ -79,22 +79,22 @@ def test_a_sample_fills_its_length_and_no_more(settings: Needles, tokenizer: Any
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 def test_needles_are_there_once_and_spread_over_the_depth(settings: Needles, tokenizer: Any) -> None:
     sample = make_sample(settings, tokenizer, 1)
-    found = sample["needles"]
+    in_order = sample["needles"]
     total = settings.needles * settings.values
-    assert len(found) == total
+    assert len(in_order) == total
     lines = sample["input"].count("One of the special magic")
     assert lines > total + 10 if settings.haystack == "needles" else lines == total
-    for needle in found:
+    for needle in in_order:
         assert sample["input"].count(needle["text"]) == 1
         assert sample["input"].count(needle["value"]) == 1
-    assert len({needle["key"] for needle in found}) == settings.needles
-    assert len({needle["value"] for needle in found}) == total
+    assert len({needle["key"] for needle in in_order}) == settings.needles
+    assert len({needle["value"] for needle in in_order}) == total
     context = sample["input"].split("\n", 1)[1].rsplit("\n", 1)[0]
-    for share, needle in enumerate(found):
+    for share, needle in enumerate(in_order):
         depth = context.index(needle["text"]) / len(context)
-        # Shares are of pieces of hay: their borders shift by what needles take, and where pieces are long or short.
-        taken = total * len(needle["text"]) / len(context) + 0.05
-        assert share / total - taken <= depth <= (share + 1) / total + taken
+        # Depths are shares of the pieces of hay: needles, and pieces of unequal length, shift them in the text.
+        shift = total * len(needle["text"]) / len(context) + 0.05
+        assert share / total - shift <= depth <= (share + 1) / total + shift
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
@@ -115,30 +115,30 @@ def test_the_question_asks_for_the_answers(settings: Needles, tokenizer: Any) ->
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("kind", ["byte level", "metaspace"])
 def test_spans_decode_to_needles_and_answers(settings: Needles, kind: str, tokenizer: Any, metaspace: Any) -> None:
-    used = {"byte level": tokenizer, "metaspace": metaspace}[kind]
+    tokenizer = {"byte level": tokenizer, "metaspace": metaspace}[kind]
     if kind == "metaspace":
         settings = replace(settings, length=2 * settings.length)
-    sample = make_sample(settings, used, 3)
-    ids = used(prompt(sample))["input_ids"]
+    sample = make_sample(settings, tokenizer, 3)
+    ids = tokenizer(prompt(sample))["input_ids"]
     for needle in sample["needles"]:
         for span, text in ((needle["span"], needle["text"]), (needle["value_span"], needle["value"])):
             part = ids[slice(*span)]
-            assert text in used.decode(part)
-            # One token less on either side would not hold it.
-            assert text not in used.decode(part[1:])
-            assert text not in used.decode(part[:-1])
+            assert text in tokenizer.decode(part)
+            # With one token less on either side, the span would not hold the text.
+            assert text not in tokenizer.decode(part[1:])
+            assert text not in tokenizer.decode(part[:-1])
     spans = {tuple(needle["value_span"]): needle["value"] for needle in sample["needles"]}
     assert [spans[tuple(span)] for span in sample["answer_spans"]] == sample["outputs"]
 
 
 def test_tokens_are_counted_as_the_model_gets_them(tokenizer: Any, metaspace: Any) -> None:
-    for used in (tokenizer, metaspace):
+    for either in (tokenizer, metaspace):
         for text in ("", "The quick brown fox.", needles.PROMPT):
-            assert count(used, text) == len(used(text)["input_ids"])
+            assert count_tokens(either, text) == len(either(text)["input_ids"])
 
 
 def constants(file: str) -> dict[str, Any]:
-    """Strings of a module of the harness, which is not imported: that takes seconds and a download."""
+    """The strings of a harness module. It is parsed, not imported: an import takes seconds and a download."""
     source = (Path(lm_eval.tasks.__file__).parent / "ruler" / file).read_text()
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign)]
     return {
@@ -151,12 +151,12 @@ def constants(file: str) -> dict[str, Any]:
 @pytest.mark.parametrize("queries", [1, 2])
 def test_the_words_are_those_of_ruler(queries: int, tokenizer: Any) -> None:
     sample = make_sample(Needles(1024, 2, queries=queries, haystack="noise"), tokenizer, 0)
-    template, needle = constants("niah_utils.py")["TEMPLATE"], constants("prepare_niah.py")["NEEDLE"]
+    template, sentence = constants("niah_utils.py")["TEMPLATE"], constants("prepare_niah.py")["NEEDLE"]
     kind = "numbers"
-    for each in sample["needles"]:
-        assert each["text"] == needle.format(type_needle_v=kind, key=each["key"], value=each["value"])
+    for needle in sample["needles"]:
+        assert needle["text"] == sentence.format(type_needle_v=kind, key=needle["key"], value=needle["value"])
     if queries == 1:
-        # As `generate_input_output` does.
+        # The harness's `generate_input_output` does the same.
         template = template.replace("Some", "A").replace("are all", "is").replace("are", "is")
         kind = "number"
     context = sample["input"].split("\n", 1)[1].rsplit("\n", 1)[0]
@@ -177,9 +177,9 @@ def test_a_sample_depends_on_seed_length_needles_and_index_alone(tokenizer: Any)
     random.seed(2)
     assert make_sample(settings, tokenizer, 5) == sample
     others = [replace(settings, seed=1), replace(settings, length=640), replace(settings, needles=3)]
-    drawn = [draft(settings, 5), draft(settings, 6), *(draft(other, 5) for other in others)]
-    assert len({each.values[0] for each in drawn}) == 5
-    assert len({each.keys[0] for each in drawn}) == 5
+    drafts = [draft(settings, 5), draft(settings, 6), *(draft(other, 5) for other in others)]
+    assert len({drawn.values[0] for drawn in drafts}) == 5
+    assert len({drawn.keys[0] for drawn in drafts}) == 5
 
 
 def test_which_needle_is_asked_for_and_where_it_stands_differ_between_samples() -> None:
@@ -200,8 +200,8 @@ def test_keys_and_values_never_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_values_of_one_key_stand_anywhere() -> None:
-    drawn = [draft(Needles(2048, 2, values=2, haystack="noise"), index) for index in range(40)]
-    together = sum(each.keys[0] == each.keys[1] for each in drawn)
+    drafts = [draft(Needles(2048, 2, values=2, haystack="noise"), index) for index in range(40)]
+    together = sum(drawn.keys[0] == drawn.keys[1] for drawn in drafts)
     assert 3 < together < 30
 
 
@@ -216,7 +216,7 @@ def test_hay_grows_at_its_end(haystack: str) -> None:
             assert len(text.split()) == units
 
 
-def test_prose_goes_around_from_its_place() -> None:
+def test_prose_starts_again_after_its_end() -> None:
     class First(random.Random):
         def randrange(self, *_: Any) -> int:
             return 1
@@ -250,7 +250,7 @@ def test_a_text_of_ones_own_is_prose(tmp_path: Path, tokenizer: Any) -> None:
         read_prose(str(empty))
 
 
-def test_essays_of_the_hub_that_cannot_be_reached_are_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise ConnectionError("no way out")
 
@@ -267,14 +267,15 @@ def test_131072_tokens_are_made_from_few_measurements(
 
     def counted(tokenizer: Any, text: str) -> int:
         measured.append(len(text))
-        return count(tokenizer, text)
+        return count_tokens(tokenizer, text)
 
     monkeypatch.setattr(needles, "count_tokens", counted)
     sample = make_sample(Needles(131_072, 10, haystack=haystack, answer_tokens=128), tokenizer, 0)
     assert 0.97 * 131_072 < sample["tokens"] + 128 <= 131_072
     assert len(measured) <= 8
     ids = tokenizer(prompt(sample))["input_ids"]
-    assert all(tokenizer.decode(ids[slice(*each["span"])]).strip() == each["text"] for each in sample["needles"])
+    for needle in sample["needles"]:
+        assert tokenizer.decode(ids[slice(*needle["span"])]).strip() == needle["text"]
 
 
 @given(
@@ -283,18 +284,18 @@ def test_131072_tokens_are_made_from_few_measurements(
     st.integers(60, 20_000),
     st.integers(0, 64),
 )
-def test_the_search_ends_with_what_fits(base: int, sizes: list[int], room: int, slack: int) -> None:
-    asked = []
+def test_the_search_ends_with_the_most_units_that_fit(base: int, sizes: list[int], room: int, slack: int) -> None:
+    calls = []
 
     def size(units: int) -> int:
-        asked.append(units)
+        calls.append(units)
         rounds, over = divmod(units, len(sizes))
         return base + rounds * sum(sizes) + sum(sizes[:over])
 
-    found = largest(size, room, slack, str)
-    assert size(found) <= room
-    assert room - size(found) <= slack or size(found + 1) > room
-    assert len(asked) < 32
+    units = most_units(size, room, slack, str)
+    assert size(units) <= room
+    assert room - size(units) <= slack or size(units + 1) > room
+    assert len(calls) < 32
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -310,13 +311,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("wrong", "said"), WRONG.values(), ids=WRONG)
-def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(EvalError, match=re.escape(said)):
+@pytest.mark.parametrize(("wrong", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(EvalError, match=re.escape(message)):
         Needles(**{"length": 512, **wrong})
 
 
-def test_what_cannot_fit_is_refused_and_says_what_would(tokenizer: Any) -> None:
+def test_a_length_that_is_too_short_is_refused_with_one_that_would_do(tokenizer: Any) -> None:
     settings = Needles(256, 20, haystack="noise")
     with pytest.raises(EvalError, match=r"20 needles .* more than --lengths 256: .* at least \d+") as refused:
         make_sample(settings, tokenizer, 0)
@@ -339,6 +340,6 @@ OUTPUTS = {
 @pytest.mark.parametrize(("output", "score"), OUTPUTS.values(), ids=OUTPUTS)
 def test_scores_agree_with_those_of_the_harness(output: Callable[[Any], str], score: float, tokenizer: Any) -> None:
     sample = make_sample(Needles(4096, 4, queries=2, kind="words"), tokenizer, 0)
-    said = [output(sample["outputs"])]
-    assert needles.process_results(sample, said) == {"score": score}
-    assert common_utils.process_results(sample, said)["4096"] == score
+    results = [output(sample["outputs"])]
+    assert needles.process_results(sample, results) == {"score": score}
+    assert common_utils.process_results(sample, results)["4096"] == score

@@ -1,4 +1,4 @@
-"""A model that is trained for seconds, evaluated as a user would."""
+"""`lucid eval` on a model that was trained for seconds."""
 
 import json
 import multiprocessing
@@ -37,7 +37,7 @@ def _train(out: Path) -> None:
 
 
 def test_a_checkpoint_of_tiny_needle_recalls_far_above_chance(tmp_path: Path) -> None:
-    # In a process of its own: a trainer changes much that other tests would see.
+    # In a process of its own: a trainer changes global state that other tests would see.
     process = multiprocessing.get_context("fork").Process(target=_train, args=(tmp_path / "run",))
     process.start()
     process.join(120)
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_tiny_needle_recalls_far_above_chance(tmp_path: Path) ->
     cells = json.loads((tmp_path / "out" / "results.json").read_text())["cells"]
     scores = {tuple(cell["labels"].values()): cell["mean"] for cell in cells}
     assert len(scores) == 4
-    # Far above a guess among the three values that are there, too.
+    # A guess among the three values in the context would score 1/3.
     assert scores[3, 10] > 0.6 > 30 * CHANCE
     assert min(scores.values()) > 5 * CHANCE
     assert (tmp_path / "out" / "recall.png").exists()

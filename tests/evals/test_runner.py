@@ -1,4 +1,4 @@
-"""`lucid eval`: what is written, what is not repeated, and what is refused."""
+"""`lucid eval`: the files that it writes, the samples that it does not repeat, and the commands that it refuses."""
 
 import json
 import math
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from lucid_attention.evals import harness, runner
+from lucid_attention.evals.cells import Cell, Options, arguments
 from lucid_attention.evals.checkpoint import Checkpoint
 from lucid_attention.evals.families import FAMILIES
-from lucid_attention.evals.records import Folder, Writer, read_records
-from lucid_attention.evals.runs import arguments
+from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_records, summarize
 
-from .checkpoints import forked, lucid, write_checkpoint, write_tokenizer
+from .checkpoints import forked, lucid, write_checkpoint, write_needle_tokenizer
 
 SMALL = ("--tasks", "mniah", "--lengths", "320,400", "--haystack", "noise", "--answer-tokens", 12)
 GRID = (*SMALL, "--needles", "2,3", "--samples", 5)
@@ -25,18 +25,18 @@ GRID = (*SMALL, "--needles", "2,3", "--samples", 5)
 
 @pytest.fixture(scope="module")
 def whole(lucid_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a run that nothing has disturbed."""
+    """Results of an evaluation that nothing interrupted."""
     out = tmp_path_factory.mktemp("whole") / "results"
     assert lucid("eval", lucid_folder, *GRID, "--batch-size", 2, "--out", out) == 0
     return out
 
 
 def contents(out: Path) -> dict[str, str]:
-    """Every result by its name, but for the picture."""
+    """The content of every file but the picture, by its path."""
     return {str(file.relative_to(out)): file.read_text() for file in sorted(out.rglob("*.json*"))}
 
 
-def test_results_say_what_they_are_of(whole: Path, lucid_folder: Path) -> None:
+def test_results_hold_checkpoint_cells_and_samples(whole: Path, lucid_folder: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
     assert results["checkpoint"]["sha256"] == Checkpoint(lucid_folder).sha256
     assert results["checkpoint"]["attention"] == "lucid"
@@ -60,11 +60,11 @@ def test_results_say_what_they_are_of(whole: Path, lucid_folder: Path) -> None:
 
 
 def test_the_standard_error_is_that_of_the_mean() -> None:
-    run = runner.Run({}, "score")
-    cell = runner.summary("x", {}, run, [0.0, 1.0, 1.0, 0.0, 1.0])
-    assert cell["mean"] == pytest.approx(0.6)
-    assert cell["standard_error"] == pytest.approx(math.sqrt(0.3 / 5))
-    assert runner.summary("x", {}, run, [1.0])["standard_error"] is None
+    cell = Cell({}, "score")
+    summary = summarize("x", {}, cell, [0.0, 1.0, 1.0, 0.0, 1.0])
+    assert summary["mean"] == pytest.approx(0.6)
+    assert summary["standard_error"] == pytest.approx(math.sqrt(0.3 / 5))
+    assert summarize("x", {}, cell, [1.0])["standard_error"] is None
 
 
 def test_the_table_has_a_grid_of_needles_and_lengths(
@@ -78,7 +78,9 @@ def test_the_table_has_a_grid_of_needles_and_lengths(
     assert "0.0 ± 0.0" in lines[2]
 
 
-def test_what_is_finished_is_not_done_again(whole: Path, lucid_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_cells_are_not_evaluated_again(
+    whole: Path, lucid_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def load(*_: Any) -> None:
         raise AssertionError("the model was loaded")
 
@@ -88,27 +90,27 @@ def test_what_is_finished_is_not_done_again(whole: Path, lucid_folder: Path, mon
     assert contents(whole) == before
 
 
-def test_another_cell_joins_the_results(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
+def test_new_cells_join_the_results(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
     assert lucid("eval", lucid_folder, *SMALL, "--needles", 3, "--samples", 5, "--out", out) == 0
     assert lucid("eval", lucid_folder, *GRID, "--out", out) == 0
     assert contents(out).keys() == contents(whole).keys()
-    names = [sorted(cell["name"] for cell in Folder(each).results()["cells"]) for each in (out, whole)]
+    names = [sorted(cell["name"] for cell in ResultsFolder(folder).results()["cells"]) for folder in (out, whole)]
     assert names[0] == names[1]
 
 
 def test_a_limit_takes_the_first_samples(whole: Path, lucid_folder: Path, tmp_path: Path) -> None:
     assert lucid("eval", lucid_folder, *GRID, "--limit", 2, "--out", tmp_path) == 0
     limited = [read_records(file) for file in sorted((tmp_path / "samples").iterdir())]
-    everything = [read_records(file)[:2] for file in sorted((whole / "samples").iterdir())]
-    assert limited == everything
+    first = [read_records(file)[:2] for file in sorted((whole / "samples").iterdir())]
+    assert limited == first
 
 
 def dies_after(batches: int) -> Callable[[], None]:
-    """A patch: the process is killed, as by a machine that goes down, in the middle of its work."""
+    """A patch that kills the process after some batches, as if the machine went down."""
 
     def patch() -> None:
-        generate = harness.Prompted._model_generate
+        generate = harness.HarnessModel._model_generate
         left = [batches]
 
         def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,39 +119,39 @@ def dies_after(batches: int) -> Callable[[], None]:
                 os.kill(os.getpid(), signal.SIGKILL)
             return generate(self, *args, **kwargs)
 
-        harness.Prompted._model_generate = dying  # type: ignore[method-assign]
+        harness.HarnessModel._model_generate = dying  # type: ignore[method-assign]
 
     return patch
 
 
 def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many prompts are answered from now on, batch by batch."""
-    seen: list[int] = []
-    generate = harness.Prompted._model_generate
+    """The sizes of all batches that are answered from now on."""
+    sizes: list[int] = []
+    generate = harness.HarnessModel._model_generate
 
     def counted(self: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(len(context))
+        sizes.append(len(context))
         return generate(self, context, *args, **kwargs)
 
-    monkeypatch.setattr(harness.Prompted, "_model_generate", counted)
-    return seen
+    monkeypatch.setattr(harness.HarnessModel, "_model_generate", counted)
+    return sizes
 
 
-def test_after_a_kill_only_what_is_missing_is_asked(
+def test_after_a_kill_only_missing_samples_are_asked(
     whole: Path, lucid_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "results"
     words = (lucid_folder, *GRID, "--out", out)
-    # A cell and three samples of the next.
+    # It is killed after one cell and three samples of the next.
     assert forked(words, before=dies_after(8)) == [-signal.SIGKILL]
     partial = list((out / "samples").glob("*.jsonl.0"))
     assert len(partial) == 1
     assert len(read_records(partial[0])) == 3
-    # The last line was not written to its end.
+    # Tear the last line.
     partial[0].write_bytes(partial[0].read_bytes()[:-7])
-    seen = generated(monkeypatch)
+    sizes = generated(monkeypatch)
     assert lucid("eval", *words) == 0
-    assert sum(seen) == 20 - 5 - 2
+    assert sum(sizes) == 20 - 5 - 2
     assert contents(out) == contents(whole)
 
 
@@ -164,18 +166,18 @@ def test_one_process_goes_on_where_two_were_killed(
     out = tmp_path / "results"
     words = (lucid_folder, *GRID, "--out", out)
     assert -signal.SIGKILL in forked(words, processes=2, before=dies_after(2))
-    there = sum(len(read_records(file)) for file in (out / "samples").glob("*.jsonl*"))
-    assert there >= 2
-    seen = generated(monkeypatch)
+    written = sum(len(read_records(file)) for file in (out / "samples").glob("*.jsonl*"))
+    assert written >= 2
+    sizes = generated(monkeypatch)
     assert lucid("eval", *words) == 0
-    assert sum(seen) == 20 - there
+    assert sum(sizes) == 20 - written
     assert contents(out) == contents(whole)
 
 
 def test_a_torn_record_is_cut_before_others_follow(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
     file.write_text('{"id": 0}\n{"id": 1, "outp')
-    with Writer(file) as writer:
+    with RecordWriter(file) as writer:
         writer.write({"id": 2})
     assert read_records(file) == [{"id": 0}, {"id": 2}]
 
@@ -217,13 +219,13 @@ def test_every_option_of_a_family_is_one_of_the_command_line() -> None:
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *words: object, command: str = "eval") -> str:
-    """What the command says when it refuses: one line on stderr, and exit code 1."""
+    """The error message of a command that is refused: one line on stderr, with exit code 1."""
     assert lucid(command, *words) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert said.err.startswith(f"lucid {command}: error: ")
-    return said.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"lucid {command}: error: ")
+    return captured.err
 
 
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
@@ -239,16 +241,16 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("words", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_command_is_one_message(
-    words: tuple[object, ...], said: str, lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: tuple[object, ...], message: str, lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # A bar may have been drawn before a model says no.
+    # The vocabulary is checked after a progress bar was drawn: stderr has more than one line.
     if "recall" in words:
         assert lucid("eval", lucid_folder, *words, "--out", tmp_path / "out") == 1
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     else:
-        assert said in complaint(capsys, lucid_folder, *words, "--out", tmp_path / "out")
+        assert message in complaint(capsys, lucid_folder, *words, "--out", tmp_path / "out")
 
 
 def test_a_checkpoint_that_is_not_there_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,11 +273,11 @@ def test_a_tokenizer_can_be_given_to_a_checkpoint_without_one(
     assert "has no tokenizer" in complaint(capsys, *words)
     assert "--tokenizer" in complaint(capsys, *words, "--tokenizer", tmp_path)
     assert lucid("eval", *words, "--tokenizer", tokenizer_folder) == 0
-    # The same tokenizer, wherever it lies, makes the same samples, and the same names for them.
-    ours, theirs = (
+    # The same tokenizer in another folder makes the same samples with the same names.
+    there, elsewhere = (
         {file.name: file.read_text() for file in (out / "samples").iterdir()} for out in (tmp_path / "out", whole)
     )
-    assert ours == theirs
+    assert there == elsewhere
 
 
 def test_results_of_another_checkpoint_are_not_mixed_in(
@@ -285,10 +287,10 @@ def test_results_of_another_checkpoint_are_not_mixed_in(
 
 
 def test_another_tokenizer_makes_other_cells(lucid_folder: Path, tmp_path: Path, whole: Path) -> None:
-    other = write_tokenizer(tmp_path / "tokenizer", 1000)
+    other = write_needle_tokenizer(tmp_path / "tokenizer", 1000)
     checkpoint = write_checkpoint(tmp_path / "model", other)
-    names = {cell["name"] for cell in Folder(whole).results()["cells"]}
-    cells = runner.planned(Checkpoint(checkpoint), ["mniah"], runner.Options(haystack="noise"), None)
-    same = runner.planned(Checkpoint(lucid_folder), ["mniah"], runner.Options(haystack="noise"), None)
+    names = {cell["name"] for cell in ResultsFolder(whole).results()["cells"]}
+    cells = runner.plan(Checkpoint(checkpoint), ["mniah"], Options(haystack="noise"), None)
+    same = runner.plan(Checkpoint(lucid_folder), ["mniah"], Options(haystack="noise"), None)
     assert not {cell.name for cell in cells} & {cell.name for cell in same}
     assert not {cell.name for cell in cells} & names

@@ -11,7 +11,7 @@ from lucid_attention.evals.benchmarks.babilong import Babilong
 from lucid_attention.evals.benchmarks.babilong import make_sample as make_story_sample
 from lucid_attention.evals.benchmarks.longqa import documents
 from lucid_attention.evals.benchmarks.needles import Needles, make_sample
-from lucid_attention.evals.spans import count, load_tokenizer
+from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 from lucid_attention.experiments import babilong, longqa, needle_lm
 from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
 from lucid_attention.experiments.engine.pool import do
@@ -86,7 +86,7 @@ def test_needle_prompts_are_whole_and_their_answers_right(store: Store) -> None:
     assert len(lines) == 200
     for line in lines:
         # A longer one would lose its middle in training, and with it perhaps its needle.
-        assert count(tokenizer, line["prompt"]) + count(tokenizer, line["answer"]) < length
+        assert count_tokens(tokenizer, line["prompt"]) + count_tokens(tokenizer, line["answer"]) < length
         key = line["prompt"].rpartition(" for ")[2].partition(" mentioned")[0]
         assert f"for {key} is:{line['answer']}" in line["prompt"]
 

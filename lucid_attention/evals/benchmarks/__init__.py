@@ -1,1 +1,1 @@
-"""One file per benchmark that `lucid eval` knows."""
+"""One file per benchmark, with what several of them share: haystacks, rows of data sets, stories of bAbI."""

@@ -1,7 +1,8 @@
-"""BABILong QA1 to QA5: the facts of a bAbI story, in order, among the sentences of a long text.
+"""BABILong QA1 to QA5 (Kuratov et al. 2024): the facts of a bAbI story, in order, among the sentences of a long text.
 
-A sample is made from (split, task, length, seed, index) and nothing else. Training and evaluation never share a story:
-they draw from generators with different seeds, and each keeps only stories whose content falls to its side.
+A prompt is an instruction, two examples, the text and the question, in the words of the harness's tasks. The answer
+follows a space. A sample depends on (split, task, length, seed, index) alone. Training and evaluation never share a
+story: their generators have different seeds, and a hash of a story's content decides which of the two may use it.
 """
 
 import re
@@ -9,35 +10,154 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..runs import EvalError, Options, Run
-from ..spans import count, load_tokenizer
-from .babi import TASKS, Story, make_story
-from .babi.world import GIVERS, PEOPLE
-from .babilong_prompts import lax, rendered, strict
-from .haystacks import Haystack, Prose, noise, read_prose
-from .needles import largest
+from ..cells import Cell, EvalError, Options
+from ..tokens import count_tokens, load_tokenizer
+from .babi import GIVERS, OBJECTS, PEOPLE, ROOMS, TASKS, Story, make_story
+from .dataset_rows import hub_split
+from .haystacks import Haystack, Prose, most_units, noise, read_prose
 
 SPLITS = ("train", "test")
-# One story in so many is for evaluation.
+# One story in HELD_OUT is for evaluation.
 HELD_OUT = 5
-# Stories that are drawn for a sample before it is said that none fits.
+# Draw at most this many stories in search of one that fits the length of its sample.
 DRAWS = 200
 ANSWER_TOKENS = 32
 LENGTHS = (0, 2048, 4096)
-# As many tokens of a length may stay empty, of every thousand.
+# At most max(8, length / SLACK) tokens stay unused, or fewer than one unit of hay has.
 SLACK = 1024
 SCORINGS = ("strict", "lax")
 NAMES = re.compile(rf"\b({'|'.join(sorted({*PEOPLE, *GIVERS}))})\b")
 
+LABELS = dict.fromkeys(("qa1", "qa2", "qa3", "qa4"), ROOMS) | {"qa5": (*GIVERS, *OBJECTS)}
+
+
+class Prompt(NamedTuple):
+    """The words of the harness's task. examples: (text, question, answer)."""
+
+    instruction: str
+    examples: tuple[tuple[str, str, str], ...]
+
+
+_ONLY_FACTS = "You need to answer the question based only on the information from the facts."
+_CARRIED = (
+    "If a person got an item in the first location and travelled to the second location the item is also in the "
+    "second location. If a person dropped an item in the first location and moved to the second location the item "
+    "remains in the first location."
+)
+_FORM = "Always return your answer in the following format:"
+_NOTHING_ELSE = "Do not write anything else after that."
+
+PROMPTS = {
+    "qa1": Prompt(
+        "I will give you context with the facts about positions of different persons hidden in some random text and a "
+        f"question. {_ONLY_FACTS} If a person was in different locations, use the latest location to answer the "
+        f"question.\n{_FORM}\nThe most recent location of 'person' is 'location'. {_NOTHING_ELSE}",
+        (
+            (
+                "Charlie went to the hallway. Judith come back to the kitchen. Charlie travelled to balcony.",
+                "Where is Charlie?",
+                "The most recent location of Charlie is balcony.",
+            ),
+            (
+                "Alan moved to the garage. Charlie went to the beach. Alan went to the shop. Rouse travelled to "
+                "balcony.",
+                "Where is Alan?",
+                "The most recent location of Alan is shop.",
+            ),
+        ),
+    ),
+    "qa2": Prompt(
+        "I will give you context with the facts about locations and actions of different persons hidden in some random "
+        f"text and a question. {_ONLY_FACTS} {_CARRIED}\n{_FORM}\nThe 'item' is in 'location'. {_NOTHING_ELSE}",
+        (
+            (
+                "Charlie went to the kitchen. Charlie got a bottle. Charlie moved to the balcony.",
+                "Where is the bottle?",
+                "The bottle is in the balcony.",
+            ),
+            (
+                "Alan moved to the garage. Alan got a screw driver. Alan moved to the kitchen.",
+                "Where is the screw driver?",
+                "The screw driver is in the kitchen.",
+            ),
+        ),
+    ),
+    "qa3": Prompt(
+        "I give you context with the facts about locations and actions of different persons hidden in some random text "
+        f"and a question. {_ONLY_FACTS} {_CARRIED}\n{_FORM}\nBefore the $location_1$ the $item$ was in the "
+        f"$location_2$. {_NOTHING_ELSE}",
+        (
+            (
+                "John journeyed to the bedroom. Mary grabbed the apple. Mary went back to the bathroom. Daniel "
+                "journeyed to the bedroom. Daniel moved to the garden. Mary travelled to the kitchen.",
+                "Where was the apple before the kitchen?",
+                "Before the kitchen the apple was in the bathroom.",
+            ),
+            (
+                "John went back to the bedroom. John went back to the garden. John went back to the kitchen. Sandra "
+                "took the football. Sandra travelled to the garden. Sandra journeyed to the bedroom.",
+                "Where was the football before the bedroom?",
+                "Before the bedroom the football was in the garden.",
+            ),
+        ),
+    ),
+    "qa4": Prompt(
+        "I will give you context with the facts about different people, their location and actions, hidden in some "
+        f"random text and a question. {_ONLY_FACTS}\nYour answer should contain only one word - location. "
+        f"{_NOTHING_ELSE}",
+        (
+            (
+                "The hallway is south of the kitchen. The bedroom is north of the kitchen.",
+                "What is the kitchen south of?",
+                "bedroom",
+            ),
+            (
+                "The garden is west of the bedroom. The bedroom is west of the kitchen.",
+                "What is west of the bedroom?",
+                "garden",
+            ),
+        ),
+    ),
+    "qa5": Prompt(
+        "I will give you context with the facts about locations and their relations hidden in some random text and a "
+        f"question. {_ONLY_FACTS}\nYour answer should contain only one word. {_NOTHING_ELSE} Do not explain your "
+        "answer.",
+        (
+            (
+                "Mary picked up the apple there. Mary gave the apple to Fred. Mary moved to the bedroom. Bill took the "
+                "milk there.",
+                "Who did Mary give the apple to?",
+                "Fred",
+            ),
+            (
+                "Jeff took the football there. Jeff passed the football to Fred. Jeff got the milk there. Bill "
+                "travelled to the bedroom.",
+                "Who gave the football?",
+                "Jeff",
+            ),
+        ),
+    ),
+}
+
+
+def render_prompt(task: str, text: str, question: str) -> str:
+    """The prompt for a text and a question."""
+    prompt = PROMPTS[task]
+    examples = "".join(f"{example}\n{asked} {answer}\n\n" for example, asked, answer in prompt.examples)
+    return f"{prompt.instruction}\n\n{examples}{text.strip()}\n{question.strip()}"
+
 
 @dataclass(frozen=True)
 class Babilong:
-    """What all samples of a cell have in common.
+    """The settings that all samples of a cell share.
 
-    task: "qa1" to "qa5". length: tokens of prompt and answer; 0 for the facts alone, as in BABILong's "0k".
-    split: "train" or "test". background: as in `read_prose`, or "noise". answer_tokens: room for the answer.
+    task: "qa1" to "qa5".
+    length: tokens of prompt and answer; 0 for the facts alone, as in BABILong's "0k".
+    split: "train" or "test".
+    background: "noise", or a name that `read_prose` knows.
+    answer_tokens: room for the answer.
     """
 
     task: str
@@ -61,13 +181,13 @@ class Babilong:
 
 
 def split_of(story: Story) -> str:
-    """The side that a story belongs to, by its content alone."""
+    """The split of a story, which depends on its content alone."""
     digest = sha256("\n".join((story.task, *story.facts, story.question)).encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
 
 
 def draw(settings: Babilong, random: Random) -> Story:
-    """A story of the split."""
+    """A random story of the task and the split."""
     while True:
         story = make_story(settings.task, random)
         if split_of(story) == settings.split:
@@ -76,11 +196,11 @@ def draw(settings: Babilong, random: Random) -> Story:
 
 @cache
 def _nameless_prose(name: str) -> Prose:
-    """Sentences that speak of nobody in the stories: what they say could be taken for a fact."""
-    found = [sentence for sentence in read_prose(name).sentences if not NAMES.search(sentence)]
-    if not found:
+    """Prose without the names of the stories' people: a sentence about one of them could be taken for a fact."""
+    sentences = [sentence for sentence in read_prose(name).sentences if not NAMES.search(sentence)]
+    if not sentences:
         raise EvalError(f"--haystack {name!r} must have sentences without the names of the stories' people, got none")
-    return Prose(found)
+    return Prose(sentences)
 
 
 def _hay(name: str, random: Random) -> Haystack:
@@ -89,8 +209,11 @@ def _hay(name: str, random: Random) -> Haystack:
     return _nameless_prose(name).from_random_place(random)
 
 
-def mixed(facts: tuple[str, ...], depths: list[float], pieces: list[str]) -> str:
-    """Facts before pieces of background, at depths from 0 to 1 that rise. None follows the last, which may be cut."""
+def mix(facts: tuple[str, ...], depths: list[float], pieces: list[str]) -> str:
+    """The pieces of background with every fact before the piece at its depth. depths: ascending, 0 to 1.
+
+    No fact follows the last piece, which may be cut.
+    """
     text: list[str] = []
     done = 0
     for fact, depth in zip(facts, depths, strict=True):
@@ -100,37 +223,40 @@ def mixed(facts: tuple[str, ...], depths: list[float], pieces: list[str]) -> str
     return " ".join((*text, *pieces[done:]))
 
 
-def _drawn(settings: Babilong, tokenizer: Any, index: int) -> tuple[Story, Random]:
-    """The story of a sample, which fits its length, and the generator for what else is random."""
+def _draw_fitting(settings: Babilong, tokenizer: Any, index: int) -> tuple[Story, Random]:
+    """The story of a sample, which fits its length, and the generator for the rest of the sample."""
     random = Random(f"babilong/{settings.split}/{settings.task}/{settings.length}/{settings.seed}/{index}")
-    needed = []
+    tokens = []
     for _ in range(DRAWS):
         story = draw(settings, random)
-        needed.append(count(tokenizer, rendered(story.task, " ".join(story.facts), story.question)))
-        if not settings.length or needed[-1] + settings.answer_tokens <= settings.length:
+        tokens.append(count_tokens(tokenizer, render_prompt(story.task, " ".join(story.facts), story.question)))
+        if not settings.length or tokens[-1] + settings.answer_tokens <= settings.length:
             return story, random
-    raise EvalError(_complaint(settings, min(needed)))
+    raise EvalError(_complaint(settings, min(tokens)))
 
 
 def make_sample(settings: Babilong, tokenizer: Any, index: int) -> dict[str, Any]:
     """Sample `index`, as a document of the harness.
 
-    prompt: instruction, examples, text and question. target: a label. answer: as the prompt wants it, for training.
-    facts, supporting: the story's sentences and the indices of those that matter. tokens: of the prompt.
+    target: the label. answer: the label in the form that the prompt asks for, for training.
+    facts: the story's sentences. supporting: indices of the facts that the answer follows from.
+    tokens: of the prompt.
     """
-    story, random = _drawn(settings, tokenizer, index)
+    story, random = _draw_fitting(settings, tokenizer, index)
     depths = sorted(random.random() for _ in story.facts)
     hay = _hay(settings.background, random) if settings.length else None
 
-    def written(units: int) -> str:
+    def write(units: int) -> str:
         pieces = hay.take(units) if hay else []
-        return rendered(story.task, mixed(story.facts, depths, pieces), story.question)
+        return render_prompt(story.task, mix(story.facts, depths, pieces), story.question)
 
     units = 0
     if settings.length:
         room, slack = settings.length - settings.answer_tokens, max(8, settings.length // SLACK)
-        units = largest(lambda n: count(tokenizer, written(n)), room, slack, lambda base: _complaint(settings, base))
-    prompt = written(units)
+        units = most_units(
+            lambda units: count_tokens(tokenizer, write(units)), room, slack, lambda base: _complaint(settings, base)
+        )
+    prompt = write(units)
     return {
         "index": index,
         "task": story.task,
@@ -140,7 +266,7 @@ def make_sample(settings: Babilong, tokenizer: Any, index: int) -> dict[str, Any
         "answer": story.sentence,
         "facts": list(story.facts),
         "supporting": list(story.supporting),
-        "tokens": count(tokenizer, prompt),
+        "tokens": count_tokens(tokenizer, prompt),
     }
 
 
@@ -153,48 +279,68 @@ def _complaint(settings: Babilong, bare: int) -> str:
 
 
 def dataset(*, samples: int, settings: dict[str, Any], tokenizer: str = "", hub: str = "", **_: Any) -> dict[str, Any]:
-    """What the harness's `custom_dataset` asks for. The arguments are the task's metadata."""
+    """The harness's `custom_dataset`. The arguments are the cell's metadata."""
     from datasets import Dataset
 
-    wanted = Babilong(**settings)
+    babilong = Babilong(**settings)
     if hub:
-        return {"test": Dataset.from_list(_from_hub(hub, wanted, samples))}
+        return {"test": Dataset.from_list(_from_hub(hub, babilong, samples))}
     loaded = load_tokenizer(tokenizer)
-    return {"test": Dataset.from_list([make_sample(wanted, loaded, index) for index in range(samples)])}
+    return {"test": Dataset.from_list([make_sample(babilong, loaded, index) for index in range(samples)])}
 
 
 def _from_hub(name: str, settings: Babilong, samples: int) -> list[dict[str, Any]]:
-    """Samples of a data set of the hub in BABILong's format: a config for each length, a split for each task."""
-    from .hub_rows import hub_split
-
+    """Samples of a data set on the hub in BABILong's format: a config for each length, a split for each task."""
     rows = hub_split(
         name, f"{settings.length // 1024}k", settings.task, "Leave out --babilong-hub for stories of our own"
     )
-    found = []
-    for index, row in zip(range(samples), rows, strict=False):
-        prompt = rendered(settings.task, row["input"], row["question"])
-        told = {"question": row["question"], "target": row["target"], "answer": row["target"]}
-        found.append({"index": index, "task": settings.task, "prompt": prompt, "supporting": [], **told})
-    return found
+    return [
+        {
+            "index": index,
+            "task": settings.task,
+            "prompt": render_prompt(settings.task, row["input"], row["question"]),
+            "supporting": [],
+            "question": row["question"],
+            "target": row["target"],
+            "answer": row["target"],
+        }
+        for index, row in enumerate(rows[:samples])
+    ]
+
+
+def score_strict(task: str, question: str, target: str, output: str) -> float:
+    """The original's score: 1 if the first sentence holds the target and no other label. Labels in the question do not
+    count."""
+    answer, asked = output.lower(), question.lower()
+    # The answer ends with its first sentence, or where the model makes up another example.
+    for end in (".", "<context>", "<example>"):
+        answer = answer.split(end)[0]
+    labels = {label.lower() for label in LABELS[task]}
+    return float({label for label in labels if label in answer and label not in asked} == {target.lower()})
+
+
+def score_lax(target: str, output: str) -> float:
+    """The harness's score: 1 if the target is anywhere in the output."""
+    return float(target.strip().lower() in output.lower())
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
     """Both scores: the original's and the harness's."""
     output = results[0]
     return {
-        "strict": strict(doc["task"], doc["question"], doc["target"], output),
-        "lax": lax(doc["target"], output),
+        "strict": score_strict(doc["task"], doc["question"], doc["target"], output),
+        "lax": score_lax(doc["target"], output),
     }
 
 
 def check_fits(settings: Babilong, options: Options) -> None:
-    """Refuse a cell whose stories have no room, before any sample is made."""
+    """Refuse a cell whose stories do not fit its length, before any sample is made."""
     if not options.babilong_hub:
         for index in range(min(options.samples, 4)):
-            _drawn(settings, load_tokenizer(options.tokenizer), index)
+            _draw_fitting(settings, load_tokenizer(options.tokenizer), index)
 
 
-def runs(options: Options) -> list[Run]:
+def cells(options: Options) -> list[Cell]:
     """A cell for every task and length."""
     if options.scoring not in SCORINGS:
         raise EvalError(f"--scoring must be one of {', '.join(SCORINGS)}, got {options.scoring!r}")
@@ -212,7 +358,7 @@ def runs(options: Options) -> list[Run]:
             check_fits(Babilong(**settings), options)
             metadata = {"settings": settings, "samples": options.samples, "tokenizer": options.tokenizer}
             made.append(
-                Run(
+                Cell(
                     labels={"task": task, "length": length},
                     metric=options.scoring,
                     task="lucid_babilong",

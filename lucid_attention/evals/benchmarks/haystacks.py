@@ -1,4 +1,4 @@
-"""The text around needles: RULER's noise, lines that look like needles, or prose."""
+"""The text around needles and facts: RULER's noise, lines that look like needles, or prose; and how much of it fits."""
 
 import ast
 import re
@@ -13,23 +13,25 @@ from random import Random
 
 from ...data import DataError
 from ...data.sources import open_source
-from ..runs import EvalError
+from ..cells import EvalError
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 KINDS = ("noise", "needles", "prose", "essays")
 ESSAYS = "baber/paul_graham_essays"
-# More would only be read: 131 072 tokens have some 600 000 characters.
+# Stop reading a source here: 131 072 tokens need only some 600 000 characters.
 LONGEST_TEXT = 20_000_000
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# The first guess of `most_units` is max(PROBE, room / PROBE) units.
+PROBE = 64
 
 
 @dataclass(frozen=True)
 class Haystack:
-    """The hay of one sample, in units that a length is made up of. Needles may stand between its pieces.
+    """The hay of one sample. It is measured in units; needles may stand between its pieces.
 
-    take: from a number of units to pieces of text: the first so many, the same ones every time.
-    separator: what stands between pieces.
+    take: from a number of units to the pieces of text that hold the first units, the same in every call.
+    separator: the text between two pieces.
     """
 
     take: Callable[[int], list[str]]
@@ -47,7 +49,7 @@ def noise() -> Haystack:
 
 
 def lines(make: Callable[[], str]) -> Haystack:
-    """A new line from `make` for every unit."""
+    """Lines from `make`. A unit is a line."""
     made: list[str] = []
 
     def take(units: int) -> list[str]:
@@ -60,16 +62,19 @@ def lines(make: Callable[[], str]) -> Haystack:
 
 @dataclass(frozen=True)
 class Prose:
-    """Sentences of a text, and how many words there are up to the end of each."""
+    """The sentences of a text. ends: the number of words up to the end of each sentence."""
 
     sentences: list[str]
     ends: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ends", list(accumulate(len(each.split(" ")) for each in self.sentences)))
+        object.__setattr__(self, "ends", list(accumulate(len(sentence.split(" ")) for sentence in self.sentences)))
 
     def from_random_place(self, random: Random) -> Haystack:
-        """The text from some sentence on, and around when it ends. A unit is a word; the last sentence may be cut."""
+        """The text from a random sentence on; after its end it starts again. A unit is a word.
+
+        The last sentence may be cut.
+        """
         first = random.randrange(len(self.sentences))
         before = self.ends[first - 1] if first else 0
 
@@ -84,59 +89,87 @@ class Prose:
         return Haystack(take, " ")
 
 
-def sentences(text: str) -> list[str]:
+def most_units(count: Callable[[int], int], room: int, slack: int, complaint: Callable[[int], str]) -> int:
+    """The most units of hay with which a sample has at most `room` tokens.
+
+    slack: the search stops early when at most this many tokens of the room are unused.
+    count: from a number of units to the tokens of the sample; every unit adds at least one token.
+    complaint: the error message for a sample that does not fit without hay, from its number of tokens.
+    The search interpolates, then halves: mostly two or three calls of `count`, at most about 25.
+    """
+    base = count(0)
+    if base > room:
+        raise EvalError(complaint(base))
+    low, left, high = 0, room - base, room - base + 1
+    guess = min(max(PROBE, room // PROBE), high - 1)
+    for step in range(64):
+        if left <= slack or high - low <= 1:
+            break
+        # Interpolation may converge slowly; halving always ends.
+        units = min(max(guess, low + 1), high - 1) if step < 6 else (low + high) // 2
+        tokens = count(units)
+        if tokens <= room:
+            low, left = units, room - tokens
+        else:
+            high = units
+        guess = int((room - slack // 2 - base) * units / max(tokens - base, 1))
+    return low
+
+
+def split_sentences(text: str) -> list[str]:
     """The sentences of a text, each on one line."""
-    return [each for each in SENTENCE.split(" ".join(text.split())) if each]
+    return [sentence for sentence in SENTENCE.split(" ".join(text.split())) if sentence]
 
 
 @cache
 def read_prose(name: str) -> Prose:
-    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" (of the hub), or a source of
+    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" (from the hub), or a source of
     `lucid tokenize`: a file, a folder, a glob, hf:NAME."""
     if name == "prose":
-        found = _docstrings()
+        sentences = _docstrings()
     elif name == "essays":
-        found = _read(f"hf:{ESSAYS}", "--haystack essays")
+        sentences = _read(f"hf:{ESSAYS}", "--haystack essays")
     elif name.startswith("hf:") or "*" in name or Path(name).exists():
-        found = _read(name, f"--haystack {name}")
+        sentences = _read(name, f"--haystack {name}")
     else:
         raise EvalError(
             f"--haystack must be one of {', '.join(KINDS)}, or a text file or folder, got {name!r}, which is none"
         )
-    if len(found) < 2:
-        raise EvalError(f"--haystack {name!r} must have sentences, got {len(found)}")
-    return Prose(found)
+    if len(sentences) < 2:
+        raise EvalError(f"--haystack {name!r} must have sentences, got {len(sentences)}")
+    return Prose(sentences)
 
 
 def _read(name: str, what: str) -> list[str]:
-    found: list[str] = []
+    """The sentences of a source. what: the beginning of an error message."""
+    sentences: list[str] = []
     size = 0
     try:
         source = open_source(name)
         for part in source.parts(LONGEST_TEXT):
             for document in source.documents(part):
-                found.extend(sentences(document.text))
+                sentences.extend(split_sentences(document.text))
                 size += len(document.text)
                 if size >= LONGEST_TEXT:
-                    return found
+                    return sentences
     except DataError as error:
         raise EvalError(f"{what}: {error}") from error
-    return found
+    return sentences
 
 
 def _docstrings() -> list[str]:
-    """Sentences in the docstrings of the standard library's modules: 500 000 characters that are always there."""
-    found: list[str] = []
+    """Sentences from docstrings of the standard library: 500 000 characters that every Python has."""
+    sentences: list[str] = []
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         for node in ast.walk(ast.parse(file.read_bytes())):
             text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
             for paragraph in re.split(r"\n\s*\n", text or ""):
                 if ">>>" not in paragraph:
-                    found.extend(each for each in sentences(paragraph) if _reads_well(each))
-    return found
+                    sentences.extend(sentence for sentence in split_sentences(paragraph) if _reads_well(sentence))
+    return sentences
 
 
 def _reads_well(sentence: str) -> bool:
-    """A sentence of words, rather than of code or a table."""
-    words = sum(letter.isalpha() or letter == " " for letter in sentence)
-    return sentence[0].isupper() and sentence[-1] == "." and 20 < len(sentence) < 300 and words > 0.88 * len(sentence)
+    """Whether a sentence consists of words, not of code or a table."""
+    letters = sum(letter.isalpha() or letter == " " for letter in sentence)
+    return sentence[0].isupper() and sentence[-1] == "." and 20 < len(sentence) < 300 and letters > 0.88 * len(sentence)

@@ -1,12 +1,13 @@
-"""Needles in a haystack, in RULER's words: S-NIAH and M-NIAH at any length, with any number of needles.
+"""S-NIAH and M-NIAH (§4.2): needles in a haystack, in RULER's words, at any length and with any number of needles.
 
-A sample is made from (seed, length, needles, index) and the settings alone. It fills its length but for a unit of hay,
-question and room for the answer included, and says where its needles are, in characters and in tokens.
+A sample depends on (seed, length, needles, index) and the settings alone. Prompt and room for the answer fill the
+length up to one unit of hay. A sample records which tokens hold its needles and their values.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -14,11 +15,10 @@ from uuid import UUID
 
 from tqdm import tqdm
 
-from ..runs import EvalError
-from ..spans import Encoded, encode, load_tokenizer
-from ..spans import count as count_tokens
+from ..cells import Cell, EvalError, Labels, Options
+from ..tokens import EncodedText, count_tokens, encode, load_tokenizer
 from .haystacks import KINDS as HAYSTACKS
-from .haystacks import Haystack, lines, noise, read_prose
+from .haystacks import Haystack, lines, most_units, noise, read_prose
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 PROMPT = (
@@ -27,21 +27,30 @@ PROMPT = (
     "What {are_all} the special magic {kind} for {query} mentioned in the provided text?"
 )
 ANSWER = "The special magic {kind} for {query} mentioned in the provided text {are}"
+# The shortest and the longest sample.
 LENGTHS = (256, 131_072)
-# RULER's room for an answer. A sixteenth of a short context.
+# RULER leaves 128 tokens for an answer. In a short context, leave length / SHARE.
 ANSWER_TOKENS, SHARE = 128, 16
-# One part in so many of a length may stay empty, or less than a unit of hay takes.
+# At most length / SLACK tokens stay unused, or fewer than one unit of hay has.
 SLACK = 256
-PROBE = 64
+# The variants of S-NIAH: RULER's niah_single_1 to 3, with --haystack (None here) in the place of its essays.
+SINGLE: dict[str, tuple[str | None, str]] = {
+    "noise, numbers": ("noise", "numbers"),
+    "prose, numbers": (None, "numbers"),
+    "prose, uuids": (None, "uuids"),
+}
 
 
 @dataclass(frozen=True)
 class Needles:
-    """What all samples of a cell have in common.
+    """The settings that all samples of a cell share.
 
-    length: tokens of prompt and answer. needles: how many keys. queries: how many of them are asked for. values: how
-    many values, and so needle sentences, every key has. keys, kind: "numbers", "words" or "uuids", of keys and values.
-    haystack: see `read_prose`. answer_tokens: room for the answer, 0 for RULER's.
+    length: tokens of prompt and answer.
+    needles: the number of keys. queries: how many of the keys a question asks for.
+    values: the values, and so the needle sentences, of every key.
+    keys, kind: the kind of the keys and of the values: "numbers", "words" or "uuids".
+    haystack: "noise", "needles", or a name that `read_prose` knows.
+    answer_tokens: room for the answer; 0 for RULER's, see `room_for_answer`.
     """
 
     length: int
@@ -74,7 +83,10 @@ class Needles:
 
 @dataclass(frozen=True)
 class Draft:
-    """A sample before its hay is measured: all that is drawn at random."""
+    """Everything random in a sample. The amount of hay is still open.
+
+    sentences, keys, values, asked, depths: one entry for every needle, in the order of the text.
+    """
 
     sentences: list[str]
     keys: list[str]
@@ -111,23 +123,23 @@ def _words() -> tuple[list[str], list[str]]:
 
 
 def _fresh(kind: str, random: Random, taken: set[str]) -> str:
-    """One that is not taken, and is from now on."""
+    """A key or value that is not in `taken`, and is added to it."""
     for _ in range(1000):
-        made = MAKERS[kind](random)
-        if made not in taken:
-            taken.add(made)
-            return made
+        word = MAKERS[kind](random)
+        if word not in taken:
+            taken.add(word)
+            return word
     raise EvalError(f"there are not enough different {kind} for {len(taken)} needles")
 
 
 def draft(settings: Needles, index: int) -> Draft:
-    """Draw the sample `index`: keys, values, which are asked for, where they stand."""
+    """Draw sample `index`: its keys and values, which keys are asked for, and the depths of the needles."""
     random = Random(f"{settings.seed}/{settings.length}/{settings.needles}/{index}")
     taken: set[str] = set()
     keys = [_fresh(settings.keys, random, taken) for _ in range(settings.needles)]
     asked_keys = random.sample(keys, settings.queries)
     pairs = [(key, _fresh(settings.kind, random, taken)) for key in keys for _ in range(settings.values)]
-    # One needle in each of equal shares of the depth, in any order.
+    # The depth is divided into equal shares, with one needle in each.
     random.shuffle(pairs)
     depths = [(share + random.random()) / len(pairs) for share in range(len(pairs))]
 
@@ -153,7 +165,7 @@ def draft(settings: Needles, index: int) -> Draft:
 
 
 def write(settings: Needles, drawn: Draft, units: int) -> tuple[str, str, list[int]]:
-    """The question with so much hay, how its answer begins, and where in the text each needle starts."""
+    """The question with `units` of hay, the beginning of its answer, and the first character of each needle."""
     pieces = drawn.hay.take(units)
     text: list[str] = []
     starts: list[int] = []
@@ -173,26 +185,27 @@ def write(settings: Needles, drawn: Draft, units: int) -> tuple[str, str, list[i
     context = drawn.hay.separator.join(text)
     question = PROMPT.format(context=context, kind=kind, query=drawn.query, some=some, are=are, are_all=are_all)
     head = question.index("\n") + 1
-    return question, ANSWER.format(kind=kind, query=drawn.query, are=are), [head + each for each in starts]
+    return question, ANSWER.format(kind=kind, query=drawn.query, are=are), [head + start for start in starts]
 
 
 def room_for_answer(settings: Needles, tokenizer: Any) -> int:
-    """RULER's 128 tokens, fewer in a short context, more where the answers take more."""
+    """Tokens for the answer: RULER's 128, fewer in a short context, more if the answers need more."""
     if settings.answer_tokens:
         return settings.answer_tokens
     random = Random("answers")
-    wanted = settings.queries * settings.values
-    tried = [", ".join(MAKERS[settings.kind](random) for _ in range(wanted)) for _ in range(32)]
-    longest = max(count_tokens(tokenizer, f" {each}.") for each in tried)
+    values = settings.queries * settings.values
+    answers = [", ".join(MAKERS[settings.kind](random) for _ in range(values)) for _ in range(32)]
+    longest = max(count_tokens(tokenizer, f" {answer}.") for answer in answers)
     return max(min(ANSWER_TOKENS, settings.length // SHARE), longest + longest // 4 + 2)
 
 
 def make_sample(settings: Needles, tokenizer: Any, index: int) -> dict[str, Any]:
     """Sample `index`, as a document of the harness.
 
-    input and gen_prefix make the prompt; outputs are the answers. needles lists each needle with its text, key, value,
-    depth (0 to 1, of the prompt's tokens), whether it is asked for, and [first, last + 1] tokens of the whole and of
-    its value; answer_spans are the spans of the values that are asked for.
+    input, gen_prefix: the prompt. outputs: the answers.
+    needles: of each needle, its text, key, value, whether it is asked for, its depth (0 to 1, in tokens of the
+        prompt), and [first, last + 1] of the tokens of the sentence (span) and of the value (value_span).
+    answer_spans: the spans of the values that are asked for.
     """
     drawn = draft(settings, index)
     answer_room = room_for_answer(settings, tokenizer)
@@ -202,26 +215,26 @@ def make_sample(settings: Needles, tokenizer: Any, index: int) -> dict[str, Any]
         question, prefix, _ = write(settings, drawn, units)
         return count_tokens(tokenizer, f"{question} {prefix}")
 
-    units = largest(tokens, room, settings.length // SLACK, _complaint(settings, answer_room))
+    units = most_units(tokens, room, settings.length // SLACK, _complaint(settings, answer_room))
     question, prefix, starts = write(settings, drawn, units)
     encoded = encode(tokenizer, f"{question} {prefix}")
     needles = list(_located(drawn, encoded, starts))
     order = {key: place for place, key in enumerate(drawn.query.replace(", and ", ", ").split(", "))}
-    answers = sorted((each for each in needles if each["asked"]), key=lambda each: order[each["key"]])
+    answers = sorted((needle for needle in needles if needle["asked"]), key=lambda needle: order[needle["key"]])
     return {
         "index": index,
         "input": question,
         "gen_prefix": prefix,
-        "outputs": [each["value"] for each in answers],
+        "outputs": [needle["value"] for needle in answers],
         "tokens": len(encoded),
         "answer_tokens": answer_room,
         "max_length": settings.length,
         "needles": needles,
-        "answer_spans": [each["value_span"] for each in answers],
+        "answer_spans": [needle["value_span"] for needle in answers],
     }
 
 
-def _located(drawn: Draft, encoded: Encoded, starts: list[int]) -> Iterator[dict[str, Any]]:
+def _located(drawn: Draft, encoded: EncodedText, starts: list[int]) -> Iterator[dict[str, Any]]:
     for text, key, value, asked, start in zip(
         drawn.sentences, drawn.keys, drawn.values, drawn.asked, starts, strict=True
     ):
@@ -234,43 +247,19 @@ def _located(drawn: Draft, encoded: Encoded, starts: list[int]) -> Iterator[dict
         }  # fmt: skip
 
 
-def largest(count: Callable[[int], int], room: int, slack: int, complaint: Callable[[int], str]) -> int:
-    """The most units whose count is at most `room`, or so many that less than `slack` is left.
-
-    Interpolates, then halves: at most some 25 calls, two or three as a rule. A unit counts at least 1.
-    """
-    base = count(0)
-    if base > room:
-        raise EvalError(complaint(base))
-    low, left, high = 0, room - base, room - base + 1
-    guess = min(max(PROBE, room // PROBE), high - 1)
-    for step in range(64):
-        if left <= slack or high - low <= 1:
-            break
-        # Where interpolation has not ended the search, halving does.
-        tried = min(max(guess, low + 1), high - 1) if step < 6 else (low + high) // 2
-        counted = count(tried)
-        if counted <= room:
-            low, left = tried, room - counted
-        else:
-            high = tried
-        guess = int((room - slack // 2 - base) * tried / max(counted - base, 1))
-    return low
-
-
 def _complaint(settings: Needles, answer_room: int) -> Callable[[int], str]:
-    def said(base: int) -> str:
+    def message(base: int) -> str:
         return (
             f"{settings.needles * settings.values} needles with their question take {base} tokens and the answer "
             f"{answer_room}, more than --lengths {settings.length}: take fewer needles, or a length of at least "
             f"{base + answer_room}"
         )
 
-    return said
+    return message
 
 
 def check_fits(settings: Needles, tokenizer: Any, samples: int) -> None:
-    """Refuse a cell whose samples have no room, before any is made."""
+    """Refuse a cell whose samples do not fit their length, before any sample is made."""
     answer_room = room_for_answer(settings, tokenizer)
     for index in range(min(samples, 32)):
         question, prefix, _ = write(settings, draft(settings, index), 0)
@@ -280,17 +269,75 @@ def check_fits(settings: Needles, tokenizer: Any, samples: int) -> None:
 
 
 def dataset(*, tokenizer: str, samples: int, settings: dict[str, Any], **_: Any) -> dict[str, Any]:
-    """What the harness's `custom_dataset` asks for. The arguments are the task's metadata."""
+    """The harness's `custom_dataset`. The arguments are the cell's metadata."""
     from datasets import Dataset
 
     loaded, needles = load_tokenizer(tokenizer), Needles(**settings)
-    # Long ones take seconds each. What the harness writes there is hidden: this is not.
+    # A long sample takes seconds. The bar goes to the real stderr, since `quiet` hides sys.stderr.
     bar = tqdm(range(samples), desc="making samples", delay=5, leave=False, file=sys.__stderr__)
     return {"test": Dataset.from_list([make_sample(needles, loaded, index) for index in bar])}
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
-    """RULER's score: the share of the answers that are in the output, whatever their case."""
+    """RULER's score: the share of the answers that are in the output, in upper or lower case."""
     from lm_eval.tasks.ruler.common_utils import postprocess_pred, string_match_all
 
     return {"score": string_match_all(postprocess_pred(results), [doc["outputs"]])}
+
+
+def single(options: Options) -> list[Cell]:
+    """S-NIAH: one needle, three kinds of text and value, at every length."""
+    cells = []
+    for variant, (haystack, kind) in SINGLE.items():
+        chosen = replace(options, queries=1, values=1, haystack=haystack or options.haystack, kind=kind)
+        for length in options.lengths or (2048, 4096):
+            cells.append(_cell("lucid_sniah", {"variant": variant, "length": length}, chosen, length, 1))
+    return cells
+
+
+def multiple(options: Options) -> list[Cell]:
+    """M-NIAH: one key of many is asked for, or `queries` of them, for every number of needles and length."""
+    return [
+        _cell("lucid_mniah", {"needles": count, "length": length}, options, length, count)
+        for count in options.needles or (2, 4, 6, 8, 10)
+        for length in options.lengths or (2048, 4096)
+    ]
+
+
+def _cell(task: str, labels: Labels, options: Options, length: int, count: int) -> Cell:
+    settings = Needles(
+        length=length,
+        needles=count,
+        queries=options.queries,
+        values=options.values,
+        keys=options.keys,
+        kind=options.kind,
+        haystack=options.haystack,
+        answer_tokens=options.answer_tokens,
+        seed=options.seed,
+    )
+    if options.samples < 1:
+        raise EvalError(f"--samples must be at least 1, got {options.samples}")
+    tokenizer = load_tokenizer(options.tokenizer)
+    check_fits(settings, tokenizer, options.samples)
+    return Cell(
+        labels,
+        metric="score",
+        task=task,
+        metadata={
+            "tokenizer": options.tokenizer,
+            "samples": options.samples,
+            "settings": asdict(settings),
+            "haystack_sha256": _prose_sha256(options.haystack),
+        },
+        answer_tokens=room_for_answer(settings, tokenizer),
+        length=length,
+        keep=("tokens", "needles", "answer_spans"),
+    )
+
+
+def _prose_sha256(haystack: str) -> str:
+    """A hash of the prose: docstrings differ between versions of Python, and a file may change between two runs."""
+    if haystack in ("noise", "needles"):
+        return ""
+    return hashlib.sha256("\n".join(read_prose(haystack).sentences).encode()).hexdigest()

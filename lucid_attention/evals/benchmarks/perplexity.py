@@ -1,6 +1,6 @@
-"""Losses of a language model on long documents: by position, and of the same tokens after contexts of many lengths.
+"""Losses on long documents: by position, and of the same tokens after contexts of many lengths.
 
-Losses are in nats a token; the perplexity is their exponential. A document is never mixed with another one.
+Losses are in nats per token; the perplexity is their exponential. A sample never holds parts of two documents.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,24 @@ from torch import Tensor
 
 from ...data import DataError
 from ...data.datasets import PackedTokens
-from ..runs import EvalError, Options, Record, Run
-from ..spans import load_tokenizer
+from ..cells import Cell, EvalError, Labels, Options, Record
+from ..tokens import load_tokenizer
 
-# Tokens whose logits exist at a time: [T, vocabulary] would be 17 GB at 131 072 tokens.
+# Logits are made for this many tokens at a time: [T, vocabulary] would take 17 GB at 131 072 tokens.
 ROWS = 1024
-# Positions below this are one bucket; then each goes to twice its beginning.
+# The first bucket ends here; every other bucket ends at twice its first position.
 FIRST_BUCKET = 64
-# Tokens that are predicted after every context.
+# The number of tokens that are predicted after every context.
 TARGETS = 256
 CONTEXTS = (256, 512, 1024, 2048)
 LENGTHS = (2048,)
 
 
 def token_losses(model: Any, input_ids: Tensor, last: int, *, rows: int = ROWS) -> Tensor:
-    """Losses of the `last` tokens of every sequence, each given all before it.
+    """The losses of the `last` tokens of every sequence, each given all tokens before it.
 
-    input_ids: [B, T]. Gives float32 [B, last]. One pass, without a cache; logits are made for `rows` tokens at a time.
+    input_ids: [B, T]. Gives float32 [B, last]. The model makes one pass without a cache, and logits for `rows` tokens
+    at a time.
     """
     B, T = input_ids.shape
     if not 1 <= last < T:
@@ -44,7 +45,7 @@ def token_losses(model: Any, input_ids: Tensor, last: int, *, rows: int = ROWS) 
     losses = torch.empty(B, last)
     with torch.no_grad():
         h = decoder(input_ids=input_ids, use_cache=False)[0][:, T - last - 1 : T - 1]
-        # A piece is of one sequence: what is summed does not depend on the batch.
+        # The head gets tokens of one sequence at a time, so that a loss does not depend on the batch.
         for b in range(B):
             for start in range(0, last, rows):
                 part = slice(start, min(start + rows, last))
@@ -60,15 +61,15 @@ def _logits(head: Any, h: Tensor, cap: float | None) -> Tensor:
 
 
 def check_head(model: Any, input_ids: Tensor) -> None:
-    """Refuse a model that does something to its logits which `token_losses` does not know."""
+    """Refuse a model that changes its logits after the head in a way that `token_losses` does not know."""
     few = input_ids[:1, :4]
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     with torch.no_grad():
-        whole = model(input_ids=few, use_cache=False).logits.float()
+        theirs = model(input_ids=few, use_cache=False).logits.float()
         h = getattr(model, model.base_model_prefix)(input_ids=few, use_cache=False)[0]
         ours = _logits(model.get_output_embeddings(), h, cap)
-    if not torch.allclose(whole, ours, rtol=1e-2, atol=1e-2 * float(whole.abs().max())):
-        raise EvalError(f"{type(model).__name__} changes its logits after the head: its losses cannot be taken apart")
+    if not torch.allclose(theirs, ours, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+        raise EvalError(f"{type(model).__name__} changes its logits after the head: its losses cannot be computed here")
 
 
 def buckets(length: int) -> list[tuple[int, int]]:
@@ -82,7 +83,7 @@ def buckets(length: int) -> list[tuple[int, int]]:
 
 
 def loss_by_position(model: Any, input_ids: Tensor) -> dict[tuple[int, int], float]:
-    """Mean loss of the tokens in every bucket of positions. input_ids: [B, T], of one document each."""
+    """The mean loss of the tokens in every bucket of positions. input_ids: [B, T], each row from one document."""
     losses = token_losses(model, input_ids, input_ids.shape[1] - 1)
     return {(a, b): losses[:, a - 1 : b - 1].mean().item() for a, b in buckets(input_ids.shape[1])}
 
@@ -90,33 +91,33 @@ def loss_by_position(model: Any, input_ids: Tensor) -> dict[tuple[int, int], flo
 def loss_by_context(
     model: Any, input_ids: Tensor, contexts: Sequence[int], *, targets: int = TARGETS
 ) -> dict[int, float]:
-    """Mean loss of the last `targets` tokens, given `context` tokens before the first of them, for every context."""
+    """For every context: the mean loss of the last `targets` tokens, with `context` tokens before the first of them."""
     longest = input_ids.shape[1] - targets
     if min(contexts) < 1 or max(contexts) > longest:
-        raise ValueError(f"contexts must be 1 to {longest}, which is what there is before the targets, got {contexts}")
+        raise ValueError(f"contexts must be 1 to {longest}, the number of tokens before the targets, got {contexts}")
     return {
         context: token_losses(model, input_ids[:, longest - context :], targets).mean().item() for context in contexts
     }
 
 
 def windows(source: str, tokenizer: str, length: int, samples: int, seed: int = 0) -> Tensor:
-    """Stretches of `length` tokens, each of one document: int64 [samples, length], or fewer where there are fewer.
+    """Windows of `length` tokens, each from one document: int64 [samples, length], or fewer if the source has fewer.
 
     source: a folder written by `lucid tokenize`, whose validation split is read, or a text file, which is one document.
-    tokenizer: a folder, for text.
+    tokenizer: its folder, needed for a text file.
     """
     if Path(source).is_dir():
-        found = _from_folder(source, length, samples, seed)
+        pieces = _from_folder(source, length, samples, seed)
     elif Path(source).is_file():
         ids = load_tokenizer(tokenizer)(
             Path(source).read_text(encoding="utf-8"), add_special_tokens=False, verbose=False
         )["input_ids"]
-        found = [torch.tensor(ids[i * length : (i + 1) * length]) for i in range(min(samples, len(ids) // length))]
+        pieces = [torch.tensor(ids[i * length : (i + 1) * length]) for i in range(min(samples, len(ids) // length))]
     else:
         raise EvalError(f"--text must be a text file or a folder written by `lucid tokenize`, got {source!r}")
-    if not found:
+    if not pieces:
         raise EvalError(f"--text {source!r} must have a document of {length} tokens, and has none")
-    return torch.stack(found)
+    return torch.stack(pieces)
 
 
 def _from_folder(folder: str, length: int, samples: int, seed: int) -> list[Tensor]:
@@ -124,15 +125,15 @@ def _from_folder(folder: str, length: int, samples: int, seed: int) -> list[Tens
         packed = PackedTokens(folder, length, split="validation", seed=seed)
     except DataError as error:
         raise EvalError(f"--text: {error}") from error
-    found, places = [], torch.arange(length)
+    pieces, unbroken = [], torch.arange(length)
     for index in range(len(packed)):
         item = packed[index]
-        # Positions begin again where a document does.
-        if torch.equal(item["position_ids"], places):
-            found.append(item["input_ids"])
-        if len(found) == samples:
+        # Positions start again at 0 with every document.
+        if torch.equal(item["position_ids"], unbroken):
+            pieces.append(item["input_ids"])
+        if len(pieces) == samples:
             break
-    return found
+    return pieces
 
 
 def _evaluate(
@@ -143,9 +144,9 @@ def _evaluate(
         _check_vocabulary(model, pieces)
         check_head(model, pieces[:1].to(device))
     for start in range(0, len(indices), batch_size):
-        chosen = list(indices[start : start + batch_size])
-        losses = token_losses(model, pieces[chosen].to(device), last)
-        for index, loss in zip(chosen, losses.double().mean(1).tolist(), strict=True):
+        batch = list(indices[start : start + batch_size])
+        losses = token_losses(model, pieces[batch].to(device), last)
+        for index, loss in zip(batch, losses.double().mean(1).tolist(), strict=True):
             yield {"id": index, "score": loss, "tokens": last}
 
 
@@ -155,25 +156,28 @@ def _check_vocabulary(model: Any, pieces: Tensor) -> None:
         raise EvalError(f"--text has token {largest}, and the model knows {known}: it was made with another tokenizer")
 
 
-def by_position(options: Options) -> list[Run]:
-    """A cell for every bucket of positions. To the end of a bucket is as far as a pass goes: all of them cost two."""
+def by_position(options: Options) -> list[Cell]:
+    """A cell for every bucket of positions.
+
+    The pass for a bucket ends with the bucket. Buckets double in length, so all passes cost about two full ones.
+    """
     cells = []
     for length in options.lengths or LENGTHS:
-        found = _read(options, length)
+        pieces = _read(options, length)
         for first, stop in buckets(length):
-            labels: dict[str, int | str] = {"length": length, "position": f"{first}–{stop - 1}"}
-            cells.append(_cell(options, labels, found[:, :stop], stop - first))
+            labels: Labels = {"length": length, "position": f"{first}–{stop - 1}"}
+            cells.append(_cell(options, labels, pieces[:, :stop], stop - first))
     return cells
 
 
-def by_context(options: Options) -> list[Run]:
+def by_context(options: Options) -> list[Cell]:
     """A cell for every context, with the same targets."""
     contexts = options.lengths or CONTEXTS
     if min(contexts) < 1:
         raise EvalError(f"--lengths must be at least 1, got {min(contexts)}")
-    found = _read(options, max(contexts) + TARGETS)
-    stop = found.shape[1]
-    return [_cell(options, {"context": context}, found[:, stop - TARGETS - context :], TARGETS) for context in contexts]
+    longest = max(contexts)
+    pieces = _read(options, longest + TARGETS)
+    return [_cell(options, {"context": context}, pieces[:, longest - context :], TARGETS) for context in contexts]
 
 
 def _read(options: Options, length: int) -> Tensor:
@@ -184,9 +188,9 @@ def _read(options: Options, length: int) -> Tensor:
     return windows(options.text, options.tokenizer, length, options.samples, options.seed)
 
 
-def _cell(options: Options, labels: dict[str, int | str], pieces: Tensor, last: int) -> Run:
+def _cell(options: Options, labels: Labels, pieces: Tensor, last: int) -> Cell:
     tokens = sha256(pieces.contiguous().numpy().tobytes()).hexdigest()
-    return Run(
+    return Cell(
         labels=labels,
         metric="loss",
         metadata={**labels, "text": options.text, "tokens_sha256": tokens, "last": last},

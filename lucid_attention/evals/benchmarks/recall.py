@@ -1,4 +1,4 @@
-"""Recall of bare tokens: accuracy of checkpoints that were trained on the tasks in `data/synthetic.py`."""
+"""Recall of bare tokens: the accuracy of checkpoints that were trained on the tasks in `data/synthetic.py`."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -8,30 +8,31 @@ import torch
 
 from ...base.labels import IGNORED
 from ...data.synthetic import MemoryUpdate, Needles
-from ..runs import EvalError, Options, Record, Run
+from ..cells import Cell, EvalError, Options, Record
 
-# Training draws items from seeds near the recipe's: these are far from them.
+# Training draws items from seeds near the recipe's; evaluation draws from seeds far from them.
 FAR = 7_000_000_019
 
 
-def needles(options: Options) -> list[Run]:
-    """`Needles`: pairs among fillers."""
-    return _runs(Needles, options)
+def needles(options: Options) -> list[Cell]:
+    """`Needles`: pairs of key and value among fillers."""
+    return _cells(Needles, options)
 
 
-def memory_update(options: Options) -> list[Run]:
+def memory_update(options: Options) -> list[Cell]:
     """`MemoryUpdate`: the latest value of a key wins."""
-    return _runs(MemoryUpdate, options)
+    return _cells(MemoryUpdate, options)
 
 
-def _runs(kind: Any, options: Options) -> list[Run]:
+def _cells(kind: Any, options: Options) -> list[Cell]:
+    """A cell for every number of keys and length. kind: the class of the task."""
     cells = []
     for n in options.needles or (2, 4, 8, 16):
         for length in options.lengths or (65,):
             task = kind(n, length, size=options.samples, seed=FAR + options.seed)
             metadata = {"task": kind.__name__, "needles": n, "length": length, "seed": options.seed}
             cells.append(
-                Run(
+                Cell(
                     {"needles": n, "length": length},
                     "accuracy",
                     metadata=metadata | {"samples": options.samples},
@@ -53,16 +54,17 @@ def _evaluate(task: Any, model: Any, tokenizer: Any, indices: Sequence[int], bat
             f"tiny_needle` have, got {vocabulary}"
         )
     for first in range(0, len(indices), batch_size):
-        chosen = indices[first : first + batch_size]
-        items = [task[index] for index in chosen]
+        batch = indices[first : first + batch_size]
+        items = [task[index] for index in batch]
         ids = torch.stack([item["input_ids"] for item in items]).to(model.device)
-        likely = model(input_ids=ids).logits.argmax(-1).cpu()
-        for index, item, said in zip(chosen, items, likely, strict=True):
+        predictions = model(input_ids=ids).logits.argmax(-1).cpu()
+        for index, item, predicted in zip(batch, items, predictions, strict=True):
             asked = item["labels"] != IGNORED
-            answers, given = item["labels"][asked], said[asked.roll(-1)]
+            # The logits at position i predict token i + 1.
+            answers, output = item["labels"][asked], predicted[asked.roll(-1)]
             yield {
                 "id": index,
-                "output": given.tolist(),
+                "output": output.tolist(),
                 "target": answers.tolist(),
-                "score": (given == answers).double().mean().item(),
+                "score": (output == answers).double().mean().item(),
             }

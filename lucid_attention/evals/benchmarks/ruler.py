@@ -1,7 +1,7 @@
 """RULER's variable tracking, common words and frequent words: the harness's own samples and score.
 
-The harness makes 500 samples from the global random state, and goes on for ever where none fits. Here the number and
-the seed are given, the state is put back, and what cannot fit is refused.
+The harness makes 500 samples from the global random state, and never ends if no sample fits. Here the number of
+samples and the seed are options, the random state is restored, and a length that is too short is refused.
 """
 
 import contextlib
@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..runs import EvalError, Options, Run
-from ..spans import count, load_tokenizer
+from ..cells import Cell, EvalError, Labels, Options
+from ..tokens import count_tokens, load_tokenizer
 
-# Of the example in variable tracking's prompt, as in the harness; more where a tokenizer needs more.
+# Tokens of the example in the prompt of variable tracking, as in the harness, unless the tokenizer needs more.
 EXAMPLE_LENGTH = 500
 
 
 class Task(NamedTuple):
-    """make: (tokenizer, length, samples) -> samples. smallest: about the shortest prompt with its answer."""
+    """make: (tokenizer, length, samples) -> samples. smallest: a prompt with its answer, about the shortest one."""
 
     answer_tokens: int
     make: Callable[[Any, int, int], list[dict[str, Any]]]
@@ -57,7 +57,7 @@ def _common(tokenizer: Any, length: int, samples: int) -> list[dict[str, Any]]:
 def _smallest_common() -> str:
     from lm_eval.tasks.ruler import cwe_utils
 
-    # Below 4096 tokens the harness repeats its words less often.
+    # Any length below 4096 gives the harness's small form, which repeats its words less often.
     example, text, answer = cwe_utils.generate_input_output(20, 256)
     return example + text + " ".join(answer)
 
@@ -65,7 +65,7 @@ def _smallest_common() -> str:
 def _frequent(tokenizer: Any, length: int, samples: int) -> list[dict[str, Any]]:
     from lm_eval.tasks.ruler.fwe_utils import sys_kwext
 
-    # The harness forgets the answer in this length.
+    # The harness does not count the answer in this length.
     return sys_kwext(tokenizer, length - TASKS["fwe"].answer_tokens, samples)
 
 
@@ -76,8 +76,8 @@ def _smallest_frequent() -> str:
 
 
 def _tokens(tokenizer: Any, text: str) -> int:
-    """With room for samples that are longer: the harness does not stop where one does not fit."""
-    return int(1.1 * count(tokenizer, text))
+    """The tokens of a smallest prompt and 10 % more: the harness never ends if one of its samples does not fit."""
+    return int(1.1 * count_tokens(tokenizer, text))
 
 
 TASKS = {
@@ -89,21 +89,21 @@ TASKS = {
 
 @contextlib.contextmanager
 def _seeded(*seed: int | str) -> Iterator[None]:
-    """The global random states, which the harness draws from, set and then put back."""
-    before = random.getstate(), np.random.get_state()
+    """Seed the global random states, from which the harness draws, and restore them at the end."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed("/".join(map(str, seed)))
     np.random.seed(random.getrandbits(32))
     try:
         yield
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
-def runs(options: Options) -> list[Run]:
-    """Every task at every length."""
+def cells(options: Options) -> list[Cell]:
+    """A cell for every task and length."""
     tokenizer = load_tokenizer(options.tokenizer)
-    cells = []
+    made = []
     for name, task in TASKS.items():
         for length in options.lengths or (2048, 4096):
             _check_fits(name, task, tokenizer, length)
@@ -114,10 +114,10 @@ def runs(options: Options) -> list[Run]:
                 "length": length,
                 "name": name,
             }
-            labels: dict[str, int | str] = {"task": name, "length": length}
+            labels: Labels = {"task": name, "length": length}
             room = task.answer_tokens
-            cells.append(Run(labels, "score", "lucid_ruler", metadata=metadata, answer_tokens=room, length=length))
-    return cells
+            made.append(Cell(labels, "score", "lucid_ruler", metadata=metadata, answer_tokens=room, length=length))
+    return made
 
 
 def _check_fits(name: str, task: Task, tokenizer: Any, length: int) -> None:
@@ -128,11 +128,11 @@ def _check_fits(name: str, task: Task, tokenizer: Any, length: int) -> None:
 
 
 def dataset(*, tokenizer: str, samples: int, seed: int, length: int, name: str, **_: Any) -> dict[str, Any]:
-    """What the harness's `custom_dataset` asks for. The arguments are the task's metadata."""
+    """The harness's `custom_dataset`. The arguments are the cell's metadata."""
     from datasets import Dataset
 
     loaded = load_tokenizer(tokenizer)
-    said = io.StringIO()
-    with _seeded(seed, length, name), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        made = TASKS[name].make(loaded, length, samples)
-    return {"test": Dataset.from_list(made)}
+    hidden = io.StringIO()
+    with _seeded(seed, length, name), contextlib.redirect_stdout(hidden), contextlib.redirect_stderr(hidden):
+        documents = TASKS[name].make(loaded, length, samples)
+    return {"test": Dataset.from_list(documents)}

@@ -25,7 +25,7 @@ PEAK, REACHED = 989e12, 0.4
 # Where the arguments of commands are.
 MODULES = {
     "eval": "evals.command",
-    "make-data": "evals.making",
+    "make-data": "evals.make_data",
     "analyze": "analysis.command",
     "convert": "models.convert",
     "tokenize": "data.tokenize",

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from ...data.tokenizer import BOS, EOS, PAD
-from ...evals.benchmarks.haystacks import read_prose
-from ...evals.benchmarks.needles import Draft, Needles, draft, largest, write
-from ...evals.making import Line, babilong_lines, question_lines
-from ...evals.spans import count, load_tokenizer
+from ...evals.benchmarks.haystacks import most_units, read_prose
+from ...evals.benchmarks.needles import Draft, Needles, draft, write
+from ...evals.make_data import Line, babilong_lines, question_lines
+from ...evals.tokens import count_tokens, load_tokenizer
 from .docstring_questions import NAMES, write_questions
 
 # Far from the seeds of evaluations, which are small numbers.
@@ -50,11 +50,11 @@ class NeedleTexts:
 
             def tokens(units: int, settings: Needles = settings, drawn: Draft = drawn) -> int:
                 question, prefix, _ = write(settings, drawn, units)
-                return count(loaded, f"{question} {prefix}")
+                return count_tokens(loaded, f"{question} {prefix}")
 
             # The end token follows the answer.
-            room = self.length - count(loaded, answer) - 1
-            most = largest(tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens")
+            room = self.length - count_tokens(loaded, answer) - 1
+            most = most_units(tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens")
             question, prefix, _ = write(settings, drawn, Random(f"hay/{index}").randint(0, most))
             yield {"prompt": f"{question} {prefix}", "answer": answer}
 
@@ -87,12 +87,12 @@ class Stories:
     def sample(self) -> Iterator[str]:
         """Texts to train a tokenizer on; any tokenizer will do for stories without background."""
         from ...evals.benchmarks.babi import make_story
-        from ...evals.benchmarks.babilong_prompts import rendered
+        from ...evals.benchmarks.babilong import render_prompt
 
         random = Random("stories")
         for index in range(SAMPLE):
             story = make_story(self.tasks[index % len(self.tasks)], random)
-            yield f"{rendered(story.task, ' '.join(story.facts), story.question)} {story.sentence}"
+            yield f"{render_prompt(story.task, ' '.join(story.facts), story.question)} {story.sentence}"
         if self.haystack == "prose":
             yield from islice(read_prose("prose").sentences, 0, None, 4)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...evals.making import write_lines
+from ...evals.make_data import write_lines
 from ..engine.jobs import Job, Record, Work
 from .prompts import KINDS, write_tokenizer
 
@@ -184,10 +184,10 @@ def recipe_of(run: TextRun, texts: Path, start: Path) -> Any:
 
 def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str, Any]]:
     """Mean scores of all cells, in the scale of their metric: {"family", "labels", "samples", "scores"}."""
+    from ...evals.cells import Options
     from ...evals.checkpoint import Checkpoint
-    from ...evals.records import Folder
+    from ...evals.results import ResultsFolder
     from ...evals.runner import evaluate
-    from ...evals.runs import Options
 
     options: dict[str, Any] = dict(asked.options)
     if asked.with_data:
@@ -196,7 +196,7 @@ def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str
     cells = evaluate(Checkpoint(model), tuple(asked.tasks), Options(**options), out, batch_size=16)
     found = []
     for cell in cells:
-        records = Folder(out).finished(cell["name"]) or []
+        records = ResultsFolder(out).finished(cell["name"]) or []
         means = {
             name: sum(record["metrics"][name] for record in records) / len(records) for name in records[0]["metrics"]
         }

@@ -1,4 +1,4 @@
-"""`lucid make-data`: what is trained on is never what is evaluated, and `lucid train` can read it."""
+"""`lucid make-data`: its prompts are never in an evaluation, and `lucid train` can read them."""
 
 import argparse
 import json
@@ -12,16 +12,16 @@ from lucid_attention.base.labels import IGNORED
 from lucid_attention.data.datasets import PromptAnswers
 from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
 from lucid_attention.evals.benchmarks.longqa import HALVED, documents
-from lucid_attention.evals.making import add_arguments, run
-from lucid_attention.evals.spans import count, load_tokenizer
+from lucid_attention.evals.make_data import add_arguments, run
+from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 
-from .speakers import write_tokenizer
+from .checkpoints import write_tokenizer
 from .test_longqa import data  # noqa: F401
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["Where is the football? In the kitchen."])
+    return str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["Where is the football? In the kitchen."]))
 
 
 def make(*words: Any) -> int:
@@ -41,7 +41,7 @@ def test_babilong_is_made_for_training(tmp_path: Path, tokenizer: str, capsys: p
     assert "20 prompts with answers" in capsys.readouterr().out
     made, loaded = lines(out), load_tokenizer(tokenizer)
     assert all(line["answer"].startswith(" ") and line["answer"].strip() for line in made)
-    assert sum(1900 < count(loaded, line["prompt"]) <= 2000 for line in made) == 10
+    assert sum(1900 < count_tokens(loaded, line["prompt"]) <= 2000 for line in made) == 10
     evaluated = {make_sample(Babilong(task, 0), loaded, i)["prompt"] for task in ("qa1", "qa4") for i in range(50)}
     assert not evaluated & {line["prompt"] for line in made}
 
@@ -49,9 +49,9 @@ def test_babilong_is_made_for_training(tmp_path: Path, tokenizer: str, capsys: p
 def test_lucid_train_learns_the_answer_and_nothing_else(tmp_path: Path, tokenizer: str) -> None:
     out = tmp_path / "train.jsonl"
     assert make("babilong", out, "--tasks", "qa2", "--lengths", 0, "--samples", 4, "--tokenizer", tokenizer) == 0
-    words = AutoTokenizer.from_pretrained(tokenizer)
-    for item in PromptAnswers(out, words, 1024, validation=0):  # type: ignore[attr-defined]
-        learned = words.decode(item["labels"][item["labels"] != IGNORED])
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    for item in PromptAnswers(out, loaded, 1024, validation=0):  # type: ignore[attr-defined]
+        learned = loaded.decode(item["labels"][item["labels"] != IGNORED])
         assert learned.startswith(" The ")
         assert learned.endswith(".<|eos|>")
 
@@ -65,14 +65,14 @@ def test_questions_for_training_are_not_evaluated(
     out = tmp_path / "train.jsonl"
     assert make(kind, out, "--data-dir", data) == 0
     trained = {line["prompt"] for line in lines(out)}
-    evaluated = {each["prompt"] for task in tasks for each in documents(task, "held_out", data)}
+    evaluated = {document["prompt"] for task in tasks for document in documents(task, "held_out", data)}
     assert trained
     assert not trained & evaluated
     assert len(PromptAnswers(out, AutoTokenizer.from_pretrained(tokenizer), 256, validation=0)) == len(lines(out))
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["babilong", "OUT"], "--tokenizer is needed"),
         (["babilong", "OUT", "--samples", "0"], "--samples must be at least 1, got 0"),
@@ -80,12 +80,12 @@ def test_questions_for_training_are_not_evaluated(
         (["qasper", "OUT", "--data-dir", "nowhere"], "there is no file"),
     ],
 )
-def test_what_stops_it_is_said_and_nothing_is_left(
-    words: list[str], said: str, tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+def test_an_error_is_a_message_and_leaves_no_file(
+    words: list[str], message: str, tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"OUT": tmp_path / "out.jsonl", "TOKENIZER": tokenizer}
     assert make(*(places.get(word, word) for word in words)) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Rows of data sets, from the hub or from local files of the same format; what cannot be read is said in a sentence."""
+"""Rows of data sets, from the hub or from local files of the same format. An error is one sentence."""
 
 import json
 import logging
@@ -7,51 +7,51 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..runs import EvalError
+from ...base.messages import first_line
+from ..cells import EvalError
 
 Row = dict[str, Any]
-CHATTER = ("huggingface_hub", "huggingface_hub.utils._http", "datasets")
+LOGGERS = ("huggingface_hub", "huggingface_hub.utils._http", "datasets")
 
 
 def hub_split(name: str, config: str, split: str, alternative: str) -> list[Row]:
-    """A split of a data set of the hub. alternative: what to do without the hub."""
+    """A split of a data set on the hub. alternative: a sentence for the error message on what to do without the hub."""
     from datasets import load_dataset
 
-    with _explained(f"data set {name!r} (config {config!r}, split {split!r})", alternative):
+    with _errors_explained(f"data set {name!r} (config {config!r}, split {split!r})", alternative):
         return list(load_dataset(name, config, split=split))
 
 
 def zipped_lines(url: str, file: str, alternative: str) -> list[Row]:
-    """A .jsonl file in a .zip of the hub."""
+    """A .jsonl file in a .zip on the hub."""
     from datasets import load_dataset
 
-    with _explained(f"{file} in {url}", alternative):
+    with _errors_explained(f"{file} in {url}", alternative):
         return list(load_dataset("json", data_files={"rows": f"zip://{file}::{url}"}, split="rows"))
 
 
 @contextmanager
-def _explained(what: str, alternative: str) -> Iterator[None]:
-    """One sentence instead of a trace through five libraries, whose exceptions have no common class."""
-    loggers = [logging.getLogger(name) for name in CHATTER]
+def _errors_explained(what: str, alternative: str) -> Iterator[None]:
+    """Turn any error into one sentence. The libraries below `load_dataset` have no common class of exceptions."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         yield
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise EvalError(f"{what} cannot be read: {reason}. {alternative}") from error
+        raise EvalError(f"{what} cannot be read: {first_line(error)}. {alternative}") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
 
 def local_lines(path: Path, fields: tuple[tuple[str, ...], ...]) -> list[Row]:
-    """The rows of a .jsonl file. fields: what every row must have; of several names in a tuple, one."""
+    """The rows of a .jsonl file. fields: every row must have one name of each tuple."""
     if not path.is_file():
         raise EvalError(f"--data-dir: there is no file {str(path)!r}")
     rows = []
-    # Not splitlines: a text may hold other ends of lines than "\n", which JSON does not escape.
+    # Not splitlines: a text may hold other line ends than "\n", which JSON does not escape.
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue

@@ -1,35 +1,36 @@
-"""`lucid make-data`: prompts with answers for fine-tuning, from the training side of what `lucid eval` evaluates."""
+"""`lucid make-data`: prompts with answers for fine-tuning, from the training side of the benchmarks."""
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..base.files import finish, partial_path
 from .benchmarks.babi import TASKS as STORIES
-from .benchmarks.babilong import Babilong, make_sample
+from .benchmarks.babilong import Babilong
+from .benchmarks.babilong import make_sample as make_story_sample
 from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
-from .benchmarks.needles import make_sample as make_needles
-from .runs import EvalError, counts, names
-from .spans import load_tokenizer
+from .benchmarks.needles import make_sample as make_needle_sample
+from .cells import EvalError, counts, names
+from .tokens import load_tokenizer
 
 Line = dict[str, Any]
-# Far from those of evaluations, which are small numbers.
+# Far from the seeds of evaluations, which are small numbers.
 TRAINING_SEED = 1_000_003
 
 
 class Maker(NamedTuple):
-    """about: in a line. lines: from the arguments to {"prompt", "answer"}."""
+    """A KIND of `lucid make-data`. lines: from the arguments to lines {"prompt", "answer"}."""
 
     about: str
     lines: Callable[[argparse.Namespace], Iterator[Line]]
 
 
-def _checked(samples: int, tokenizer: str) -> Any:
-    """The tokenizer."""
+def _load_tokenizer(samples: int, tokenizer: str) -> Any:
+    """The tokenizer, after a check of the arguments that both kinds of samples have."""
     if samples < 1:
         raise EvalError(f"--samples must be at least 1, got {samples}")
     if not tokenizer:
@@ -46,13 +47,13 @@ def babilong_lines(
     tokenizer: str,
     haystack: str = "prose",
 ) -> Iterator[Line]:
-    """`samples` samples of every task at every length. None of their stories is ever in an evaluation."""
-    loaded = _checked(samples, tokenizer)
-    cells = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
-    # One of each in turn: the beginning of the file is like the whole.
+    """`samples` prompts for every task at every length. No evaluation asks about one of their stories."""
+    loaded = _load_tokenizer(samples, tokenizer)
+    settings = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
+    # Tasks and lengths alternate, so that the beginning of the file is like the whole.
     for index in range(samples):
-        for cell in cells:
-            sample = make_sample(cell, loaded, index)
+        for setting in settings:
+            sample = make_story_sample(setting, loaded, index)
             yield {"prompt": sample["prompt"], "answer": f" {sample['answer']}"}
 
 
@@ -66,33 +67,35 @@ def needle_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
-    loaded = _checked(samples, tokenizer)
-    own = seed + TRAINING_SEED
-    cells = [Needles(length, count, haystack=haystack, seed=own) for length in lengths for count in needles]
+    loaded = _load_tokenizer(samples, tokenizer)
+    training_seed = seed + TRAINING_SEED
+    settings = [
+        Needles(length, count, haystack=haystack, seed=training_seed) for length in lengths for count in needles
+    ]
     for index in range(samples):
-        for cell in cells:
-            sample = make_needles(cell, loaded, index)
+        for setting in settings:
+            sample = make_needle_sample(setting, loaded, index)
             answer = f" {', '.join(sample['outputs'])}."
             prompt = f"{sample['input']} {sample['gen_prefix']}"
             yield {"prompt": prompt, "answer": answer, "answer_spans": sample["answer_spans"]}
 
 
 def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]:
-    """The paper's training splits of LongBench and SCROLLS. Of several answers, the first."""
+    """The paper's training splits of LongBench and SCROLLS. A question with several answers gets the first."""
     for task in tasks:
-        for each in documents(task, "train", data_dir):
-            yield {"prompt": each["prompt"], "answer": f" {each['answers'][0].strip()}"}
+        for document in documents(task, "train", data_dir):
+            yield {"prompt": document["prompt"], "answer": f" {document['answers'][0].strip()}"}
 
 
 def _babilong(args: argparse.Namespace) -> Iterator[Line]:
-    return babilong_lines(tasks=args.tasks, **_of_both(args))
+    return babilong_lines(tasks=args.tasks, **_sample_arguments(args))
 
 
 def _needles(args: argparse.Namespace) -> Iterator[Line]:
-    return needle_lines(needles=args.needles, **_of_both(args))
+    return needle_lines(needles=args.needles, **_sample_arguments(args))
 
 
-def _of_both(args: argparse.Namespace) -> dict[str, Any]:
+def _sample_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("lengths", "samples", "seed", "tokenizer", "haystack")}
 
 
@@ -106,18 +109,18 @@ MAKERS = {
 
 
 def write_lines(lines: Iterator[Line], out: Path) -> int:
-    """Write them, one a line; the file is there when it is whole. Gives their number."""
+    """Write one JSON object a line; the file gets its name when it is whole. Gives the number of lines."""
     if out.exists():
         raise EvalError(f"OUT must be new, got {str(out)!r}, which exists")
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial, number = out.with_name(out.name + ".partial"), 0
+    partial, number = partial_path(out), 0
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            # ASCII only: no character of a text ends a line.
+        with partial.open("wb") as file:
             for line in lines:
-                file.write(json.dumps(line) + "\n")
+                # json.dumps writes ASCII only, so that no character of a text ends a line.
+                file.write(json.dumps(line).encode() + b"\n")
                 number += 1
-        os.replace(partial, out)
+            finish(file, out)
     finally:
         partial.unlink(missing_ok=True)
     return number
@@ -125,28 +128,37 @@ def write_lines(lines: Iterator[Line], out: Path) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid make-data`."""
-    known = "; ".join(f"{name}: {maker.about}" for name, maker in MAKERS.items())
-    parser.add_argument("kind", metavar="KIND", choices=list(MAKERS), help=known)
+    kinds = "; ".join(f"{name}: {maker.about}" for name, maker in MAKERS.items())
+    parser.add_argument("kind", metavar="KIND", choices=list(MAKERS), help=kinds)
     parser.add_argument("out", metavar="OUT", type=Path, help=".jsonl file to be written")
     parser.add_argument(
-        "--data-dir", default="", metavar="FOLDER", help="with the files of LongBench or SCROLLS; default: the hub"
+        "--data-dir",
+        default="",
+        metavar="FOLDER",
+        help="folder with the files of LongBench or SCROLLS (default: the hub)",
     )
-    stories = parser.add_argument_group("of babilong and needles")
-    stories.add_argument(
-        "--tasks", type=names, default=tuple(STORIES), metavar="LIST", help="of babilong; default: all, qa1 to qa5"
+    samples = parser.add_argument_group("options of babilong and needles")
+    samples.add_argument(
+        "--tasks",
+        type=names,
+        default=tuple(STORIES),
+        metavar="LIST",
+        help="stories of babilong (default: all, qa1 to qa5)",
     )
-    stories.add_argument("--needles", type=counts, default=(4,), metavar="LIST", help="how many (default: 4)")
-    stories.add_argument(
+    samples.add_argument("--needles", type=counts, default=(4,), metavar="LIST", help="numbers of needles (default: 4)")
+    samples.add_argument(
         "--lengths",
         type=counts,
         default=(0, 1024, 2048, 4096),
         metavar="LIST",
-        help="in tokens; of babilong, 0 for no background",
+        help="in tokens; 0 for stories of babilong without background",
     )
-    stories.add_argument("--samples", type=int, default=1000, metavar="N", help="of each task and length")
-    stories.add_argument("--seed", type=int, default=0, metavar="N")
-    stories.add_argument("--tokenizer", default="", metavar="FOLDER", help="of the model that is to be trained")
-    stories.add_argument(
+    samples.add_argument("--samples", type=int, default=1000, metavar="N", help="prompts for each task and length")
+    samples.add_argument("--seed", type=int, default=0, metavar="N")
+    samples.add_argument(
+        "--tokenizer", default="", metavar="FOLDER", help="tokenizer of the model that is to be trained"
+    )
+    samples.add_argument(
         "--haystack", default="prose", metavar="WHAT", help="noise, prose, essays, or a text file or folder"
     )
 

@@ -1,11 +1,11 @@
-"""Texts in tokens: how many, and which tokens hold a part of the text."""
+"""Tokens of a text: how many there are, and which of them hold a part of the text."""
 
 from bisect import bisect_left, bisect_right
 from functools import cache
 from typing import Any
 
 from ..models import checkpoint
-from .runs import EvalError
+from .cells import EvalError
 
 
 @cache
@@ -17,13 +17,13 @@ def load_tokenizer(folder: str) -> Any:
         raise EvalError(f"{error}. Give one with --tokenizer") from error
 
 
-def count(tokenizer: Any, text: str) -> int:
-    """Tokens of a text, special ones included, as the model gets it."""
+def count_tokens(tokenizer: Any, text: str) -> int:
+    """The number of tokens that the model gets for a text, special tokens included."""
     return len(tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=True)[0])
 
 
-class Encoded:
-    """Where the tokens of a text stand in it: starts and ends, in characters."""
+class EncodedText:
+    """The tokens of a text. offsets: the first character and the last + 1 of every token."""
 
     def __init__(self, offsets: list[tuple[int, int]]) -> None:
         self._starts = [start for start, _ in offsets]
@@ -33,18 +33,18 @@ class Encoded:
         return len(self._starts)
 
     def span(self, start: int, end: int) -> list[int]:
-        """[first, last + 1]: the tokens that hold characters `start` to `end`."""
+        """[first, last + 1] of the tokens that hold the characters from `start` up to `end`."""
         return [bisect_right(self._ends, start), bisect_left(self._starts, end)]
 
 
-def encode(tokenizer: Any, text: str) -> Encoded:
-    """The tokens of a text, special ones included."""
+def encode(tokenizer: Any, text: str) -> EncodedText:
+    """The tokens of a text, special tokens included."""
     encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
-    return Encoded(_sorted(encoded["offset_mapping"]))
+    return EncodedText(_ascending(encoded["offset_mapping"]))
 
 
-def _sorted(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Special tokens, which stand nowhere (0, 0), put where their neighbours are, so that offsets never fall."""
+def _ascending(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Offsets that never fall: a special token, whose offsets are (0, 0), gets the end of the token before it."""
     last = 0
     placed = []
     for start, end in offsets:

@@ -1,0 +1,132 @@
+"""The options of `lucid eval`, and the cells of a result table that a family of tasks makes from them."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+Record = dict[str, Any]
+Labels = dict[str, int | str]
+Evaluate = Callable[[Any, Any, Sequence[int], int], Iterator[Record]]
+
+
+class EvalError(ValueError):
+    """An evaluation that cannot be done; the message tells the user why."""
+
+
+def option(default: Any, parse: Callable[[str], Any], text: str) -> Any:
+    """A field of `Options` that is an argument of the command line."""
+    return field(default=default, metadata={"parse": parse, "help": text})
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """ "2,4,6" -> (2, 4, 6)."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """ "qa1,qa2" -> ("qa1", "qa2")."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of all families. A family reads the options that its `takes` names.
+
+    tokenizer: a folder that AutoTokenizer reads, set by the runner; "" for families that need no tokenizer.
+    lengths, needles: () for the family's defaults.
+    """
+
+    tokenizer: str = ""
+    lengths: tuple[int, ...] = option((), counts, "context lengths in tokens, question and answer included")
+    needles: tuple[int, ...] = option((), counts, "numbers of needles")
+    samples: int = option(100, int, "samples in every cell of the table")
+    seed: int = option(0, int, "seed of the samples")
+    queries: int = option(1, int, "keys that a question asks for")
+    values: int = option(1, int, "values, and so needles, of every key")
+    keys: str = option("words", str, "kind of the needles' keys: numbers, words or uuids")
+    kind: str = option("numbers", str, "kind of the needles' values: numbers, words or uuids")
+    haystack: str = option(
+        "prose", str, "noise, needles, prose (Python's docstrings), essays (from the hub), or a text file or folder"
+    )
+    answer_tokens: int = option(
+        0, int, "tokens for the answer; 0 for the benchmark's own number, or less in a short context"
+    )
+    qa: tuple[str, ...] = option(("qa1", "qa2", "qa3", "qa4", "qa5"), names, "stories of bAbI")
+    scoring: str = option("strict", str, "BABILong's score: strict (the original's) or lax (the harness's)")
+    babilong_hub: str = option("", str, "stories from the hub instead of ours, such as RMT-team/babilong-1k-samples")
+    data_dir: str = option("", str, "folder with the files of LongBench and SCROLLS; without it, the hub's are read")
+    part: str = option(
+        "held_out", str, "part of 2WikiMQA and MultifieldQA: held_out (the half not for training) or all"
+    )
+    max_length: int = option(
+        0,
+        int,
+        "tokens of prompt and answer in LongBench and SCROLLS; a longer prompt loses its middle; 0 for the paper's",
+    )
+    questions: int = option(0, int, "questions of LongBench and SCROLLS; 0 for all")
+    text: str = option("", str, "documents to take losses on: a text file, or a folder written by `lucid tokenize`")
+
+
+def arguments() -> list[tuple[str, Any, Callable[[str], Any], str]]:
+    """The options of the command line: name, default, parser, help text."""
+    return [
+        (option.name, option.default, option.metadata["parse"], option.metadata["help"])
+        for option in fields(Options)
+        if option.metadata
+    ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the result table: a task with all of its parameters set.
+
+    labels: tell this cell from the others of its family: {"needles": 4, "length": 2048}.
+    metric: the name of a sample's score; for a harness task, a key of the dictionary from its `process_results`.
+    task: the name of a harness task in `benchmarks/harness_tasks`.
+    metadata: keyword arguments of the task's `custom_dataset`. It holds everything that the samples depend on, so
+        that two cells with different samples have different names.
+    answer_tokens: most tokens of an answer; 0 for the number in the task's YAML.
+    length: most tokens of prompt and answer; 0 for any. A longer prompt is an error: no prompt is truncated.
+    keep: fields of a sample's document that are copied into its record, such as spans.
+    evaluate: used instead of a task: (model, tokenizer, indices, batch_size) -> one record for each index, with at
+        least "id" (the index) and "score".
+    samples: the number of indices for `evaluate`.
+    out_of: the best score, 1 or 100; None for a loss, which has no best value and of which less is better.
+    """
+
+    labels: Labels
+    metric: str
+    task: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    answer_tokens: int = 0
+    length: int = 0
+    keep: tuple[str, ...] = ()
+    evaluate: Evaluate | None = None
+    samples: int = 0
+    out_of: float | None = 1.0
+
+    def settings(self, family: str, limit: int | None, tokenizer_sha256: str) -> dict[str, Any]:
+        """Everything that the samples of this cell depend on.
+
+        The tokenizer's hash replaces its folder, so that a copy in another folder gives the same cell.
+        """
+        return {
+            "family": family,
+            "task": self.task,
+            "labels": self.labels,
+            "metric": self.metric,
+            "metadata": {name: value for name, value in self.metadata.items() if name != "tokenizer"},
+            "answer_tokens": self.answer_tokens,
+            "limit": limit,
+            "tokenizer_sha256": tokenizer_sha256,
+        }
+
+
+def cell_name(settings: dict[str, Any]) -> str:
+    """A readable file name that differs for different settings."""
+    labels = "-".join(f"{name}_{value}" for name, value in settings["labels"].items())
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"{settings['family']}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', labels)}-{digest[:8]}"
