@@ -74,12 +74,13 @@ def register(
         ctx.save_for_backward(*output, *(x for x, tensor in zip(inputs, is_tensor, strict=True) if tensor))
 
     def pull_back(ctx: Any, *douts: Tensor | None) -> tuple[Tensor | None, ...]:
-        tensors, numbers = iter(ctx.saved_tensors[outputs:]), iter(ctx.numbers)
+        saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
+        tensors, numbers = iter(saved[outputs:]), iter(ctx.numbers)
         given = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
         needed = list(ctx.needs_input_grad[:differentiable])
         # The gradient of an empty output is empty.
         douts = tuple(None if x is None else present(x) for x in douts)
-        grads = backward_op(*douts, *ctx.saved_tensors[:outputs], *given, needed)
+        grads = backward_op(*douts, *saved[:outputs], *given, needed)
         kept = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
         return (*kept, *[None] * (len(is_tensor) - differentiable))
 
