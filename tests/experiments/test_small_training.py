@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from lucid_attention.base.labels import IGNORED
 from lucid_attention.experiments.engine.jobs import Record, Store, Work
 from lucid_attention.experiments.engine.pool import do
-from lucid_attention.experiments.small.tasks import IGNORED, TASKS, characters
+from lucid_attention.experiments.small.tasks import TASKS, characters
 from lucid_attention.experiments.small.training import (
     SmallRun,
     load_small,
