@@ -9,7 +9,7 @@ other stories than those they are asked about, and are scored by the evaluation 
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
@@ -37,7 +37,7 @@ MODEL = {
 
 def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == SMOKE
+    smoke = scale.tiny
     tasks, lengths = (("qa1",), (0,)) if smoke else (("qa1",), (0, 320))
     steps, batch = (2, 4) if smoke else (600, 8)
     base = TextRun(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from . import memory_update, needle_grid
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, bar, bars, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .small.contestants import Change, Contestant, contestant, mean_accuracy, training
@@ -48,7 +48,7 @@ def runs(scale: Scale) -> dict[str, SmallRun]:
         "needles, heads of 16": needle_grid.RUN,
         "needles, as models are built": needle_grid.USUAL,
     }
-    if scale == SMOKE:
+    if scale.tiny:
         small = {"steps": 10, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
         return {title: run.but(**small) for title, run in list(found.items())[:2]}
     return found

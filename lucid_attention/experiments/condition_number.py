@@ -24,7 +24,7 @@ from ..nn.rotary import Rotary
 from . import needle_grid
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, train, tune
 from .engine.study import Done
 from .language_model.runs import UNTUNED, extent
@@ -56,7 +56,7 @@ class Extent:
 def measured(scale: Scale) -> Extent:
     """The extent at a scale. The models have the seeds of `needle_grid`."""
     seeds = needle_grid.seeds(scale)
-    if scale == SMOKE:
+    if scale.tiny:
         return Extent((8, 16, 64), (16, 64), seeds)
     if scale.demo:
         return Extent((32, 64, 128, 256, 512), HEAD_SIZES, seeds)

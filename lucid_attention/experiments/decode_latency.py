@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from .benchmark_cases import case_job, percent, require_checkout, shown
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 
@@ -51,23 +51,23 @@ MODELS = {
 
 def models(scale: Scale) -> dict[str, Model]:
     """By name."""
-    return {"Qwen-2.5-1.5B": MODELS["Qwen-2.5-1.5B"]} if scale == SMOKE else MODELS
+    return {"Qwen-2.5-1.5B": MODELS["Qwen-2.5-1.5B"]} if scale.tiny else MODELS
 
 
 def contexts(scale: Scale) -> tuple[int, ...]:
     """Tokens in the cache; the last one is the paper's."""
-    return (96,) if scale == SMOKE else (2048, 8192, 32_768)
+    return (96,) if scale.tiny else (2048, 8192, 32_768)
 
 
 def model_job(scale: Scale, name: str, cache: str, context: int) -> Job:
     """One token of a whole model."""
     case = f"model_decode 1 {name} {cache} {context}"
-    return case_job("model_decode", case, f"token of {name}, {cache}, {context}", 18.0, quick=scale == SMOKE)
+    return case_job("model_decode", case, f"token of {name}, {cache}, {context}", 18.0, quick=scale.tiny)
 
 
 def step_job(scale: Scale, name: str) -> Job:
     """One step of attention alone, at the longest context."""
-    heads, quick = models(scale)[name].heads, scale == SMOKE
+    heads, quick = models(scale)[name].heads, scale.tiny
     case = f"decode 1 {heads} {2048 if quick else contexts(scale)[-1]}"
     return case_job("decode", case, f"step of {name}'s heads", 6.0, quick=quick)
 
@@ -111,7 +111,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         for name in fastest
     }
     verdict, because = judged(worst)
-    if scale == SMOKE:
+    if scale.tiny:
         verdict, because = "too small to judge", "Models of this size only prove that it runs."
     rounds = [record["entries"][MODEL]["ratio"]["rounds"] for record in stock.values()]
     figures = [token_figure(scale, name, done) for name in models(scale)]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from . import needle_grid
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .small.contestants import SHIFT, Contestant, contestant, mean_accuracy, reached, training
@@ -51,7 +51,7 @@ class Settings:
 
 def settings(scale: Scale) -> Settings:
     """The settings of a scale."""
-    if scale == SMOKE:
+    if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
         return Settings(needle_grid.RUN.but(**small), (64, 96), 2)
     return Settings(needle_grid.RUN, (64, 128, 256), 200)

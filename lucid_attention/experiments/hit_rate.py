@@ -23,7 +23,7 @@ from ..nn.attention import ATTENTIONS
 from . import memory_update, needle_grid
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, train, tune
 from .engine.study import Done
 from .small.contestants import Contestant, mean_accuracy
@@ -92,7 +92,7 @@ class Extent:
 
 def extent(scale: Scale) -> Extent:
     """The extent at a scale."""
-    return Extent(samples=1, map_keys=2) if scale == SMOKE else Extent(samples=16, map_keys=8)
+    return Extent(samples=1, map_keys=2) if scale.tiny else Extent(samples=16, map_keys=8)
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:

@@ -26,7 +26,7 @@ from ..nn.attention import ATTENTIONS
 from ..nn.causal import split_heads
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 
@@ -185,7 +185,7 @@ PUBLISHED = TwoTasks(
 def protocols(scale: Scale) -> dict[str, Protocol]:
     """Ours, the published one, and the controls, by key."""
     ours, published = OURS, PUBLISHED
-    if scale == SMOKE:
+    if scale.tiny:
         tiny: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
         ours, published = replace(ours, **tiny), replace(published, **tiny)
     return {

@@ -10,7 +10,7 @@ as for Qasper, ROUGE as for QMSum. No function of the evaluation is in the train
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .text.comparison import ARMS, LOSS, Comparison, judge
@@ -40,7 +40,7 @@ METRICS = {"f1": "F1", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 
 def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == SMOKE
+    smoke = scale.tiny
     steps, batch = (2, 4) if smoke else (300, 8)
     base = TextRun(
         texts={

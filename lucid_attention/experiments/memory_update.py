@@ -12,7 +12,7 @@ let it tell which write was the last.
 from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Table, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 from .small.contestants import (
@@ -64,7 +64,7 @@ def judge(lucid: float, blind: float, ahead: bool) -> str:
 
 def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
     """The runs without and with an MLP."""
-    if scale == SMOKE:
+    if scale.tiny:
         small = {"steps": 4, "batch": 4, "test_batch": 8, "test_lengths": (64,)}
         return RUN.but(**small), WITH_MLP.but(**small)
     return RUN, WITH_MLP

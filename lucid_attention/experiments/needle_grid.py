@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .small.contestants import (
@@ -91,7 +91,7 @@ def closes(control: float, lucid: float) -> bool:
 
 def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
     """The plain run, and the one with what models usually have."""
-    if scale == SMOKE:
+    if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
         return RUN.but(**small), USUAL.but(**small)
     return RUN, USUAL

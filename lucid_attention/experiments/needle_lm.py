@@ -9,7 +9,7 @@ S-NIAH.
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
@@ -43,7 +43,7 @@ TUNED = {
 
 def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == SMOKE
+    smoke = scale.tiny
     needles, lengths = ((1, 2), (256,)) if smoke else ((1, 2, 4), (256, 384))
     steps, batch = (4, 4) if smoke else (300, 8)
     base = TextRun(

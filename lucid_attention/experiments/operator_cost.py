@@ -29,7 +29,7 @@ def cases(scale: Scale) -> list[tuple[str, Job]]:
     """Shapes and passes, with their jobs."""
     lengths: Sequence[int] = (512, 1024, 2048, 4096)
     if scale != SMALL:
-        lengths = (64, 128) if scale == SMOKE else (512, 1024, 2048)
+        lengths = (64, 128) if scale.tiny else (512, 1024, 2048)
     found = []
     for heads, kv_heads in SHAPES:
         for backward in (False, True):
@@ -59,7 +59,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     lengths = next(iter(records.values()))["lengths"]
     return Conclusion(
         ours=f"{ours} (N = {longest}, over SDPA)",
-        verdict="too small to judge" if scale == SMOKE else verdict,
+        verdict="too small to judge" if scale.tiny else verdict,
         because=f"Time over that of torch's SDPA at N = {longest}, in turn on one thread: {ours}. The count of "
         f"operations allows 1 + H_kv/H; up to {ALLOWED:.2f} times that counts as holding.",
         seeds=1,

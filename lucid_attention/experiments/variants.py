@@ -14,7 +14,7 @@ from typing import Any
 from . import needle_grid
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train
 from .engine.study import Done
 from .language_model.runs import BASE
@@ -86,7 +86,7 @@ def _clearly_above(one: Spread, other: Spread) -> bool:
 
 def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
     """The run with needles and the run with text."""
-    if scale == SMOKE:
+    if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2}
         return needle_grid.RUN.but(**small, test_lengths=(64,)), TEXT.but(**small)
     return needle_grid.RUN, TEXT

@@ -15,7 +15,7 @@ from ..models.ramps import StrengthRamp
 from ..nn.attention import LucidAttention
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .engine.scale import SMOKE, Scale
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .language_model.runs import extent as language_model
@@ -72,7 +72,7 @@ def extent(scale: Scale) -> Extent:
     size = language_model(scale)
     small = size.base.but(attention="softmax", steps=size.steps, rate=1e-2, embedding_std=0.3)
     models = {run.head_dim: run for run in (small, small.but(heads=1, head_dim=size.wide))}
-    if scale == SMOKE:
+    if scale.tiny:
         return Extent(models, steps=4, ramp=2, every=2)
     return Extent(models, steps=150, ramp=100, every=10)
 

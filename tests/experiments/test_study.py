@@ -44,7 +44,7 @@ def run(out: Path, **options: Any) -> dict[str, Any]:
     return run_experiment("probe", SMOKE, out, quiet=True, **options)
 
 
-def test_a_verdict_is_given_only_at_a_scale_that_is_judged(probes: Probes, tmp_path: Path) -> None:
+def test_a_tiny_scale_has_no_verdict(probes: Probes, tmp_path: Path) -> None:
     smoke = run(tmp_path)
     assert (smoke["verdict"], smoke["because"]) == ("too small to judge", NOT_JUDGED)
     small = run_experiment("probe", SMALL, tmp_path, quiet=True)

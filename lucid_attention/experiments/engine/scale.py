@@ -11,7 +11,7 @@ class Scale:
     about: what the scale is for, in a few words.
     seeds: every run is repeated with each of them.
     every_attention: where attentions are compared, all of ATTENTIONS take part; otherwise two or three.
-    judged: the numbers decide about the claim; otherwise they only show that the experiment runs.
+    tiny: sizes that only show that an experiment runs. Nothing is learned, so the claim is not judged.
     demo: for `lucid demo`: the main comparison of an experiment, without its further controls.
     """
 
@@ -19,11 +19,11 @@ class Scale:
     about: str
     seeds: tuple[int, ...] = ()
     every_attention: bool = True
-    judged: bool = True
+    tiny: bool = False
     demo: bool = False
 
 
-SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, judged=False)
+SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, tiny=True)
 SMALL = Scale("small", "minutes on two cores, several seeds, a verdict", seeds=(0, 1, 2))
 # The full recipe is a list of commands, `paper()` of an experiment: nothing is planned at this scale.
 PAPER = Scale("paper", "the full recipe, for a cluster")

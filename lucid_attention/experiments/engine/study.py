@@ -121,11 +121,11 @@ def run_together(
 
 
 def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
-    """What an experiment concludes from its records, without a verdict at a scale that is not judged."""
+    """What an experiment concludes from its records. At a tiny scale there is no verdict."""
     conclusion = experiment.conclude(scale, done)
-    if scale.judged:
-        return conclusion
-    return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
+    if scale.tiny:
+        return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
+    return conclusion
 
 
 def run_full_recipe(name: str, out: Path) -> int:

@@ -15,7 +15,7 @@ from ...models.decoder import presets
 from ...models.decoder.modeling import LucidForCausalLM
 from ...training.loss import use_chunked_loss
 from ..engine.jobs import Job, Record, Work
-from ..engine.scale import SMOKE, Scale
+from ..engine.scale import Scale
 from ..engine.study import Done
 from ..small.training import SmallRun, load_small, time_job
 
@@ -70,7 +70,7 @@ class Extent:
 
 def extent(scale: Scale) -> Extent:
     """The extent at a scale."""
-    if scale == SMOKE:
+    if scale.tiny:
         base = BASE.but(length=16, layers=1, width=16, heads=4, head_dim=4, batch=2, test_lengths=(16,), test_batch=4)
         sizes = {**DECODER["sizes"], "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
         decoder = {"sizes": sizes, "vocab_size": 64, "length": 16, "batch": 1, "rounds": 1}
