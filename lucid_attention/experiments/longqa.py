@@ -70,7 +70,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     # The same sentence for every question scores about 10; a random line of the text about 28.
     verdict, because = judge(scores, floor=15, ceiling=90, what="F1 of answers", unit="")
     ours = "; ".join(f"{ARMS[arm].title} {scores[arm]}" for arm in runs.arms)
-    stand_in = "This is a stand-in for the paper's data sets, which are not here: it says nothing about them."
+    stand_in = "This is a stand-in for the paper's data sets, which have to be downloaded: it says nothing about them."
     return Conclusion(
         ours=f"stand-in, F1: {ours}",
         verdict=verdict,

@@ -58,7 +58,7 @@ TEXT = BASE.but(steps=200)
 def judge(accuracies: Mapping[str, Spread]) -> str:
     """The verdict, from mean accuracies by key: no alternative of the paper may be better than the default.
 
-    An alternative that cannot be told from the default makes it "partly".
+    An alternative that is level with the default makes the verdict "partly".
     """
     best = max(accuracies[key].mean for key in (DEFAULT, *ALTERNATIVES))
     if not best - accuracies["softmax"].mean >= LEARNED:

@@ -1,6 +1,6 @@
 """Jobs and an experiment for tests of the machinery: every job writes into a diary when it runs.
 
-Loaded as `lucid_attention.experiments.probe`, here and in worker processes; see `probing.py`.
+`probing.py` loads it as `lucid_attention.experiments.probe`, in the test and in worker processes.
 """
 
 import json

@@ -56,7 +56,7 @@ class Probes:
 
 @contextmanager
 def probing(folder: Path) -> Iterator[Probes]:
-    """Probe jobs and the experiment `probe`, known here and in workers."""
+    """Make probe jobs and the experiment `probe` known to this process and to workers."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(SITE.format(name=NAME, file=str(SOURCE)))
     spec = importlib.util.spec_from_file_location(NAME, SOURCE)

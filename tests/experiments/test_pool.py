@@ -102,10 +102,10 @@ def test_jobs_that_measure_time_run_with_nothing_beside_them(ran: Ran) -> None:
 def test_jobs_in_parallel_give_what_they_give_one_after_the_other(ran: Ran, tmp_path: Path) -> None:
     for job in TRAINING:
         assert do(job, tmp_path) is None
-        here, there = Store(tmp_path)[job], dict(ran.store[job])
-        for record in (here, there):
+        alone, parallel = Store(tmp_path)[job], dict(ran.store[job])
+        for record in (alone, parallel):
             record["curve"] = {name: values for name, values in record["curve"].items() if name != "seconds"}
-        assert here == there
+        assert alone == parallel
     assert ran.store[TRAINING[0]]["tests"] != ran.store[TRAINING[1]]["tests"]
 
 

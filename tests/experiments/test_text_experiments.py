@@ -76,7 +76,7 @@ def test_needles_that_are_asked_were_not_trained_on(store: Store) -> None:
         settings = Needles(256, needles=n, keys="words", haystack="noise", answer_tokens=options["answer_tokens"])
         for index in range(20):
             asked = make_sample(settings, tokenizer, index)
-            assert not any(f"for {each['key']} is: {each['value']}." in trained for each in asked["needles"])
+            assert not any(f"for {needle['key']} is: {needle['value']}." in trained for needle in asked["needles"])
 
 
 def test_needle_prompts_are_whole_and_their_answers_right(store: Store) -> None:
@@ -102,12 +102,12 @@ def test_stories_that_are_asked_were_not_trained_on(store: Store) -> None:
 
 def test_functions_that_are_asked_for_are_in_the_text_and_not_in_training(store: Store) -> None:
     folder, lines = texts(store, "longqa")
-    asked = [each for name in NAMES for each in documents(name, "held_out", str(folder / DATA))]
+    asked = [document for name in NAMES for document in documents(name, "held_out", str(folder / DATA))]
     assert asked
-    for each in asked:
-        assert all(answer in each["prompt"] for answer in each["answers"])
+    for document in asked:
+        assert all(answer in document["prompt"] for answer in document["answers"])
     trained = " ".join(line["prompt"] + line["answer"] for line in lines)
-    assert not any(answer in trained for each in asked for answer in each["answers"])
+    assert not any(answer in trained for document in asked for answer in document["answers"])
     for line in lines:
         assert line["answer"].strip() in line["prompt"]
 
@@ -116,7 +116,7 @@ def test_the_sides_of_the_stand_in_share_no_function_and_no_line() -> None:
     sides = [side(split) for split in SPLITS]
     assert len(sides[0]) > 500
     assert len(sides[1]) > 100
-    assert not {each.does for each in sides[0]} & {each.does for each in sides[1]}
+    assert not {function.does for function in sides[0]} & {function.does for function in sides[1]}
     assert row("train", 4, 0, 1) != row("train", 4, 0, 2)
     name, _, rest = row("validation", 4, 0, 1)["input"].partition(" do?\n\n")
     assert f"{name.removeprefix('What does ')}: {row('validation', 4, 0, 1)['output']}" in rest.split("\n")
@@ -176,7 +176,7 @@ def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job
             ]
             values = {"score": score, "strict": score, **dict.fromkeys(("f1", "rouge1", "rougeL"), 100 * score)}
             done[job] = {
-                "cells": [{"labels": each, "scores": values} for each in labels],
+                "cells": [{"labels": cell, "scores": values} for cell in labels],
                 "validation_loss": 1.5,
                 "curve": {"step": [1, 2], "loss": [2.0, 1.0]},
                 "tokens_per_second": 100.0 if job.arguments["attention"] == "lucid" else 150.0,
@@ -198,7 +198,7 @@ def test_conclusions_follow_the_records(name: str, lucid: float, softmax: float,
     assert ("stand-in" in conclusion.because) == (name == "longqa")
 
 
-def test_a_killed_job_makes_its_texts_again(store: Store, tmp_path: Path) -> None:
+def test_a_job_that_was_killed_makes_its_texts_again(store: Store, tmp_path: Path) -> None:
     job = longqa.comparison(SMOKE).base.texts_job()
     again = Store(tmp_path)
     left = Work(again, job).folder / PROMPTS

@@ -130,7 +130,7 @@ def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: i
                     "--processes 1 needs less of it"
                 ) from error
     if failed:
-        raise JobsFailed(f"{len(failed)} of {len(waiting)} jobs failed; what they said: {', '.join(failed)}")
+        raise JobsFailed(f"{len(failed)} of {len(waiting)} jobs failed; the reasons are in {', '.join(failed)}")
 
 
 class _Pool:

@@ -31,5 +31,5 @@ PAPER = Scale("paper", "the full recipe, for a cluster")
 DEMO = Scale("demo", "nine minutes on two cores", seeds=(0, 1, 2), demo=True)
 QUICK = Scale("quick", "two minutes on two cores", seeds=(0, 1), every_attention=False, demo=True)
 
-# Those of `lucid experiment --scale`.
+# The choices of `lucid experiment --scale`.
 SCALES = {scale.name: scale for scale in (SMOKE, SMALL, PAPER)}

@@ -194,7 +194,7 @@ def position_job(run: SmallRun) -> Job:
 
 
 def position_jobs(choice: Choice) -> list[Job]:
-    """Of the tuned models, with the short and the long context."""
+    """The loss by position of the tuned models, with the short and the long context."""
     return [
         position_job(setting_run(choice, setting, side, seed))
         for setting in ("tuned", "long_context")

@@ -51,7 +51,7 @@ class Comparison:
         return [arm for arm in ARMS if self.equal_time or arm != EQUAL_TIME]
 
     def runs(self, arm: str, done: Done) -> list[TextRun]:
-        """The runs of an arm, one for every seed. Those of EQUAL_TIME need the records of the other arms."""
+        """The runs of an arm, one for every seed. EQUAL_TIME needs the records of the other arms."""
         base = self.base.but(attention=ARMS[arm].attention)
         if arm == EQUAL_TIME:
             base = base.but(steps=round(self.base.steps * self.time_ratio(done)))

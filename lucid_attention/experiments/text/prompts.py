@@ -26,7 +26,7 @@ SAMPLE = 400
 class NeedleTexts:
     """RULER's needles in haystacks of random size.
 
-    needles: numbers of needles, in turn. length: at most so many tokens, answer included.
+    needles: numbers of needles, in turn. length: the most tokens of a prompt with its answer.
     keys, kind, haystack: as in `Needles`.
     """
 
