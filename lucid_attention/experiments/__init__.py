@@ -1,1 +1,1 @@
-"""One file per claim of the paper: what to run, what came out, whether it holds."""
+"""One file for each claim of the paper: the claim, its jobs, its verdict. The folders hold the machinery."""

@@ -3,15 +3,16 @@
 The paper (figure "BABILong"): fine-tuned on QA1 to QA5 and asked at 32K, 64K and 128K tokens, standard and Diff
 attention fall from about 0.14 to near zero, LUCID-PaTH stays between 0.21 and 0.25.
 
-Here: QA1 and its facts among docstrings of Python's standard library, at the length of the story alone and at a short
-one; small models learn from stories that are never asked, and are scored by the evaluation harness.
+Here: QA1, its facts alone and among docstrings of Python's standard library, up to 320 tokens. Small models train on
+other stories than those they are asked about, and are scored by the evaluation harness.
 """
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
-from .text.comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
+from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun
 
 CLAIM = Claim(
@@ -21,10 +22,10 @@ CLAIM = Claim(
     "tokens, while LUCID with PaTH positions keeps its accuracy.",
     paper="mean of QA1–QA5: standard and Diff ~0.14 at 32K, near zero at 128K; LUCID-PaTH 0.21–0.25 at all lengths",
 )
-ATTENTIONS = ("softmax", "diff", "path", "lucid_path")
-# Six rooms, none of which is likelier.
+PAPER_ATTENTIONS = ("softmax", "diff", "path", "lucid_path")
+# There are six rooms, all equally likely.
 CHANCE = 100 / 6
-# There are few words to answer with: nothing is gained by tied embeddings, and large ones are learned from sooner.
+# There are few different answers, so tied embeddings gain nothing, and a model learns sooner from large embeddings.
 MODEL = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -34,9 +35,9 @@ MODEL = {
 }
 
 
-def comparison(scale: str) -> Comparison:
+def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == "smoke"
+    smoke = scale.tiny
     tasks, lengths = (("qa1",), (0,)) if smoke else (("qa1",), (0, 320))
     steps, batch = (2, 4) if smoke else (600, 8)
     base = TextRun(
@@ -56,49 +57,47 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(75, 105), equal_time=not smoke)
+    return Comparison(base, seeds=scale.seeds, milliseconds=(75, 105), equal_time=not smoke)
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Texts, then models."""
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Texts; then models."""
     return comparison(scale).plan(done)
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """Judged by the mean over tasks at the longest context."""
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """The verdict rests on the mean over tasks at the longest context."""
     runs = comparison(scale)
     longest = max(runs.base.asked["options"]["lengths"])
     scores = {arm: right(runs, done, arm, longest) for arm in runs.arms}
-    verdict, because = judged(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
-    if scale == "smoke":
-        verdict, because = SMOKE
-    ours = "; ".join(f"{ARMS[arm].name} {scores[arm]} %" for arm in runs.arms)
+    verdict, because = judge(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
+    ours = "; ".join(f"{ARMS[arm].title} {scores[arm]} %" for arm in runs.arms)
     return Conclusion(
         ours=f"{' and '.join(runs.base.asked['options']['qa']).upper()} with {longest} tokens: {ours}",
         verdict=verdict,
         because=f"{because} PaTH positions and contexts of 32K and more are not tried at this scale.",
-        seeds=runs.seeds,
+        seeds=len(runs.seeds),
         figures=[_bars(runs, done), runs.learning_curves(done, "to answer about stories")],
         tables=[_table(runs, done), _paper_table()],
     )
 
 
 def right(runs: Comparison, done: Done, arm: str, length: int, task: str | None = None) -> Spread:
-    """Percent of the answers at a length, of a task or of all, by the original's strict score."""
+    """Percent of right answers at a length, of one task or all, by BABILong's strict score."""
 
-    def meant(cell: Cell) -> bool:
+    def selected(cell: Cell) -> bool:
         return cell["labels"]["length"] == length and task in (None, cell["labels"]["task"])
 
-    return percent(runs.score(done, arm, "strict", meant))
+    return percent(runs.score(done, arm, "strict", selected))
 
 
-def _said(length: int) -> str:
+def _words(length: int) -> str:
     return f"{length} tokens" if length else "facts alone"
 
 
 def _bars(runs: Comparison, done: Done) -> Figure:
     groups = {
-        _said(length): [bar(ARMS[arm].name, ARMS[arm].role, right(runs, done, arm, length)) for arm in runs.arms]
+        _words(length): [bar(ARMS[arm].title, ARMS[arm].role, right(runs, done, arm, length)) for arm in runs.arms]
         for length in runs.base.asked["options"]["lengths"]
     }
     return bars(
@@ -111,7 +110,7 @@ def _table(runs: Comparison, done: Done) -> Table:
     lengths = options["lengths"]
     rows = [
         [
-            ARMS[arm].name,
+            ARMS[arm].title,
             task.upper(),
             *(right(runs, done, arm, length, task) for length in lengths),
             runs.loss(done, arm),
@@ -119,7 +118,7 @@ def _table(runs: Comparison, done: Done) -> Table:
         for arm in runs.arms
         for task in options["qa"]
     ]
-    columns = ["attention", "task", *map(_said, lengths), LOSS]
+    columns = ["attention", "task", *map(_words, lengths), LOSS]
     note = f"Percent, mean ± standard deviation over seeds. {runs.time_note(done)}"
     return table("Right answers here, strict score", columns, rows, note=note)
 
@@ -133,7 +132,7 @@ def _paper_table() -> Table:
 def paper() -> list[Step]:
     """Every attention of the figure: pretraining, long-context tuning, tuning on stories, 32K to 128K."""
     steps, data = [], "data/babilong_train.jsonl"
-    for number, attention in enumerate(ATTENTIONS):
+    for number, attention in enumerate(PAPER_ATTENTIONS):
         first, tuned, last = (f"runs/paper/{name}-{attention}" for name in ("pretrain_2k", "finetune_64k", "babilong"))
         steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
         if number == 0:

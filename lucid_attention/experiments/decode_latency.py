@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from .benchmark_cases import case_job, percent, require_checkout, shown
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 
@@ -48,30 +49,30 @@ MODELS = {
 }
 
 
-def models(scale: str) -> dict[str, Model]:
+def models(scale: Scale) -> dict[str, Model]:
     """By name."""
-    return {"Qwen-2.5-1.5B": MODELS["Qwen-2.5-1.5B"]} if scale == "smoke" else MODELS
+    return {"Qwen-2.5-1.5B": MODELS["Qwen-2.5-1.5B"]} if scale.tiny else MODELS
 
 
-def contexts(scale: str) -> tuple[int, ...]:
+def contexts(scale: Scale) -> tuple[int, ...]:
     """Tokens in the cache; the last one is the paper's."""
-    return (96,) if scale == "smoke" else (2048, 8192, 32_768)
+    return (96,) if scale.tiny else (2048, 8192, 32_768)
 
 
-def model_job(scale: str, name: str, cache: str, context: int) -> Job:
+def model_job(scale: Scale, name: str, cache: str, context: int) -> Job:
     """One token of a whole model."""
     case = f"model_decode 1 {name} {cache} {context}"
-    return case_job("model_decode", case, f"token of {name}, {cache}, {context}", 18.0, quick=scale == "smoke")
+    return case_job("model_decode", case, f"token of {name}, {cache}, {context}", 18.0, quick=scale.tiny)
 
 
-def step_job(scale: str, name: str) -> Job:
+def step_job(scale: Scale, name: str) -> Job:
     """One step of attention alone, at the longest context."""
-    heads, quick = models(scale)[name].heads, scale == "smoke"
+    heads, quick = models(scale)[name].heads, scale.tiny
     case = f"decode 1 {heads} {2048 if quick else contexts(scale)[-1]}"
     return case_job("decode", case, f"step of {name}'s heads", 6.0, quick=quick)
 
 
-def plan(scale: str, done: Done) -> list[Job]:
+def plan(scale: Scale, done: Done) -> list[Job]:
     """The dynamic cache at every context, the static one at the paper's, and steps alone."""
     require_checkout("decode_latency")
     jobs = []
@@ -93,7 +94,7 @@ def against_fastest(layers: int, model: Record, step: Record) -> float:
     return 100 * (whole / (whole - added) - 1)
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
+def conclude(scale: Scale, done: Done) -> Conclusion:
     """The claim holds if every model is within SLACK points of the paper in both comparisons."""
     last = contexts(scale)[-1]
     stock = {
@@ -110,7 +111,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
         for name in fastest
     }
     verdict, because = judged(worst)
-    if scale == "smoke":
+    if scale.tiny:
         verdict, because = "too small to judge", "Models of this size only prove that it runs."
     rounds = [record["entries"][MODEL]["ratio"]["rounds"] for record in stock.values()]
     figures = [token_figure(scale, name, done) for name in models(scale)]
@@ -144,7 +145,7 @@ def added_figure(fastest: Mapping[str, float], context: int) -> Figure:
     return bars(title, "percent", groups, references={"paper": PAPER}, note=note)
 
 
-def token_figure(scale: str, name: str, done: Done) -> Figure:
+def token_figure(scale: Scale, name: str, done: Done) -> Figure:
     """Milliseconds of a token against the context."""
     records = [done[model_job(scale, name, DYNAMIC, context)] for context in contexts(scale)]
     ours = [1000 * record["entries"][MODEL]["seconds"]["median"] for record in records]
@@ -157,7 +158,7 @@ def token_figure(scale: str, name: str, done: Done) -> Figure:
     return lines(f"A token of {name}", "tokens in the cache", "milliseconds", curves, log="xy", note=note)
 
 
-def model_table(scale: str, done: Done) -> Table:
+def model_table(scale: Scale, done: Done) -> Table:
     """Whole models in Transformers, with LUCID against sdpa."""
     rows = []
     for name in models(scale):
@@ -171,7 +172,7 @@ def model_table(scale: str, done: Done) -> Table:
     return table("One token of whole models", columns, rows, note=note)
 
 
-def step_table(scale: str, done: Done, fastest: Mapping[str, float]) -> Table:
+def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
     """The step alone."""
     rows = []
     for name, model in models(scale).items():

@@ -4,18 +4,19 @@ The paper: "The performance gap between LUCID and Standard Attention increases f
 (64K finetuning)", on contexts of 2K to 8K and 2K to 32K.
 
 Here models are trained at 64 tokens (those of `needle_grid`), tuned at 64, 128 or 256, and tested at all of these.
-Beside softmax attention as it is stands one with a token shift, which learns the task too.
+The control is softmax attention with a token shift, which learns the task too.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from . import needle_grid
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
-from .small.contestants import Contestant, mean_accuracy, reached, training
+from .small.contestants import SHIFT, Contestant, contestant, mean_accuracy, reached, training
 from .small.training import SmallRun
 
 CLAIM = Claim(
@@ -24,100 +25,124 @@ CLAIM = Claim(
     says="The gap between LUCID and standard attention grows with the sequence length of fine-tuning.",
     paper="gap +19.8 % tuned at 32K, +47.3 % tuned at 64K",
 )
+CONTROL = f"softmax+{SHIFT.key}"
 
 
-def settings(scale: str) -> tuple[SmallRun, tuple[int, ...], int, Sequence[int]]:
-    """The run before tuning, lengths of tuning, its steps, and the seeds."""
-    if scale == "smoke":
+def judge(gaps: Sequence[float], controls: Sequence[float]) -> str:
+    """The verdict, from LUCID's lead over softmax attention and over the control, by length of tuning."""
+    if gaps[-1] <= gaps[0]:
+        return "does not hold"
+    return "holds" if beats_control(controls) else "partly"
+
+
+def beats_control(controls: Sequence[float]) -> bool:
+    """Whether longer tuning puts LUCID further ahead of the control."""
+    return controls[-1] > max(0.0, controls[0])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """run: before tuning. lengths, steps: of tuning."""
+
+    run: SmallRun
+    lengths: tuple[int, ...]
+    steps: int
+
+
+def settings(scale: Scale) -> Settings:
+    """The settings of a scale."""
+    if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
-        return needle_grid.RUN.but(**small), (64, 96), 2, (0,)
-    return needle_grid.RUN, (64, 128, 256), 200, (0, 1, 2)
+        return Settings(needle_grid.RUN.but(**small), (64, 96), 2)
+    return Settings(needle_grid.RUN, (64, 128, 256), 200)
 
 
-def before(scale: str) -> list[Contestant]:
-    """As they are before tuning: jobs of `needle_grid`."""
-    run = settings(scale)[0]
+def untuned(scale: Scale) -> list[Contestant]:
+    """The contestants before tuning: jobs of `needle_grid`."""
+    run = settings(scale).run
     softmax = run.but(attention="softmax")
-    return [
-        Contestant("LUCID", "lucid", run),
-        Contestant("softmax", "softmax", softmax),
-        Contestant("softmax, token shift", "control", softmax.but(token_shift=True)),
-    ]
+    return [contestant(run), contestant(softmax), contestant(softmax, SHIFT, "control")]
 
 
-def tuned(scale: str, contestant: Contestant, length: int, seed: int) -> Contestant:
-    """Tuned at a length, from its run with the same seed. The same tokens a step at every length."""
-    run, lengths, steps, _ = settings(scale)
-    start = contestant.seed(seed)
-    batch = max(2, run.batch * run.length // length)
-    changes = {"length": length, "batch": batch, "steps": steps, "rate": 1e-3, "test_lengths": lengths}
-    run = contestant.run.but(**changes, start=asdict(start))
-    return Contestant(f"{contestant.name}, tuned at {length}", contestant.role, run)
+def tuned(scale: Scale, member: Contestant, length: int, seed: int) -> Contestant:
+    """A contestant tuned at a length, from its run with the same seed. A step has the same tokens at every length."""
+    chosen = settings(scale)
+    batch = max(2, chosen.run.batch * chosen.run.length // length)
+    changes = {"length": length, "batch": batch, "steps": chosen.steps, "rate": 1e-3, "test_lengths": chosen.lengths}
+    run = member.run.but(**changes, start=asdict(member.seed(seed)))
+    change = f"{member.change}, tuned at {length}" if member.change else f"tuned at {length}"
+    return replace(member, run=run, change=change)
 
 
-def plan(scale: str, done: Done) -> list[Job]:
+def plan(scale: Scale, done: Done) -> list[Job]:
     """First the training, then the tuning."""
-    _, lengths, _, seeds = settings(scale)
-    first = training(before(scale), seeds)
+    first = training(untuned(scale), scale.seeds)
     if not all(job in done for job in first):
         return first
-    later = [tuned(scale, each, n, seed).job(seed) for seed in seeds for n in lengths for each in before(scale)]
+    later = [
+        tuned(scale, member, length, seed).job(seed)
+        for seed in scale.seeds
+        for length in settings(scale).lengths
+        for member in untuned(scale)
+    ]
     return [*first, *later]
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
+def conclude(scale: Scale, done: Done) -> Conclusion:
     """The gap at the longest test, for every length of tuning."""
-    _, lengths, steps, seeds = settings(scale)
-    contestants = before(scale)
+    lengths, members = settings(scale).lengths, untuned(scale)
     longest = lengths[-1]
     scores = {
-        (each.name, n): _over_seeds(scale, done, each, n, longest, seeds) for each in contestants for n in lengths
+        member.key: {length: _accuracy(scale, done, member, length, longest) for length in lengths}
+        for member in members
     }
-    gaps = [scores["LUCID", n].mean - scores["softmax", n].mean for n in lengths]
-    controls = [scores["LUCID", n].mean - scores["softmax, token shift", n].mean for n in lengths]
-    grows, above = gaps[-1] > gaps[0], controls[-1] > max(0.0, controls[0])
-    verdict = "holds" if grows and above else "partly" if grows else "does not hold"
-    text = ", ".join(f"{gap:+.1f} tuned at {n}" for n, gap in zip(lengths, gaps, strict=True))
+    gaps, controls = (_leads(scores["lucid"], scores[key]) for key in ("softmax", CONTROL))
+    by_length = ", ".join(f"{gap:+.1f} tuned at {length}" for length, gap in zip(lengths, gaps, strict=True))
     because = (
-        f"Tested at {longest} tokens, LUCID minus softmax in points: {text}; minus softmax with a token shift: "
+        f"Tested at {longest} tokens, LUCID minus softmax in points: {by_length}; minus softmax with a token shift: "
         + ", ".join(f"{gap:+.1f}" for gap in controls)
-        + ("." if above else ": that is at least as good, so it is not LUCID that is needed.")
+        + ("." if beats_control(controls) else ": that is at least as good, so it is not LUCID that is needed.")
     )
     maps = {}
-    for each in contestants:
-        values = [[_over_seeds(scale, done, each, n, to, seeds).mean for to in lengths] for n in lengths]
-        maps[each.name] = (lengths, lengths, values)
-    drawn = [
-        series(each.name, each.role, lengths, [scores[each.name, n].mean for n in lengths],
-               spread=[scores[each.name, n].std for n in lengths])
-        for each in contestants
-    ]  # fmt: skip
-    rows = [[each.name, *(scores[each.name, n] for n in lengths)] for each in contestants]
-    untuned = [[each.name, mean_accuracy(done, each, seeds, each.run.length)] for each in contestants]
+    for member in members:
+        values = [[_accuracy(scale, done, member, length, test).mean for test in lengths] for length in lengths]
+        maps[member.label] = (lengths, lengths, values)
+    drawn = []
+    for member in members:
+        found = list(scores[member.key].values())
+        y, deviations = [score.mean for score in found], [score.std for score in found]
+        drawn.append(series(member.label, member.role, lengths, y, spread=deviations))
+    rows = [[member.label, *scores[member.key].values()] for member in members]
+    before = [[member.label, mean_accuracy(done, member, scale.seeds, member.run.length)] for member in members]
+    title = f"Tested at {longest}, {settings(scale).steps} steps of tuning, accuracy %"
     return Conclusion(
-        ours=f"gap {text} (points, at {longest} tokens)",
-        verdict="too small to judge" if scale == "smoke" else verdict,
+        ours=f"gap {by_length} (points, at {longest} tokens)",
+        verdict=judge(gaps, controls),
         because=because,
-        seeds=len(seeds),
+        seeds=len(scale.seeds),
         figures=[
             lines(f"Tested at {longest} tokens", "length of tuning", "accuracy, %", drawn, range=(0, 100)),
             heatmaps("Mean over needles", "tuned at", "tested at", maps, range=(0, 100), unit="%"),
         ],
         tables=[
-            table(f"Tested at {longest}, {steps} steps of tuning, accuracy %", ["", *map(str, lengths)], rows),
-            table("Before tuning, at the length of training, accuracy %", ["", "accuracy"], untuned),
+            table(title, ["", *map(str, lengths)], rows),
+            table("Before tuning, at the length of training, accuracy %", ["", "accuracy"], before),
         ],
     )
 
 
-def _over_seeds(scale: str, done: Done, each: Contestant, length: int, test: int, seeds: Sequence[int]) -> Spread:
-    """Accuracy over needles and seeds of what was tuned at one length and is tested at another."""
-    ns = each.run.test_n
+def _accuracy(scale: Scale, done: Done, member: Contestant, length: int, test: int) -> Spread:
+    """Mean over needles, over seeds, of a contestant that is tuned at one length and tested at another."""
+    ns = member.run.test_n
     values = []
-    for seed in seeds:
-        contestant = tuned(scale, each, length, seed)
-        values.append(sum(reached(done, contestant, seed, n, test) for n in ns) / len(ns))
+    for seed in scale.seeds:
+        after = tuned(scale, member, length, seed)
+        values.append(sum(reached(done, after, seed, n, test) for n in ns) / len(ns))
     return spread(values)
+
+
+def _leads(lucid: Mapping[int, Spread], other: Mapping[int, Spread]) -> list[float]:
+    return [lucid[length].mean - other[length].mean for length in lucid]
 
 
 def paper() -> list[Step]:
@@ -128,9 +153,9 @@ def paper() -> list[Step]:
         for length in (32_768, 65_536):
             out = f"runs/paper/finetune-{length}-{attention}"
             start = f"runs/paper/pretrain_2k-{attention}/model"
-            # As many tokens a step at both.
+            # The same number of tokens in a step at both lengths.
             more = ("--set", f"sequence_length={length}", "--set", f"batch_size={16 * 65_536 // length}")
             steps.append(tune("finetune_64k", start, out, *more, "--parallel", "fsdp"))
-            asked = ("--needles", "2,4,6,8,10", "--lengths", "2048,4096,8192,16384,32768", "--samples", "500")
-            steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/finetune-{length}-{attention}", *asked))
+            cells = ("--needles", "2,4,6,8,10", "--lengths", "2048,4096,8192,16384,32768", "--samples", "500")
+            steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/finetune-{length}-{attention}", *cells))
     return steps

@@ -8,7 +8,7 @@ new task, achieving low loss within a few thousand steps".
 Two protocols: ours (rotary positions, digits drawn with repeats, Adam 1e-3, 1200 + 400 steps of 32) and that of the
 published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64). The weights are
 kept at the switch, Adam begins anew; a task counts as learned at a squared error below 0.1. Controls: a layer norm
-before the attention, and embeddings of std 1. J is the mean of a_j a_k over rows and pairs j ≠ k of keys they see.
+before the attention, and embeddings of std 1. J is the mean of a_j a_k over queries and pairs j ≠ k of visible keys.
 """
 
 import statistics
@@ -26,6 +26,7 @@ from ..nn.attention import ATTENTIONS
 from ..nn.causal import split_heads
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 
@@ -39,16 +40,16 @@ CLAIM = Claim(
 )
 
 DIGITS, LENGTH, WIDTH = 10, 10, 256
-# Fixed before any run: a loss that counts as learned. Copying in place of averaging is 5.8, the digits' variance 8.25.
+# Fixed before any run: a loss below this counts as learned. Copying instead of averaging has a loss of 5.8.
 LEARNED = 0.1
 NAMES = {"softmax": "standard", "lucid": "LUCID"}
-# Sequences for the loss, and those of them for the Jacobians, which take longer.
-TESTED, LOOKED_AT, TEST_SEED = 128, 16, 1_000_003
+# Sequences for the loss; the first few of them for the Jacobians, which take longer.
+LOSS_SEQUENCES, JACOBIAN_SEQUENCES, TEST_SEED = 128, 16, 1_000_003
 
 
 @dataclass(frozen=True)
 class TwoTasks:
-    """A run: to copy, then to average. every: steps between two measurements of loss and Jacobian."""
+    """A run: first copy, then average. every: steps between two measurements of loss and Jacobian."""
 
     attention: str
     rope: bool = True
@@ -64,13 +65,13 @@ class TwoTasks:
     seed: int = 0
 
     def job(self, label: str = "", milliseconds: float = 4.0) -> Job:
-        """Its training. milliseconds: about how long a step takes, measurements included."""
+        """The job that trains it. milliseconds: about how long a step takes, measurements included."""
         seconds = (self.copy_steps + self.average_steps) * milliseconds / 1000
         return Job("learnability:train_two_tasks", asdict(self), label or f"two tasks, {self.attention}", seconds)
 
 
 class OneLayer(nn.Module):
-    """Embedding, one head of attention, one number out of each position. No residual, no MLP, a norm if asked for."""
+    """Embedding, one head of attention, one number for each position. No residual, no MLP; a norm as an option."""
 
     def __init__(self, run: TwoTasks) -> None:
         super().__init__()
@@ -100,7 +101,7 @@ class OneLayer(nn.Module):
 
 
 def draw(size: int, permutations: bool, generator: torch.Generator) -> Tensor:
-    """Digits [size, LENGTH]: with repeats, or each of them once."""
+    """Digits [size, LENGTH]: independent ones, or permutations of all digits."""
     if permutations:
         return torch.rand(size, DIGITS, generator=generator).argsort(-1)
     return torch.randint(DIGITS, (size, LENGTH), generator=generator)
@@ -117,11 +118,11 @@ def averaged(digits: Tensor) -> Tensor:
 
 
 def train_two_tasks(work: Work, **settings: Any) -> Record:
-    """The job: loss and Jacobians of both phases on sequences that are always the same."""
+    """The job: loss and Jacobians of both phases, measured on sequences that never change."""
     run = TwoTasks(**settings)
     torch.manual_seed(run.seed)
     model = OneLayer(run)
-    tested = draw(TESTED, run.permutations, torch.Generator().manual_seed(TEST_SEED))
+    tested = draw(LOSS_SEQUENCES, run.permutations, torch.Generator().manual_seed(TEST_SEED))
     generator = torch.Generator().manual_seed(run.seed)
     record: dict[str, list[Any]] = {"step": [], "loss": [], "off_diagonal": [], "query_jacobian": []}
     seconds = 0.0
@@ -143,32 +144,32 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
 
 
 @torch.no_grad()
-def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, wanted: Tensor, step: int) -> None:
-    """Write down where the model is. The step of the switch stands twice: with the loss of either task."""
-    found = jacobians(model, digits[:LOOKED_AT])
+def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, answers: Tensor, step: int) -> None:
+    """Add loss and Jacobians to the record. The step of the switch is in it twice: with the loss of either task."""
+    by_query = jacobians(model, digits[:JACOBIAN_SEQUENCES])
     record["step"].append(step)
-    record["loss"].append(F.mse_loss(model(digits), wanted).item())
+    record["loss"].append(F.mse_loss(model(digits), answers).item())
     for name in ("off_diagonal", "query_jacobian"):
-        record[name].append(statistics.fmean(each[name] for each in found))
+        record[name].append(statistics.fmean(jacobian[name] for jacobian in by_query))
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is compared: runs that differ in their attention alone."""
+    """Runs that differ only in their attention and seed. control: not part of the verdict."""
 
-    name: str
+    title: str
     run: TwoTasks
     control: bool = False
 
     def job(self, attention: str, seed: int) -> Job:
-        """Its training with an attention and a seed."""
+        """The training with an attention and a seed."""
         run = replace(self.run, attention=attention, seed=seed)
         milliseconds = (3.0 if attention == "softmax" else 5.5) + 30 / run.every
-        return run.job(f"{self.name}, {NAMES[attention]}, seed {seed}", milliseconds)
+        return run.job(f"{self.title}, {NAMES[attention]}, seed {seed}", milliseconds)
 
 
 OURS = TwoTasks("softmax")
-# Two to four minutes a run: most of the time of this experiment.
+# A run takes two to four minutes: most of the time of this experiment.
 PUBLISHED = TwoTasks(
     "softmax",
     rope=False,
@@ -181,36 +182,34 @@ PUBLISHED = TwoTasks(
 )
 
 
-def protocols(scale: str) -> list[Protocol]:
-    """Ours, the published one, and the controls."""
+def protocols(scale: Scale) -> dict[str, Protocol]:
+    """Ours, the published one, and the controls, by key."""
     ours, published = OURS, PUBLISHED
-    if scale == "smoke":
+    if scale.tiny:
         tiny: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
         ours, published = replace(ours, **tiny), replace(published, **tiny)
-    return [
-        Protocol("ours", ours),
-        Protocol("published script", published),
-        Protocol("ours, layer norm", replace(ours, layer_norm=True), control=True),
-        Protocol("ours, embeddings of std 1", replace(ours, embedding_std=1.0), control=True),
-    ]
+    return {
+        "ours": Protocol("ours", ours),
+        "published": Protocol("published script", published),
+        "layer_norm": Protocol("ours, layer norm", replace(ours, layer_norm=True), control=True),
+        "embeddings": Protocol("ours, embeddings of std 1", replace(ours, embedding_std=1.0), control=True),
+    }
 
 
-def seeds(scale: str) -> Sequence[int]:
-    """One is enough to see that it runs."""
-    return (0,) if scale == "smoke" else (0, 1, 2)
-
-
-def plan(scale: str, done: Done) -> list[Job]:
+def plan(scale: Scale, done: Done) -> list[Job]:
     """Every protocol with both attentions and every seed."""
-    return [each.job(name, seed) for each in protocols(scale) for seed in seeds(scale) for name in NAMES]
+    return [
+        protocol.job(name, seed) for protocol in protocols(scale).values() for seed in scale.seeds for name in NAMES
+    ]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one attention did in a protocol, over seeds.
+    """One attention in one protocol, over seeds.
 
-    fall: by what factor J is smaller at the end of phase 1 than at its beginning.
-    adapted: steps of phase 2 until the loss is below LEARNED, a seed each; None where it never was.
+    fall: J at the beginning of phase 1 over J at its end.
+    adapted: steps of phase 2 until the loss is below LEARNED, for every seed; None for a seed that never gets there.
+    query_jacobian: at the start and after copying.
     """
 
     fall: Spread
@@ -228,130 +227,149 @@ class Outcome:
     @property
     def steps(self) -> float | None:
         """Mean steps to adapt; None if a seed never did."""
-        known = [each for each in self.adapted if each is not None]
-        return statistics.fmean(known) if len(known) == len(self.adapted) else None
+        steps = [count for count in self.adapted if count is not None]
+        return statistics.fmean(steps) if len(steps) == len(self.adapted) else None
 
-    def told(self) -> str:
-        """Steps to adapt as text."""
-        known = [each for each in self.adapted if each is not None]
-        if len(known) == len(self.adapted):
-            return f"{spread(known, 0)} steps"
+    def adaptation_text(self) -> str:
+        """The steps to adapt in words, or how many seeds did."""
+        steps = [count for count in self.adapted if count is not None]
+        if len(steps) == len(self.adapted):
+            return f"{spread(steps, 0)} steps"
         reached = f"loss {self.average_loss.mean:.2g} at the end"
-        return f"{len(known)} of {len(self.adapted)} seeds ({reached})" if known else f"never ({reached})"
+        return f"{len(steps)} of {len(self.adapted)} seeds ({reached})" if steps else f"never ({reached})"
 
 
-def outcome(protocol: Protocol, attention: str, chosen: Sequence[int], done: Done) -> Outcome:
+def outcome(protocol: Protocol, attention: str, seeds: Sequence[int], done: Done) -> Outcome:
     """Read the records of a protocol."""
-    records = [done[protocol.job(attention, seed)] for seed in chosen]
-    # The first of the two records of the step of the switch is the end of phase 1.
-    at = records[0]["step"].index(protocol.run.copy_steps)
+    records = [done[protocol.job(attention, seed)] for seed in seeds]
+    # The step of the switch is recorded twice; its first record is the end of phase 1.
+    end = records[0]["step"].index(protocol.run.copy_steps)
     return Outcome(
-        fall=spread(each["off_diagonal"][0] / each["off_diagonal"][at] for each in records),
-        copy_loss=spread((each["loss"][at] for each in records), 4),
-        average_loss=spread((each["loss"][-1] for each in records), 4),
-        adapted=tuple(adaptation(each, protocol.run.copy_steps) for each in records),
+        fall=spread(record["off_diagonal"][0] / record["off_diagonal"][end] for record in records),
+        copy_loss=spread((record["loss"][end] for record in records), 4),
+        average_loss=spread((record["loss"][-1] for record in records), 4),
+        adapted=tuple(adaptation(record, protocol.run.copy_steps) for record in records),
         query_jacobian=(
-            spread((each["query_jacobian"][0] for each in records), 4),
-            spread((each["query_jacobian"][at] for each in records), 4),
+            spread((record["query_jacobian"][0] for record in records), 4),
+            spread((record["query_jacobian"][end] for record in records), 4),
         ),
-        milliseconds=spread(each["milliseconds"] for each in records),
+        milliseconds=spread(record["milliseconds"] for record in records),
     )
 
 
 def adaptation(record: Record, switch: int) -> int | None:
     """Steps after the switch until the loss is below LEARNED, or None."""
-    at = record["step"].index(switch) + 1
-    below = zip(record["step"][at:], record["loss"][at:], strict=True)
-    return next((step - switch for step, loss in below if loss < LEARNED), None)
+    start = record["step"].index(switch) + 1
+    phase_2 = zip(record["step"][start:], record["loss"][start:], strict=True)
+    return next((step - switch for step, loss in phase_2 if loss < LEARNED), None)
 
 
+# By the key of the protocol, then by attention.
 Outcomes = Mapping[str, Mapping[str, Outcome]]
 
-# "Approximately three orders of magnitude", rounded down to half an order.
+# The paper says "approximately three orders of magnitude": at least two and a half.
 VANISHED = 300.0
-PARTS = (
-    "both learn to copy",
-    "standard J falls about 10³×",
-    "LUCID keeps a higher J",
-    "standard does not adapt",
-    "LUCID adapts",
-    "LUCID adapts sooner",
-)
+# The parts of the claim.
+PARTS = {
+    "copy": "both learn to copy",
+    "vanishes": "standard J falls about 10³×",
+    "keeps": "LUCID keeps a higher J",
+    "stuck": "standard does not adapt",
+    "adapts": "LUCID adapts",
+    "sooner": "LUCID adapts sooner",
+}
 
 
 def parts(softmax: Outcome, lucid: Outcome) -> dict[str, bool]:
-    """Which parts of the claim are true in a protocol."""
+    """Which of PARTS are true in a protocol."""
     both = softmax.copies and lucid.copies
-    never = all(each is None for each in softmax.adapted)
-    # A Jacobian that stays because copying was not learned is no merit.
-    keeps = both and lucid.fall.mean + lucid.fall.std < softmax.fall.mean - softmax.fall.std
-    sooner = lucid.steps is not None and (softmax.steps is None or lucid.steps < softmax.steps)
-    truths = (both, softmax.fall.mean >= VANISHED, keeps, never, lucid.steps is not None, sooner)
-    return dict(zip(PARTS, truths, strict=True))
+    return {
+        "copy": both,
+        "vanishes": softmax.fall.mean >= VANISHED,
+        # A model that has not learned to copy keeps its Jacobian for free.
+        "keeps": both and lucid.fall.mean + lucid.fall.std < softmax.fall.mean - softmax.fall.std,
+        "stuck": all(steps is None for steps in softmax.adapted),
+        "adapts": lucid.steps is not None,
+        "sooner": lucid.steps is not None and (softmax.steps is None or lucid.steps < softmax.steps),
+    }
 
 
-def judged(found: Sequence[Mapping[str, bool]]) -> str:
-    """All parts in all protocols; or LUCID ahead in something in one of them."""
-    if all(all(each.values()) for each in found):
+def judge(found: Sequence[Mapping[str, bool]]) -> str:
+    """The verdict, from the parts of both protocols: all are true in both, or LUCID is ahead in one protocol."""
+    if all(all(truths.values()) for truths in found):
         return "holds"
-    ahead = any(each["LUCID keeps a higher J"] or each["LUCID adapts sooner"] for each in found)
+    ahead = any(truths["keeps"] or truths["sooner"] for truths in found)
     return "partly" if ahead else "does not hold"
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """Loss and Jacobian of both protocols, and what is left of the effect in the controls."""
-    chosen, shown = seeds(scale), protocols(scale)
-    outcomes = {each.name: {name: outcome(each, name, chosen, done) for name in NAMES} for each in shown}
-    main = [each for each in shown if not each.control]
-    found = {each.name: parts(**outcomes[each.name]) for each in main}
-    ours = outcomes["ours"]
-    told = {name: f"{ours[name].fall}×, adapts: {ours[name].told()}" for name in NAMES}
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """Loss and Jacobian in both protocols, and what is left of the effect in the controls."""
+    shown = protocols(scale)
+    outcomes = {
+        key: {name: outcome(protocol, name, scale.seeds, done) for name in NAMES} for key, protocol in shown.items()
+    }
+    main = {key: protocol for key, protocol in shown.items() if not protocol.control}
+    found = {key: parts(**outcomes[key]) for key in main}
+    ours = {name: f"{result.fall}×, adapts: {result.adaptation_text()}" for name, result in outcomes["ours"].items()}
     return Conclusion(
-        ours=f"J of standard attention falls {told['softmax']}; of LUCID {told['lucid']}",
-        verdict="too small to judge" if scale == "smoke" else judged(list(found.values())),
-        because=explained(shown, outcomes, found),
-        seeds=len(chosen),
-        figures=[figure for each in main for figure in curves(each, chosen, done)],
-        tables=[numbers(shown, outcomes), answers(found), theorem(outcomes)],
+        ours=f"J of standard attention falls {ours['softmax']}; of LUCID {ours['lucid']}",
+        verdict=judge(list(found.values())),
+        because=explain(shown, outcomes, found),
+        seeds=len(scale.seeds),
+        figures=[figure for protocol in main.values() for figure in curves(protocol, scale.seeds, done)],
+        tables=[
+            numbers(shown, outcomes),
+            parts_table({shown[key].title: truths for key, truths in found.items()}),
+            theorem(shown, outcomes),
+        ],
     )
 
 
-def explained(shown: Sequence[Protocol], outcomes: Outcomes, found: Mapping[str, Mapping[str, bool]]) -> str:
-    """Two sentences for the protocols and one for the controls."""
-    said = []
-    for each in shown:
-        softmax, lucid = (outcomes[each.name][name] for name in NAMES)
-        said.append(
-            f"{each.name}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes {softmax.told()} "
-            f"against {lucid.told()}"
+def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, found: Mapping[str, Mapping[str, bool]]) -> str:
+    """The reason for the verdict: J and adaptation in every protocol, and the parts that are missing."""
+    sentences = []
+    for key, protocol in shown.items():
+        softmax, lucid = (outcomes[key][name] for name in NAMES)
+        sentences.append(
+            f"{protocol.title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
+            f"{softmax.adaptation_text()} against {lucid.adaptation_text()}"
         )
-    missing = [part for part in PARTS if not all(truths[part] for truths in found.values())]
+    missing = [words for part, words in PARTS.items() if not all(truths[part] for truths in found.values())]
     ending = f" Not seen in both protocols: {', '.join(missing)}." if missing else ""
-    return f"{'; '.join(said)}.{ending}"
+    return f"{'; '.join(sentences)}.{ending}"
 
 
-def curves(protocol: Protocol, chosen: Sequence[int], done: Done) -> list[Figure]:
-    """Loss and J against steps, as in the paper's figure: geometric means over seeds."""
+def curves(protocol: Protocol, seeds: Sequence[int], done: Done) -> list[Figure]:
+    """Loss and J against steps as in the paper's figure, as geometric means over seeds."""
     figures = []
     switch = protocol.run.copy_steps
     for measure, label in (("loss", "squared error"), ("off_diagonal", "J, mean of a_j a_k")):
         drawn = []
         for name in NAMES:
-            records = [done[protocol.job(name, seed)] for seed in chosen]
-            y = [statistics.geometric_mean(values) for values in zip(*(each[measure] for each in records), strict=True)]
+            records = [done[protocol.job(name, seed)] for seed in seeds]
+            points = zip(*(record[measure] for record in records), strict=True)
+            y = [statistics.geometric_mean(values) for values in points]
             drawn.append(series(NAMES[name], name, records[0]["step"], y))
-        title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.name}"
-        note = f"Geometric mean of {len(chosen)} seeds."
+        title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.title}"
+        note = f"Geometric mean of {len(seeds)} seeds."
         figures.append(lines(title, "training step", label, drawn, log="y", marks=[(switch, "task switch")], note=note))
     return figures
 
 
-def numbers(shown: Sequence[Protocol], outcomes: Outcomes) -> Table:
+def numbers(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
     """A row for every protocol and attention."""
     rows = [
-        [each.name, NAMES[name], got.fall, got.copy_loss, got.told(), got.average_loss, got.milliseconds]
-        for each in shown
-        for name, got in outcomes[each.name].items()
+        [
+            protocol.title,
+            NAMES[name],
+            result.fall,
+            result.copy_loss,
+            result.adaptation_text(),
+            result.average_loss,
+            result.milliseconds,
+        ]
+        for key, protocol in shown.items()
+        for name, result in outcomes[key].items()
     ]
     columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average", "ms a step"]
     note = (
@@ -360,18 +378,18 @@ def numbers(shown: Sequence[Protocol], outcomes: Outcomes) -> Table:
     return table("After each phase", columns, rows, note=note)
 
 
-def answers(found: Mapping[str, Mapping[str, bool]]) -> Table:
-    """The claim, part by part."""
-    rows = [[part, *("yes" if truths[part] else "no" for truths in found.values())] for part in PARTS]
+def parts_table(found: Mapping[str, Mapping[str, bool]]) -> Table:
+    """The claim, part by part. found: truths by the title of the protocol."""
+    rows = [[words, *("yes" if truths[part] else "no" for truths in found.values())] for part, words in PARTS.items()]
     return table("The claim, part by part", ["", *found], rows)
 
 
-def theorem(outcomes: Outcomes) -> Table:
-    """‖∂o/∂q‖ of the paper's theorem: it says that it is not zero, not how large it is."""
+def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
+    """‖∂o/∂q‖ of the paper's theorem, which says that it is not zero and not how large it is."""
     rows = [
-        [protocol, NAMES[name], *got.query_jacobian]
-        for protocol, found in outcomes.items()
-        for name, got in found.items()
+        [protocol.title, NAMES[name], *result.query_jacobian]
+        for key, protocol in shown.items()
+        for name, result in outcomes[key].items()
     ]
     note = "o: weights of the values, before they are multiplied with V. Mean over queries and sequences."
     return table("‖∂o/∂q‖ of the theorem", ["protocol", "attention", "at the start", "after copying"], rows, note=note)

@@ -3,16 +3,17 @@
 The paper (table "LongBench and SCROLLS"): LUCID 0.274 / 0.086 / 0.144 F1 on 2WikiMQA, HotpotQA and MultifieldQA, 10.55
 on Qasper, ROUGE-1 14.79 and ROUGE-L 12.60 on QMSum; standard attention 0.240 / 0.073 / 0.113, 7.69, 11.79, 10.39.
 
-Those data are not on every machine. The small scale asks a stand-in: what a function of Python's standard library
-does, from a list of functions with the first lines of their docstrings. Prompts, splits and metrics are those of
-SCROLLS here: F1 as for Qasper, ROUGE as for QMSum. No function that is asked for, and no line, is in the training data.
+These data have to be downloaded. The small scale asks a stand-in: what does a function of Python's standard library do,
+given a list of functions with the first lines of their docstrings? Prompts, splits and metrics are those of SCROLLS: F1
+as for Qasper, ROUGE as for QMSum. No function of the evaluation is in the training data.
 """
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
-from .text.comparison import ARMS, LOSS, SMOKE, Comparison, judged
+from .text.comparison import ARMS, LOSS, Comparison, judge
 from .text.training import TextRun
 
 CLAIM = Claim(
@@ -37,9 +38,9 @@ COLUMNS = ("2WikiMQA", "HotpotQA", "MultifieldQA", "Qasper", "QMSum R-1", "QMSum
 METRICS = {"f1": "F1", "rouge1": "ROUGE-1", "rougeL": "ROUGE-L"}
 
 
-def comparison(scale: str) -> Comparison:
+def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == "smoke"
+    smoke = scale.tiny
     steps, batch = (2, 4) if smoke else (300, 8)
     base = TextRun(
         texts={
@@ -54,29 +55,27 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(75, 100), equal_time=not smoke)
+    return Comparison(base, seeds=scale.seeds, milliseconds=(75, 100), equal_time=not smoke)
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Texts, then models."""
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Texts; then models."""
     return comparison(scale).plan(done)
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """Judged by F1."""
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """The verdict rests on F1."""
     runs = comparison(scale)
     scores = {arm: runs.score(done, arm, "f1") for arm in runs.arms}
-    # One fixed sentence, whatever is asked, scores about 10; a line of the text chosen blindly about 28.
-    verdict, because = judged(scores, floor=15, ceiling=90, what="F1 of answers", unit="")
-    if scale == "smoke":
-        verdict, because = SMOKE
-    ours = "; ".join(f"{ARMS[arm].name} {scores[arm]}" for arm in runs.arms)
-    stand_in = "This is a stand-in for the paper's data sets, which are not here: it says nothing about them."
+    # The same sentence for every question scores about 10; a random line of the text about 28.
+    verdict, because = judge(scores, floor=15, ceiling=90, what="F1 of answers", unit="")
+    ours = "; ".join(f"{ARMS[arm].title} {scores[arm]}" for arm in runs.arms)
+    stand_in = "This is a stand-in for the paper's data sets, which have to be downloaded: it says nothing about them."
     return Conclusion(
         ours=f"stand-in, F1: {ours}",
         verdict=verdict,
         because=f"{because} {stand_in}",
-        seeds=runs.seeds,
+        seeds=len(runs.seeds),
         figures=[_bars(runs, done), runs.learning_curves(done, "to answer about functions")],
         tables=[_table(runs, done), _paper_table()],
     )
@@ -84,7 +83,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
 
 def _bars(runs: Comparison, done: Done) -> Figure:
     groups = {
-        name: [bar(ARMS[arm].name, ARMS[arm].role, runs.score(done, arm, metric)) for arm in runs.arms]
+        name: [bar(ARMS[arm].title, ARMS[arm].role, runs.score(done, arm, metric)) for arm in runs.arms]
         for metric, name in METRICS.items()
     }
     note = "A stand-in: questions about functions of Python's standard library, not the paper's data."
@@ -93,7 +92,7 @@ def _bars(runs: Comparison, done: Done) -> Figure:
 
 def _table(runs: Comparison, done: Done) -> Table:
     rows: list[list[str | Spread]] = [
-        [ARMS[arm].name, *(runs.score(done, arm, metric) for metric in METRICS), runs.loss(done, arm)]
+        [ARMS[arm].title, *(runs.score(done, arm, metric) for metric in METRICS), runs.loss(done, arm)]
         for arm in runs.arms
     ]
     note = f"A stand-in. Of 100, mean ± standard deviation over seeds. {runs.time_note(done)}"

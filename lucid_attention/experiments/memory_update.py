@@ -3,25 +3,32 @@
 The paper: "when the same key appears multiple times in a sequence, DeltaNet can overwrite the old value with the new
 one … LUCID inherits this capability through its derivation from the same delta rule in RKHS". It gives no number.
 
-One layer reads sequences in which a few keys are written over and over, and then asked for (`overwrites`). Softmax
-attention without positions cannot know which write was the last: it is blind to order, whatever its weights.
+Here one layer learns the task `overwrites`: a few keys are written again and again and then asked
+for. A token holds a key and its value, so one layer is enough; the task `memory_update` of `lucid train` spells them as
+two tokens and needs two layers. Softmax attention without positions does not see the order of the tokens, so no weights
+let it tell which write was the last.
 """
-
-from collections.abc import Sequence
 
 from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
-from .engine.result import Claim, Conclusion, table
+from .engine.result import Claim, Conclusion, Table, table
+from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 from .small.contestants import (
+    EQUAL_TIME,
+    LARGE_EMBEDDINGS,
+    LEARNED_SHARPNESS,
+    SHIFT,
     Contestant,
     accuracy,
     accuracy_bars,
     accuracy_maps,
     accuracy_table,
+    by_key,
+    contestant,
+    equal_time,
     family,
-    given_the_time_of,
     mean_accuracy,
     timing,
     training,
@@ -36,97 +43,104 @@ CLAIM = Claim(
     "is erased and the new one written.",
     paper="no number given",
 )
-# LUCID at every n; softmax without positions at n = 8, where a key is written seven times.
+# Percent: of LUCID at every n; of softmax without positions at n = 8, where a key is written seven times.
 SOLVED, BLIND = 99.0, 25.0
 
 RUN = SmallRun(task="overwrites", test_lengths=(64, 128, 256))
 WITH_MLP = RUN.but(heads=1, head_dim=64, mlp=2.0)
+FEW = ("softmax", "lucid", "delta")
 
 
-def settings(scale: str) -> tuple[SmallRun, SmallRun, Sequence[int]]:
-    """The runs without and with an MLP, and the seeds."""
-    if scale == "smoke":
+def judge(lucid: float, blind: float, ahead: bool) -> str:
+    """The verdict.
+
+    lucid: LUCID's lowest accuracy at any n, with and without positions and with MLPs. blind: that of softmax without
+    positions. ahead: LUCID's mean accuracy is above that of softmax at equal time in all three.
+    """
+    if not ahead:
+        return "does not hold"
+    return "holds" if lucid >= SOLVED and blind <= BLIND else "partly"
+
+
+def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
+    """The runs without and with an MLP."""
+    if scale.tiny:
         small = {"steps": 4, "batch": 4, "test_batch": 8, "test_lengths": (64,)}
-        return RUN.but(**small), WITH_MLP.but(**small), (0,)
-    return RUN, WITH_MLP, (0, 1) if scale == "quick" else (0, 1, 2)
+        return RUN.but(**small), WITH_MLP.but(**small)
+    return RUN, WITH_MLP
 
 
-def groups(scale: str, done: Done) -> dict[str, list[Contestant]]:
-    """The contestants that are known."""
-    run, mlp, _ = settings(scale)
-    names = ("softmax", "lucid", "delta") if scale in ("smoke", "quick") else tuple(ATTENTIONS)
-    base, base_mlp = (each.but(attention="softmax") for each in (run, mlp))
-    blind = base.but(rope=False)
-    late = [
-        given_the_time_of(run, base, done, "softmax, equal time"),
-        given_the_time_of(run.but(rope=False), blind, done, "softmax, equal time"),
-        given_the_time_of(mlp, base_mlp, done, "softmax, equal time"),
-    ]
-    learned = {"sharpness": 4.0, "learn_sharpness": True}
-    found = {
+def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
+    """The contestants: with positions, without them, with an MLP. Softmax at equal time once the times are known."""
+    run, mlp = settings(scale)
+    no_positions = run.but(rope=False)
+    softmax, blind, softmax_mlp = (base.but(attention="softmax") for base in (run, no_positions, mlp))
+    names = tuple(ATTENTIONS) if scale.every_attention else FEW
+    return {
         "positions": [
             *family(run, names),
-            Contestant("softmax, token shift", "control", base.but(token_shift=True)),
-            Contestant("softmax, embeddings of size 1", "control", base.but(embedding_std=1.0)),
+            contestant(softmax, SHIFT, "control"),
+            contestant(softmax, LARGE_EMBEDDINGS, "control"),
+            *equal_time(run, softmax, done),
         ],
-        "none": [
-            *family(run.but(rope=False), [name for name in names if ATTENTIONS[name].takes_rotary]),
-            Contestant("softmax, token shift", "control", blind.but(token_shift=True)),
+        "no_positions": [
+            *family(no_positions, [name for name in names if ATTENTIONS[name].takes_rotary]),
+            contestant(blind, SHIFT, "control"),
+            *equal_time(no_positions, blind, done),
         ],
         "mlp": [
-            Contestant("softmax", "softmax", base_mlp),
-            Contestant("LUCID", "lucid", mlp),
-            Contestant("LUCID, learned sharpness from 4", "lucid", mlp.but(options=learned)),
-            Contestant("softmax, embeddings of size 1", "control", base_mlp.but(embedding_std=1.0)),
+            contestant(softmax_mlp),
+            contestant(mlp),
+            contestant(mlp, LEARNED_SHARPNESS),
+            contestant(softmax_mlp, LARGE_EMBEDDINGS, "control"),
+            *equal_time(mlp, softmax_mlp, done),
         ],
     }
-    for group, contestant in zip(found.values(), late, strict=True):
-        group += [contestant] if contestant else []
-    return found
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Every contestant with every seed; softmax at equal time when that is known."""
-    run, mlp, seeds = settings(scale)
-    times = [timing(each, each.but(attention="softmax")) for each in (run, run.but(rope=False), mlp)]
-    return [*times, *(job for group in groups(scale, done).values() for job in training(group, seeds))]
+def timings(scale: Scale) -> dict[str, Job]:
+    """The time of a step of LUCID over that of softmax, by the title of the setting."""
+    run, mlp = settings(scale)
+    timed = {"RoPE": run, "no positions": run.but(rope=False), "MLP, head of 64": mlp}
+    return {title: timing(lucid, lucid.but(attention="softmax")) for title, lucid in timed.items()}
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """LUCID must solve it everywhere, and softmax attention must be blind without positions."""
-    run, _, seeds = settings(scale)
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Every contestant with every seed."""
+    trained = [job for group in groups(scale, done).values() for job in training(group, scale.seeds)]
+    return [*timings(scale).values(), *trained]
+
+
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """LUCID must solve the task everywhere, and softmax attention without positions must be blind."""
+    run, _ = settings(scale)
+    seeds, length, longest = scale.seeds, run.length, run.test_lengths[-1]
     found = groups(scale, done)
-    length, longest = run.length, run.test_lengths[-1]
-    named = {key: {each.name: each for each in group} for key, group in found.items()}
-    lowest = {key: worst(done, group["LUCID"], seeds, length) for key, group in named.items()}
-    solved = min(lowest.values()) >= SOLVED
+    lucid = {name: by_key(group)["lucid"] for name, group in found.items()}
+    late = {name: by_key(group)[f"softmax+{EQUAL_TIME}"] for name, group in found.items()}
+    late_accuracy = {name: mean_accuracy(done, member, seeds, length) for name, member in late.items()}
+    lowest = min(worst(done, member, seeds, length) for member in lucid.values())
     n = run.test_n[len(run.test_n) // 2]
-    blind = accuracy(done, named["none"]["softmax"], seeds, n, length)
+    blind = accuracy(done, by_key(found["no_positions"])["softmax"], seeds, n, length)
     ahead = all(
-        mean_accuracy(done, group["LUCID"], seeds, length).mean
-        > mean_accuracy(done, group["softmax, equal time"], seeds, length).mean
-        for group in named.values()
+        mean_accuracy(done, member, seeds, length).mean > late_accuracy[name].mean for name, member in lucid.items()
     )
-    verdict = "holds" if solved and blind.mean <= BLIND and ahead else "partly" if ahead else "does not hold"
-    reached = f"LUCID {min(lowest.values()):.1f} % or more at every n, with and without RoPE and with MLPs"
+    reached = f"LUCID {lowest:.1f} % or more at every n, with and without RoPE and with MLPs"
     because = (
-        f"{reached}; softmax without positions {blind} % at n = {n}, and "
-        + ", ".join(
-            f"{mean_accuracy(done, named[key]['softmax, equal time'], seeds, length)} % {where} at equal time"
-            for key, where in (("positions", "with RoPE"), ("mlp", "with an MLP and a head of 64"))
-        )
-        + f". Trained at {length}, tested at {longest}: see the maps."
+        f"{reached}; softmax without positions {blind} % at n = {n}, and {late_accuracy['positions']} % with RoPE at "
+        f"equal time, {late_accuracy['mlp']} % with an MLP and a head of 64 at equal time. Trained at {length}, tested "
+        f"at {longest}: see the maps."
     )
     return Conclusion(
         ours=f"{reached}; softmax {blind} % (no positions, n = {n})",
-        verdict="too small to judge" if scale == "smoke" else verdict,
+        verdict=judge(lowest, blind.mean, ahead),
         because=because,
         seeds=len(seeds),
         figures=[
             accuracy_bars(
                 "Without positions: one layer",
                 done,
-                found["none"],
+                found["no_positions"],
                 seeds,
                 length,
                 guess=True,
@@ -145,7 +159,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
             accuracy_bars("With an MLP and a head of 64", done, found["mlp"], seeds, length),
         ],
         tables=[
-            accuracy_table("No positions, accuracy %", done, found["none"], seeds, length),
+            accuracy_table("No positions, accuracy %", done, found["no_positions"], seeds, length),
             accuracy_table("With positions, accuracy %", done, found["positions"], seeds, length),
             accuracy_table(f"The same, tested at {longest} tokens", done, found["positions"], seeds, longest),
             accuracy_table("With an MLP and a head of 64, accuracy %", done, found["mlp"], seeds, length),
@@ -155,16 +169,15 @@ def conclude(scale: str, done: Done) -> Conclusion:
     )
 
 
-def step_times(scale: str, done: Done) -> dict[str, object]:
-    """What a step of LUCID costs."""
-    run, mlp, _ = settings(scale)
+def step_times(scale: Scale, done: Done) -> Table:
+    """Milliseconds of a training step of LUCID and of softmax attention."""
     rows = []
-    for name, each in (("RoPE", run), ("no positions", run.but(rope=False)), ("MLP, head of 64", mlp)):
-        record = done[timing(each, each.but(attention="softmax"))]
-        rows.append([name, *(round(value, 2) for value in (*record["milliseconds"], record["ratio"]))])
+    for title, job in timings(scale).items():
+        record = done[job]
+        rows.append([title, *(round(value, 2) for value in (*record["milliseconds"], record["ratio"]))])
     return table("Time of a training step, in turn, one thread", ["", "LUCID, ms", "softmax, ms", "ratio"], rows)
 
 
 def paper() -> list[Step]:
-    """The paper has no such experiment: this one is its own full scale."""
+    """The paper has no such experiment: the small scale is the full one."""
     return [Step(("experiment", "memory_update", "--scale", "small"))]

@@ -5,8 +5,8 @@ dropping to 11.4% in the hardest configuration"; LUCID is better by 10 to 26 poi
 needles: standard 74.2, 51.0, 38.8 %, LUCID 76.6, 55.8, 43.6 %.
 
 Here needles are pairs of tokens (key, value) among fillers (`data.synthetic.Needles`), and two layers have to join a
-key with the token after it. The controls ask whether it is LUCID that helps, or whether something cheaper does: a
-token shift, an MLP, larger embeddings, larger heads, more steps.
+key with the token after it. Controls ask whether something cheaper than LUCID helps as much: a token shift, an MLP,
+larger embeddings, larger heads, more steps.
 """
 
 import math
@@ -14,17 +14,28 @@ from collections.abc import Sequence
 
 from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
-from .engine.result import Claim, Conclusion, Spread, bar, bars, lines, series, spread, table
+from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, spread, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .small.contestants import (
+    EQUAL_TIME,
+    LARGE_EMBEDDINGS,
+    LEARNED_SHARPNESS,
+    MLP,
+    NO_POSITIONS,
+    SHIFT,
+    Change,
     Contestant,
     accuracy,
     accuracy_maps,
     accuracy_table,
+    by_key,
+    contestant,
+    equal_time,
     family,
-    given_the_time_of,
     mean_accuracy,
+    softmax_and_lucid,
     timing,
     training,
 )
@@ -39,161 +50,170 @@ CLAIM = Claim(
 )
 # Points, at equal steps and at equal time: the paper's smallest difference in its heat map.
 GAP = 10.0
+# A control closes the gap if it comes within this many points of LUCID.
+CLOSED = 1.0
 
 RUN = SmallRun(task="needles", layers=2, steps=1000, test_lengths=(64, 128, 256))
-# As models are built: a head of 64, MLPs, embeddings that softmax attention learns from.
+# As models are usually built: a head of 64, MLPs, embeddings that softmax attention learns from.
 USUAL = RUN.but(heads=1, head_dim=64, mlp=2.0, embedding_std=1.0)
-LEARNED = {"sharpness": 4.0, "learn_sharpness": True}
+FEW = ("softmax", "lucid")
+HEAD_32 = Change("head_32", "head of 32", {"heads": 1, "head_dim": 32})
+HEAD_64 = Change("head_64", "head of 64", {"heads": 1, "head_dim": 64})
+HEAD_64_SHARP = Change("head_64_sharp", "head of 64, sharpness 4", {**HEAD_64.settings, "options": {"sharpness": 4.0}})
+HEAD_64_LEARNED = Change(
+    "head_64_learned",
+    f"head of 64, {LEARNED_SHARPNESS.title}",
+    {**HEAD_64.settings, **LEARNED_SHARPNESS.settings},
+)
 TITLES = {
     "family": "Two layers of attention with heads of 16, accuracy %",
     "controls": "Controls, accuracy %",
-    "more controls": "More controls, accuracy %",
+    "more_controls": "More controls, accuracy %",
     "heads": "Head size and sharpness, accuracy %",
     "usual": "As models are built: MLPs, a head of 64, embeddings of size 1; accuracy %",
 }
 
 
-def settings(scale: str) -> tuple[SmallRun, SmallRun, Sequence[int]]:
-    """The runs without and with what models usually have, and the seeds."""
-    if scale == "smoke":
+def judge(lucid: float, softmax: float, equal_time: float, controls: Sequence[float]) -> str:
+    """The verdict, from accuracies with the most needles at the length of training.
+
+    equal_time: softmax attention with LUCID's training time. controls: softmax attention with cheaper changes.
+    """
+    if lucid - max(softmax, equal_time) <= GAP:
+        return "does not hold"
+    return "partly" if any(closes(control, lucid) for control in controls) else "holds"
+
+
+def closes(control: float, lucid: float) -> bool:
+    """Whether a control is as good as LUCID."""
+    return control >= lucid - CLOSED
+
+
+def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
+    """The plain run, and the one with what models usually have."""
+    if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
-        return RUN.but(**small), USUAL.but(**small), (0,)
-    return RUN, USUAL, {"quick": (0,), "demo": (0, 1)}.get(scale, (0, 1, 2))
+        return RUN.but(**small), USUAL.but(**small)
+    return RUN, USUAL
 
 
-def both(run: SmallRun, what: str) -> list[Contestant]:
-    """LUCID and softmax with a change."""
-    softmax = run.but(attention="softmax")
-    return [Contestant(f"softmax, {what}", "softmax", softmax), Contestant(f"LUCID, {what}", "lucid", run)]
+def seeds(scale: Scale) -> tuple[int, ...]:
+    """In the demonstration one less than other experiments have: these runs are its longest."""
+    return scale.seeds[:-1] if scale.demo else scale.seeds
 
 
-def groups(scale: str, done: Done) -> dict[str, list[Contestant]]:
-    """The contestants that are known."""
-    run, usual, _ = settings(scale)
-    base, wide = run.but(attention="softmax"), run.but(heads=1, head_dim=64)
-    late = given_the_time_of(run, base, done, "softmax, equal time")
-    names = ("softmax", "lucid") if scale in ("smoke", "quick") else tuple(ATTENTIONS)
-    late_usual = given_the_time_of(usual, usual.but(attention="softmax"), done, "softmax, equal time")
-    found = {
-        "family": [*family(run, names), *([late] if late else [])],
-        "controls": [*both(run.but(token_shift=True), "token shift"), *both(run.but(mlp=2.0), "MLP")],
+def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
+    """The contestants, by their tables. Softmax at equal time once the times are known."""
+    run, usual = settings(scale)
+    softmax, usual_softmax = run.but(attention="softmax"), usual.but(attention="softmax")
+    names = tuple(ATTENTIONS) if scale.every_attention else FEW
+    main = {
+        "family": [*family(run, names), *equal_time(run, softmax, done)],
+        "controls": [*softmax_and_lucid(run, SHIFT), *softmax_and_lucid(run, MLP)],
     }
-    if scale in ("quick", "demo"):
-        return found
-    more = round(1.5 * run.steps)
-    found["family"] += [
-        Contestant("LUCID, half as many steps again", "lucid", run.but(steps=more)),
-        Contestant("softmax, half as many steps again", "softmax", base.but(steps=more)),
-    ]
-    return found | {
-        "more controls": [
-            *both(run.but(embedding_std=1.0), "embeddings of size 1"),
-            *both(run.but(rope=False), "no positions"),
-        ],
+    if scale.demo:
+        return main
+    longer = Change("longer", "half as many steps again", {"steps": round(1.5 * run.steps)})
+    main["family"] += [contestant(run, longer), contestant(softmax, longer)]
+    return main | {
+        "more_controls": [*softmax_and_lucid(run, LARGE_EMBEDDINGS), *softmax_and_lucid(run, NO_POSITIONS)],
         "heads": [
-            *both(run.but(heads=1, head_dim=32), "head of 32"),
-            *both(wide, "head of 64"),
-            Contestant("LUCID, head of 64, sharpness 4", "lucid", wide.but(options={"sharpness": 4.0})),
-            Contestant("LUCID, head of 64, learned sharpness from 4", "lucid", wide.but(options=LEARNED)),
+            *softmax_and_lucid(run, HEAD_32),
+            *softmax_and_lucid(run, HEAD_64),
+            contestant(run, HEAD_64_SHARP),
+            contestant(run, HEAD_64_LEARNED),
         ],
         "usual": [
-            Contestant("softmax", "softmax", usual.but(attention="softmax")),
-            Contestant("LUCID", "lucid", usual),
-            Contestant("LUCID, learned sharpness from 4", "lucid", usual.but(options=LEARNED)),
-            Contestant("softmax, token shift", "control", usual.but(attention="softmax", token_shift=True)),
-            *([late_usual] if late_usual else []),
+            contestant(usual_softmax),
+            contestant(usual),
+            contestant(usual, LEARNED_SHARPNESS),
+            contestant(usual_softmax, SHIFT, "control"),
+            *equal_time(usual, usual_softmax, done),
         ],
     }
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Every contestant with every seed; softmax at equal time when that is known."""
-    run, usual, seeds = settings(scale)
-    timed = (run,) if scale in ("quick", "demo") else (run, usual)
-    times = [timing(each, each.but(attention="softmax")) for each in timed]
-    return [*times, *(job for group in groups(scale, done).values() for job in training(group, seeds))]
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Every contestant with every seed."""
+    run, usual = settings(scale)
+    timed = (run,) if scale.demo else (run, usual)
+    times = [timing(lucid, lucid.but(attention="softmax")) for lucid in timed]
+    return [*times, *(job for group in groups(scale, done).values() for job in training(group, seeds(scale)))]
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """The gap, and whether something cheaper closes it."""
-    run, _, seeds = settings(scale)
-    found = groups(scale, done)
-    alike = [each for key, group in found.items() if key != "usual" for each in group]
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """The gap with the most needles, and whether something cheaper closes it."""
+    run, _ = settings(scale)
+    found, chosen = groups(scale, done), seeds(scale)
+    members = by_key(member for name, group in found.items() if name != "usual" for member in group)
     n, length = run.test_n[-1], run.length
-    at_n = {each.name: accuracy(done, each, seeds, n, length) for each in alike}
-    equal, lucid = at_n["softmax, equal time"], at_n["LUCID"].mean
-    gap = min(lucid - at_n["softmax"].mean, lucid - equal.mean) > GAP
-    closed = [name for name in ("softmax, token shift", "softmax, MLP") if at_n[name].mean >= lucid - 1]
-    verdict = "does not hold" if not gap else "partly" if closed else "holds"
-    ours = f"n = {n}: LUCID {at_n['LUCID']} %, softmax {at_n['softmax']} %, at equal time {equal} %"
+    at_n = {key: accuracy(done, member, chosen, n, length) for key, member in members.items()}
+    lucid, softmax, late = at_n["lucid"], at_n["softmax"], at_n[f"softmax+{EQUAL_TIME}"]
+    controls = [f"softmax+{change.key}" for change in (SHIFT, MLP)]
+    closing = [key for key in controls if closes(at_n[key].mean, lucid.mean)]
+    ours = f"n = {n}: LUCID {lucid} %, softmax {softmax} %, at equal time {late} %"
     because = f"Two layers of attention with heads of 16, {ours}. "
-    because += f"But {' and '.join(f'{name} gets {at_n[name]} %' for name in closed)}. " if closed else ""
+    if closing:
+        because += f"But {' and '.join(f'{members[key].label} gets {at_n[key]} %' for key in closing)}. "
     if "heads" in found:
-        longer = at_n["LUCID, half as many steps again"]
         because += (
-            f"The slowest seed needs more than {run.steps} steps: with half as many again LUCID gets {longer} %. "
-            f"With a head of 64 LUCID gets {at_n['LUCID, head of 64']} % (softmax {at_n['softmax, head of 64']} %), "
-            "because P is nearly the identity there; with a sharpness learned from 4 it gets "
-            f"{at_n['LUCID, head of 64, learned sharpness from 4']} %."
+            f"The slowest seed needs more than {run.steps} steps: with half as many again LUCID gets "
+            f"{at_n['lucid+longer']} %. With a head of 64 LUCID gets {at_n['lucid+head_64']} % (softmax "
+            f"{at_n['softmax+head_64']} %), because P is nearly the identity there; with a sharpness learned from 4 it "
+            f"gets {at_n['lucid+head_64_learned']} %."
         )
     maps = accuracy_maps(
         "Needles against length, two layers of attention with heads of 16",
         done,
         found["family"],
-        seeds,
+        chosen,
         "needles",
         note=f"Trained at {length} tokens; longer ones were not seen.",
     )
-    rest = [each for each in alike if each not in found["family"]]
-    tables = [accuracy_table(TITLES[key], done, group, seeds, length) for key, group in found.items()]
+    changed = [member for member in members.values() if member not in found["family"]]
+    tables = [accuracy_table(TITLES[name], done, group, chosen, length) for name, group in found.items()]
     return Conclusion(
         ours=ours,
-        verdict="too small to judge" if scale == "smoke" else verdict,
+        verdict=judge(lucid.mean, softmax.mean, late.mean, [at_n[key].mean for key in controls]),
         because=because,
-        seeds=len(seeds),
-        figures=[maps, _learning(done, found["family"], seeds), _controls(done, rest, seeds, n, length)],
-        tables=[*tables, *([_steps_needed(done, found["usual"], seeds)] if "usual" in found else [])],
+        seeds=len(chosen),
+        figures=[maps, _learning(done, found["family"], chosen), _controls(done, changed, chosen, n, length)],
+        tables=[*tables, *([_steps_needed(done, found["usual"], chosen)] if "usual" in found else [])],
     )
 
 
-def _learning(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int]) -> dict[str, object]:
+def _learning(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int]) -> Figure:
     drawn = []
-    for each in contestants:
-        curves = [done[each.job(seed)]["curve"] for seed in seeds]
+    for member in contestants:
+        curves = [done[member.job(seed)]["curve"] for seed in seeds]
         steps = zip(*(curve["loss"] for curve in curves), strict=True)
         losses = [spread(math.nan if loss is None else loss for loss in step) for step in steps]
-        y, around = [loss.mean for loss in losses], [loss.std for loss in losses]
-        drawn.append(series(each.name, each.role, curves[0]["step"], y, spread=around, dashed="," in each.name))
+        y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
+        dashed = bool(member.change)
+        drawn.append(series(member.label, member.role, curves[0]["step"], y, spread=deviations, dashed=dashed))
     return lines("Learning curves", "training step", "loss, nats per answer", drawn)
 
 
-def _controls(
-    done: Done, contestants: Sequence[Contestant], seeds: Sequence[int], n: int, length: int
-) -> dict[str, object]:
+def _controls(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int], n: int, length: int) -> Figure:
     """Softmax and LUCID with every change, side by side."""
     by_change: dict[str, list[dict[str, object]]] = {}
-    for each in contestants:
-        change = each.name.partition(", ")[2]
-        name = each.name.partition(",")[0]
-        reached: Spread = accuracy(done, each, seeds, n, length)
-        by_change.setdefault(change, []).append(bar(name, each.role, reached))
+    for member in contestants:
+        drawn = bar(member.title, member.role, accuracy(done, member, seeds, n, length))
+        by_change.setdefault(member.change, []).append(drawn)
     return bars(f"What else closes the gap: {n} needles", "accuracy, %", by_change, range=(0, 100))
 
 
-def _steps_needed(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int]) -> dict[str, object]:
-    """Where the loss first falls below half a nat."""
+def _steps_needed(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int]) -> Table:
+    """The step at which the loss first falls below half a nat."""
     rows = []
-    for each in contestants:
+    for member in contestants:
         needed = []
         for seed in seeds:
-            curve = done[each.job(seed)]["curve"]
-            below = [
-                step for step, loss in zip(curve["step"], curve["loss"], strict=True) if loss is not None and loss < 0.5
-            ]
-            needed.append(below[0] if below else None)
-        known = [step for step in needed if step is not None]
-        shown = spread(known, 0) if len(known) == len(seeds) else f"{len(known)} of {len(seeds)} seeds get there"
-        rows.append([each.name, shown, mean_accuracy(done, each, seeds, each.run.length)])
+            curve = done[member.job(seed)]["curve"]
+            losses = zip(curve["step"], curve["loss"], strict=True)
+            needed += [step for step, loss in losses if loss is not None and loss < 0.5][:1]
+        shown = spread(needed, 0) if len(needed) == len(seeds) else f"{len(needed)} of {len(seeds)} seeds get there"
+        rows.append([member.label, shown, mean_accuracy(done, member, seeds, member.run.length)])
     return table(
         "As models are built: steps until the loss is below 0.5", ["", "steps", "accuracy at the end, %"], rows
     )

@@ -3,15 +3,16 @@
 The paper (table "MNIAH task at 2048 sequence length"): with 2, 4 and 6 needles standard attention finds 74.2, 51.0 and
 38.8 %, LUCID 76.6, 55.8 and 43.6 %; over needles and lengths LUCID is 10 to 26 % ahead.
 
-Here: RULER's prompts through a tokenizer and the evaluation harness, asked of small models that were trained on such
-prompts. One needle is S-NIAH. No prompt that is asked was seen in training.
+Here: small models train on RULER's prompts and are asked others of them by the evaluation harness. One needle is
+S-NIAH.
 """
 
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
-from .text.comparison import ARMS, LOSS, SMOKE, Cell, Comparison, judged, percent
+from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun
 
 CLAIM = Claim(
@@ -40,9 +41,9 @@ TUNED = {
 }
 
 
-def comparison(scale: str) -> Comparison:
+def comparison(scale: Scale) -> Comparison:
     """The runs of a scale."""
-    smoke = scale == "smoke"
+    smoke = scale.tiny
     needles, lengths = ((1, 2), (256,)) if smoke else ((1, 2, 4), (256, 384))
     steps, batch = (4, 4) if smoke else (300, 8)
     base = TextRun(
@@ -67,41 +68,39 @@ def comparison(scale: str) -> Comparison:
         steps=steps,
         batch=batch,
     )
-    return Comparison(base, seeds=1 if smoke else 3, milliseconds=(95, 125), equal_time=not smoke)
+    return Comparison(base, seeds=scale.seeds, milliseconds=(95, 125), equal_time=not smoke)
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Texts, then models."""
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Texts; then models."""
     return comparison(scale).plan(done)
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """Judged by the mean over the cells with more than one needle."""
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """The verdict rests on the mean over the cells with more than one needle."""
     runs = comparison(scale)
     several = {
         arm: percent(runs.score(done, arm, "score", lambda cell: cell["labels"]["needles"] > 1)) for arm in runs.arms
     }
-    verdict, because = judged(several, floor=10, ceiling=95, what="Answers found among several needles")
-    if scale == "smoke":
-        verdict, because = SMOKE
-    ours = "; ".join(f"{ARMS[arm].name} {several[arm]} %" for arm in runs.arms)
+    verdict, because = judge(several, floor=10, ceiling=95, what="Answers found among several needles")
+    ours = "; ".join(f"{ARMS[arm].title} {several[arm]} %" for arm in runs.arms)
     return Conclusion(
         ours=f"several needles: {ours}",
         verdict=verdict,
         because=because,
-        seeds=runs.seeds,
+        seeds=len(runs.seeds),
         figures=[_maps(runs, done), _bars(runs, done), runs.learning_curves(done, "to find needles")],
         tables=[_table(runs, done), _paper_table(), _tuned_table()],
     )
 
 
 def found(runs: Comparison, done: Done, arm: str, needles: int, length: int | None = None) -> Spread:
-    """Percent of the answers of a cell, or of all cells with so many needles."""
+    """Percent of answers found in a cell, or in all cells with this number of needles."""
 
-    def meant(cell: Cell) -> bool:
+    def selected(cell: Cell) -> bool:
         return cell["labels"]["needles"] == needles and length in (None, cell["labels"]["length"])
 
-    return percent(runs.score(done, arm, "score", meant))
+    return percent(runs.score(done, arm, "score", selected))
 
 
 def _cells(runs: Comparison) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -112,7 +111,7 @@ def _cells(runs: Comparison) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _maps(runs: Comparison, done: Done) -> Figure:
     needles, lengths = _cells(runs)
     panels = {
-        ARMS[arm].name: (
+        ARMS[arm].title: (
             needles,
             lengths,
             [[found(runs, done, arm, n, length).mean for length in lengths] for n in needles],
@@ -135,7 +134,7 @@ def _bars(runs: Comparison, done: Done) -> Figure:
     needles, _ = _cells(runs)
     groups = {
         f"{n} needle{'s' if n > 1 else ''}": [
-            bar(ARMS[arm].name, ARMS[arm].role, found(runs, done, arm, n)) for arm in runs.arms
+            bar(ARMS[arm].title, ARMS[arm].role, found(runs, done, arm, n)) for arm in runs.arms
         ]
         for n in needles
     }
@@ -146,7 +145,7 @@ def _bars(runs: Comparison, done: Done) -> Figure:
 def _table(runs: Comparison, done: Done) -> Table:
     needles, lengths = _cells(runs)
     rows = [
-        [ARMS[arm].name, n, *(found(runs, done, arm, n, length) for length in lengths), runs.loss(done, arm)]
+        [ARMS[arm].title, n, *(found(runs, done, arm, n, length) for length in lengths), runs.loss(done, arm)]
         for arm in runs.arms
         for n in needles
     ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from .cost import cost_figure, cost_job
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, table
+from .engine.scale import QUICK, SMALL, SMOKE, Scale
 from .engine.steps import Step
 from .engine.study import Done
 
@@ -24,27 +25,27 @@ ALLOWED = 1.15
 SHAPES = ((8, 8), (32, 4))
 
 
-def cases(scale: str) -> list[tuple[str, Job]]:
+def cases(scale: Scale) -> list[tuple[str, Job]]:
     """Shapes and passes, with their jobs."""
     lengths: Sequence[int] = (512, 1024, 2048, 4096)
-    if scale != "small":
-        lengths = (64, 128) if scale == "smoke" else (512, 1024, 2048)
+    if scale != SMALL:
+        lengths = (64, 128) if scale.tiny else (512, 1024, 2048)
     found = []
     for heads, kv_heads in SHAPES:
         for backward in (False, True):
-            if backward and scale in ("smoke", "quick"):
+            if backward and scale in (SMOKE, QUICK):
                 continue
             name = f"{heads}/{kv_heads} heads of 64, {'forward and backward' if backward else 'forward'}"
             found.append((name, cost_job(lengths, heads, kv_heads, 64, backward, f"cost, {name}")))
     return found
 
 
-def plan(scale: str, done: Done) -> list[Job]:
+def plan(scale: Scale, done: Done) -> list[Job]:
     """Timings, one after another."""
     return [job for _, job in cases(scale)]
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
+def conclude(scale: Scale, done: Done) -> Conclusion:
     """Against the bound, at the longest length."""
     records = {name: done[job] for name, job in cases(scale)}
     rows, within = [], []
@@ -58,7 +59,7 @@ def conclude(scale: str, done: Done) -> Conclusion:
     lengths = next(iter(records.values()))["lengths"]
     return Conclusion(
         ours=f"{ours} (N = {longest}, over SDPA)",
-        verdict="too small to judge" if scale == "smoke" else verdict,
+        verdict="too small to judge" if scale.tiny else verdict,
         because=f"Time over that of torch's SDPA at N = {longest}, in turn on one thread: {ours}. The count of "
         f"operations allows 1 + H_kv/H; up to {ALLOWED:.2f} times that counts as holding.",
         seeds=1,

@@ -15,6 +15,7 @@ from .benchmark_cases import Percents, case_job, percent, prediction_job, requir
 from .cost import cost_figure, cost_job
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
+from .engine.scale import Scale
 from .engine.steps import Step, train
 from .engine.study import Done
 
@@ -36,14 +37,14 @@ HEADS = ((8, 8), (32, 4))
 SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
 
 
-def tokens(scale: str) -> int:
+def tokens(scale: Scale) -> int:
     """Of a training step."""
-    return 64 if scale == "smoke" else 2048
+    return 64 if scale.tiny else 2048
 
 
-def training_jobs(scale: str) -> dict[str, Job]:
+def training_jobs(scale: Scale) -> dict[str, Job]:
     """A training step of whole models, by their names."""
-    quick, length = scale == "smoke", tokens(scale)
+    quick, length = scale.tiny, tokens(scale)
     names = ["Qwen-2.5-1.5B"] if quick else list(PAPER)
     return {
         name: case_job(
@@ -57,9 +58,9 @@ def training_jobs(scale: str) -> dict[str, Job]:
     }
 
 
-def cost_jobs(scale: str) -> dict[tuple[int, int, bool], Job]:
+def cost_jobs(scale: Scale) -> dict[tuple[int, int, bool], Job]:
     """The operator, by query heads, key/value heads, and whether backward is part of it."""
-    if scale == "smoke":
+    if scale.tiny:
         return {(4, 2, True): cost_job((64, 128), 4, 2, 16, True)}
     return {
         (*heads, backward): cost_job((512, 1024, 2048, 4096), *heads, 64, backward)
@@ -68,20 +69,20 @@ def cost_jobs(scale: str) -> dict[tuple[int, int, bool], Job]:
     }
 
 
-def plan(scale: str, done: Done) -> list[Job]:
+def plan(scale: Scale, done: Done) -> list[Job]:
     """All of them at once."""
     require_checkout("training_overhead")
     return [prediction_job(list(PREDICTED)), *training_jobs(scale).values(), *cost_jobs(scale).values()]
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
+def conclude(scale: Scale, done: Done) -> Conclusion:
     """The claim holds if every model stays within SLACK points of the paper's percentage."""
     records = {name: done[job] for name, job in training_jobs(scale).items()}
     measured = {name: percent(record, MODEL) for name, record in records.items()}
     predicted = done[prediction_job(list(PREDICTED))]
     costs = {key: done[job] for key, job in cost_jobs(scale).items()}
     verdict, because = judged({name: values[0] for name, values in measured.items()}, predicted)
-    if scale == "smoke":
+    if scale.tiny:
         verdict, because = "too small to judge", "Models of this size only prove that it runs."
     rounds = [record["entries"][MODEL]["ratio"]["rounds"] for record in records.values()]
     return Conclusion(

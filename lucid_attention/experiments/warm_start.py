@@ -1,7 +1,7 @@
 """Warm start (not in the paper): can a trained softmax model be moved to LUCID?
 
-LUCID has no weights of its own, so a softmax model's fit. But P = I + L all at once changes what every layer reads;
-with P = I + s·L and a strength s that rises from 0 to 1 (`StrengthRamp`) it changes step by step.
+LUCID has no weights of its own, so it takes those of a softmax model. But an abrupt P = I + L changes what every layer
+reads; with P = I + s·L and a strength s that rises from 0 to 1 (`StrengthRamp`) the change is gradual.
 
 A model is trained with softmax attention, and goes on in three ways: as it is, with LUCID at once, and with a ramp. All
 three get the same batches, the same learning rate and the same number of steps.
@@ -9,16 +9,17 @@ three get the same batches, the same learning rate and the same number of steps.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..models.ramps import StrengthRamp
 from ..nn.attention import LucidAttention
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from .engine.scale import Scale
 from .engine.steps import Step, evaluate, train, tune
 from .engine.study import Done
 from .language_model.runs import extent as language_model
-from .language_model.runs import known, training_job
+from .language_model.runs import finite_loss, training_job
 from .small.model import SmallModel
 from .small.training import SmallRun, load_small, score, train_steps
 
@@ -29,53 +30,74 @@ CLAIM = Claim(
     "an abrupt switch costs, and the model ends level with one that goes on as it was.",
     paper="none",
 )
-CONTINUED, ABRUPT, RAMP = "softmax goes on", "LUCID at once", "LUCID with a ramp"
-# The ramp's worst moment over the jump of the abrupt switch; nats above softmax at the end, about what seeds differ by.
+
+
+class Way(NamedTuple):
+    """A way to go on. role: its colour."""
+
+    title: str
+    attention: str
+    role: str
+    dashed: bool = False
+
+
+CONTINUED, ABRUPT, RAMP = "continued", "abrupt", "ramp"
+WAYS = {
+    CONTINUED: Way("softmax goes on", "softmax", "softmax"),
+    ABRUPT: Way("LUCID at once", "lucid", "lucid", dashed=True),
+    RAMP: Way("LUCID with a ramp", "lucid", "lucid"),
+}
+# The ramp's worst moment over that of the abrupt switch, and nats above softmax at the end: about what seeds differ by.
 SMOOTH, LEVEL = 0.25, 0.02
-# So far apart are the batches of training from those after it.
+# Added to the seed, so that going on sees other batches than the training before.
 FRESH = 1000
 NATS = "loss on unseen text, nats a character"
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is run at a scale. models: by head size. steps, ramp: after the switch. every: a test after so many."""
+    """How much is run at a scale.
+
+    models: by head size. steps: after the switch. ramp: of them, those until full strength. every: steps between tests.
+    """
 
     models: Mapping[int, SmallRun]
-    seeds: Sequence[int]
     steps: int
     ramp: int
     every: int
 
 
-def extent(scale: str) -> Extent:
-    """Of "smoke" or "small". The models are those of `language_model`, with good settings of its sweep."""
+def extent(scale: Scale) -> Extent:
+    """The extent at a scale. The models are those of `language_model`, with good settings of its sweep."""
     size = language_model(scale)
     small = size.base.but(attention="softmax", steps=size.steps, rate=1e-2, embedding_std=0.3)
     models = {run.head_dim: run for run in (small, small.but(heads=1, head_dim=size.wide))}
-    return Extent(models, (0,), 4, 2, 2) if scale == "smoke" else Extent(models, (0, 1, 2), 150, 100, 10)
+    if scale.tiny:
+        return Extent(models, steps=4, ramp=2, every=2)
+    return Extent(models, steps=150, ramp=100, every=10)
 
 
-def branch(scale: str, head: int, name: str, seed: int) -> Job:
-    """A trained model going on in one of the ways."""
+def branch(scale: Scale, head: int, way: str, seed: int) -> Job:
+    """A trained model that goes on in one of WAYS. head: its head size."""
     size = extent(scale)
     start = size.models[head].but(seed=seed)
     arguments = {
         "start": asdict(start),
-        "attention": "softmax" if name == CONTINUED else "lucid",
-        "ramp": size.ramp if name == RAMP else 0,
+        "attention": WAYS[way].attention,
+        "ramp": size.ramp if way == RAMP else 0,
         "steps": size.steps,
         "rate": 3e-3,
         "every": size.every,
     }
-    seconds = size.steps * (0.04 if name == CONTINUED else 0.07) + 3
-    return Job("warm_start:go_on", arguments, f"warm start, heads of {head}, {name}, seed {seed}", seconds)
+    seconds = size.steps * (0.04 if way == CONTINUED else 0.07) + 3
+    label = f"warm start, heads of {head}, {WAYS[way].title}, seed {seed}"
+    return Job("warm_start:go_on", arguments, label, seconds)
 
 
 def go_on(work: Work, start: dict[str, Any], attention: str, ramp: int, steps: int, rate: float, every: int) -> Record:
-    """The job: train the model of a finished run further, and test it before the first step and on the way.
+    """The job: train the model of a finished run further, and test it before the first step and every few steps.
 
-    attention: "softmax" or "lucid". ramp: after so many steps LUCID has its full strength; 0 for at once.
+    attention: "softmax" or "lucid". ramp: steps until LUCID has its full strength, 0 for an abrupt switch.
     """
     trained = SmallRun(**start)
     run = trained.but(attention=attention, steps=steps, rate=rate, seed=FRESH + trained.seed)
@@ -89,7 +111,7 @@ def go_on(work: Work, start: dict[str, Any], attention: str, ramp: int, steps: i
         strength = set_strength(model, 1.0 if schedule is None else schedule.strength(step, steps))
         if step % every == 0 or step == steps:
             curve["step"].append(step)
-            curve["loss"].append(known(score(model, test)["loss"]))
+            curve["loss"].append(finite_loss(score(model, test)["loss"]))
             curve["strength"].append(strength)
         if step < steps:
             next(training)
@@ -97,26 +119,25 @@ def go_on(work: Work, start: dict[str, Any], attention: str, ramp: int, steps: i
 
 
 def set_strength(model: SmallModel, strength: float) -> float:
-    """Of every LUCID layer. Gives what it is: 0 for a model without any."""
-    found = [module for module in model.modules() if isinstance(module, LucidAttention)]
-    for module in found:
-        module.strength = strength
-    return strength if found else 0.0
+    """Set the strength of every LUCID layer. Returns it, or 0 for a model without such a layer."""
+    layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
+    for layer in layers:
+        layer.strength = strength
+    return strength if layers else 0.0
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """Training with softmax attention; then the three ways on."""
-    size = extent(scale)
-    first = [training_job(run.but(seed=seed), "warm start") for run in size.models.values() for seed in size.seeds]
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """Training with softmax attention; then the three ways to go on."""
+    models, seeds = extent(scale).models, scale.seeds
+    first = [training_job(run.but(seed=seed), "warm start") for run in models.values() for seed in seeds]
     if not all(job in done for job in first):
         return first
-    names = (CONTINUED, ABRUPT, RAMP)
-    return first + [branch(scale, head, name, seed) for head in size.models for name in names for seed in size.seeds]
+    return first + [branch(scale, head, way, seed) for head in models for way in WAYS for seed in seeds]
 
 
 @dataclass(frozen=True)
 class Move:
-    """Of one way to LUCID, in nats above the model that goes on with softmax attention, over seeds.
+    """The cost of a way to LUCID: nats above the model that goes on with softmax attention, over seeds.
 
     jump: before the first step. worst: at the worst moment. end: after the last step.
     """
@@ -126,40 +147,24 @@ class Move:
     end: Spread
 
 
-def move(scale: str, head: int, name: str, done: Done) -> Move:
-    """From the records, seed by seed."""
+def move(scale: Scale, head: int, way: str, done: Done) -> Move:
+    """The cost of a way, from the records, seed by seed."""
     above = []
-    for seed in extent(scale).seeds:
-        ours, theirs = (done[branch(scale, head, each, seed)]["loss"] for each in (name, CONTINUED))
-        above.append([a - b for a, b in zip(ours, theirs, strict=True)])
-    found = [[row[0] for row in above], [max(row) for row in above], [row[-1] for row in above]]
-    return Move(*(spread(values, digits=3) for values in found))
-
-
-def conclude(scale: str, done: Done) -> Conclusion:
-    """With the ramp there must be no jump on the way, and nothing lost at the end, whatever the head size."""
-    heads = list(extent(scale).models)
-    ramps = {head: move(scale, head, RAMP, done) for head in heads}
-    jumps = {head: move(scale, head, ABRUPT, done) for head in heads}
-    verdict, because = judged(ramps, jumps)
-    smoke = scale == "smoke"
-    return Conclusion(
-        ours="; ".join(
-            f"heads of {head}: switch {signed(jumps[head].jump)}, ramp {signed(ramps[head].worst)} at worst, "
-            f"{signed(ramps[head].end)} at the end"
-            for head in heads
-        )
-        + " (nats)",
-        verdict="too small to judge" if smoke else verdict,
-        because="It only shows that it runs." if smoke else because,
-        seeds=len(extent(scale).seeds),
-        figures=[figure(scale, head, done) for head in heads],
-        tables=[moves_table(scale, done)],
+    for seed in scale.seeds:
+        lucid, softmax = (done[branch(scale, head, key, seed)]["loss"] for key in (way, CONTINUED))
+        above.append([a - b for a, b in zip(lucid, softmax, strict=True)])
+    return Move(
+        jump=spread((losses[0] for losses in above), digits=3),
+        worst=spread((max(losses) for losses in above), digits=3),
+        end=spread((losses[-1] for losses in above), digits=3),
     )
 
 
-def judged(ramps: Mapping[int, Move], jumps: Mapping[int, Move]) -> tuple[str, str]:
-    """The verdict, and why. By head size: what the ramp costs, and what the abrupt switch costs."""
+def judge(ramps: Mapping[int, Move], jumps: Mapping[int, Move]) -> tuple[str, str]:
+    """The verdict and its reason. ramps, jumps: the cost of the ramp and of the abrupt switch, by head size.
+
+    The ramp must be smooth on the way and level at the end, with every head size.
+    """
     smooth = [head for head in ramps if ramps[head].worst.mean <= SMOOTH * jumps[head].worst.mean]
     level = [head for head in ramps if ramps[head].end.mean <= LEVEL]
     good = [head for head in smooth if head in level]
@@ -177,39 +182,59 @@ def _where(heads: Sequence[int], among: Mapping[int, Move]) -> str:
     return "with every head size" if len(heads) == len(among) else f"with heads of {', '.join(map(str, heads))} only"
 
 
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """What the ramp and the abrupt switch cost, for every head size."""
+    heads = list(extent(scale).models)
+    ramps = {head: move(scale, head, RAMP, done) for head in heads}
+    jumps = {head: move(scale, head, ABRUPT, done) for head in heads}
+    verdict, because = judge(ramps, jumps)
+    ours = "; ".join(
+        f"heads of {head}: switch {signed(jumps[head].jump)}, ramp {signed(ramps[head].worst)} at worst, "
+        f"{signed(ramps[head].end)} at the end"
+        for head in heads
+    )
+    return Conclusion(
+        ours=f"{ours} (nats)",
+        verdict=verdict,
+        because=because,
+        seeds=len(scale.seeds),
+        figures=[figure(scale, head, done) for head in heads],
+        tables=[moves_table(scale, done)],
+    )
+
+
 def signed(value: Spread) -> str:
     """As in "+0.021 ± 0.003"."""
     return f"{'+' if value.mean >= 0 else ''}{value}"
 
 
-def figure(scale: str, head: int, done: Done) -> Figure:
-    """The loss after the switch."""
-    size = extent(scale)
+def figure(scale: Scale, head: int, done: Done) -> Figure:
+    """The loss after the switch, in all three ways."""
     drawn = []
-    for name, role, dashed in ((CONTINUED, "softmax", False), (ABRUPT, "lucid", True), (RAMP, "lucid", False)):
-        records = [done[branch(scale, head, name, seed)] for seed in size.seeds]
-        found = [spread(values) for values in zip(*(each["loss"] for each in records), strict=True)]
-        y, deviations = [each.mean for each in found], [each.std for each in found]
-        drawn.append(series(name, role, records[0]["step"], y, spread=deviations, dashed=dashed))
+    for key, way in WAYS.items():
+        records = [done[branch(scale, head, key, seed)] for seed in scale.seeds]
+        losses = [spread(values) for values in zip(*(record["loss"] for record in records), strict=True)]
+        y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
+        drawn.append(series(way.title, way.role, records[0]["step"], y, spread=deviations, dashed=way.dashed))
     return lines(
         f"After the switch: heads of {head}",
         "steps after the switch",
         NATS,
         drawn,
-        marks=[(size.ramp, "full strength")],
+        marks=[(extent(scale).ramp, "full strength")],
         note="Point 0 is before any training: what the switch itself does.",
     )
 
 
-def moves_table(scale: str, done: Done) -> Table:
+def moves_table(scale: Scale, done: Done) -> Table:
     """Both ways to LUCID, for every head size."""
     rows = []
     for head in extent(scale).models:
-        ends = [done[branch(scale, head, CONTINUED, seed)]["loss"][-1] for seed in extent(scale).seeds]
-        rows.append([f"heads of {head}", CONTINUED, None, None, str(spread(ends, digits=3))])
-        for name in (ABRUPT, RAMP):
-            found = move(scale, head, name, done)
-            rows.append([f"heads of {head}", name, *map(signed, (found.jump, found.worst, found.end))])
+        ends = [done[branch(scale, head, CONTINUED, seed)]["loss"][-1] for seed in scale.seeds]
+        rows.append([f"heads of {head}", WAYS[CONTINUED].title, None, None, str(spread(ends, digits=3))])
+        for way in (ABRUPT, RAMP):
+            cost = move(scale, head, way, done)
+            rows.append([f"heads of {head}", WAYS[way].title, *map(signed, (cost.jump, cost.worst, cost.end))])
     return table(
         "What the move costs",
         ["model", "way", "at the switch", "worst on the way", "at the end"],
@@ -231,6 +256,6 @@ def paper() -> list[Step]:
         changes = ("steps=1100", "learning_rate=5e-5", "evaluate_every=20", f"strength_steps={ramp:g}")
         words = [word for change in changes for word in ("--set", change)]
         steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
-        told = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
-        steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *told))
+        text = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
+        steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps

@@ -1,6 +1,6 @@
-"""Jobs and an experiment for tests of the machinery: they write down when they ran.
+"""Jobs and an experiment for tests of the machinery: every job writes into a diary when it runs.
 
-Loaded as `lucid_attention.experiments.probe`, here and in worker processes; see `probing.py`.
+`probing.py` loads it as `lucid_attention.experiments.probe`, in the test and in worker processes.
 """
 
 import json
@@ -14,12 +14,13 @@ import torch
 
 from lucid_attention.experiments.engine.jobs import Job
 from lucid_attention.experiments.engine.result import Claim, Conclusion
+from lucid_attention.experiments.engine.scale import Scale
 
 CLAIM = Claim("Probes run", "0.0", "Every probe is run once.", "1 run")
 
 
 def diary() -> Path:
-    """Where probes write, one line at the beginning and one at the end."""
+    """The file that probes write into: a line when they begin and a line when they end."""
     return Path(os.environ["LUCID_PROBE"])
 
 
@@ -29,7 +30,7 @@ def note(**entry: Any) -> None:
 
 
 def touch(work: Any, name: str, value: float = 0.0, seconds: float = 0.0) -> dict[str, Any]:
-    """Say so, wait, and say so again."""
+    """Write into the diary, wait, and write again."""
     note(begin=name)
     time.sleep(seconds)
     note(end=name)
@@ -39,7 +40,7 @@ def touch(work: Any, name: str, value: float = 0.0, seconds: float = 0.0) -> dic
 
 
 def fragile(work: Any, name: str) -> dict[str, Any]:
-    """Fails as long as a file is there."""
+    """Fail as long as the file `broken` exists."""
     note(begin=name)
     if diary().with_name("broken").exists():
         raise RuntimeError(f"{name} has broken")
@@ -47,7 +48,7 @@ def fragile(work: Any, name: str) -> dict[str, Any]:
 
 
 def killed(work: Any, name: str) -> dict[str, Any]:
-    """As the system does when memory runs out."""
+    """Die as a process does when memory runs out."""
     note(begin=name)
     os.kill(os.getpid(), signal.SIGKILL)
     return {}
@@ -62,8 +63,8 @@ def probe(name: str, *, seconds: float = 0.0, expected: float = 1.0, alone: bool
     return Job("probe:touch", {"name": name, "seconds": seconds, "value": value}, name, expected, alone)
 
 
-def plan(scale: str, done: Any) -> list[Job]:
-    """a and b; then one that depends on what they gave; then one that depends on that."""
+def plan(scale: Scale, done: Any) -> list[Job]:
+    """a and b; then c, which depends on their records; then d, which depends on that of c."""
     slow = 30.0 if os.environ.get("LUCID_PROBE_SLOW") else 0.0
     first = [probe("a", value=1.0, expected=60), probe("b", value=2.0, seconds=slow)]
     if not all(job in done for job in first):
@@ -74,9 +75,9 @@ def plan(scale: str, done: Any) -> list[Job]:
     return [*first, second, probe("d", value=done[second]["value"] + 1)]
 
 
-def conclude(scale: str, done: Any) -> Conclusion:
+def conclude(scale: Scale, done: Any) -> Conclusion:
     total = done[plan(scale, done)[-1]]["value"]
-    return Conclusion(f"{total:g}", "too small to judge", "They ran.", 1)
+    return Conclusion(f"{total:g}", "holds", "They ran.", 1)
 
 
 def paper() -> list[Any]:

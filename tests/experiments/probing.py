@@ -17,11 +17,11 @@ import torch
 
 from lucid_attention import cli, experiments
 from lucid_attention.experiments.engine import command, study
-from lucid_attention.experiments.engine.progress import Progress
+from lucid_attention.experiments.engine.pool import Progress
 
 NAME = "lucid_attention.experiments.probe"
 SOURCE = Path(__file__).with_name("probe.py")
-# Python runs a module of this name when it starts: so workers know the probes.
+# The text of `sitecustomize.py`, which Python runs when it starts: it makes the probes known to workers.
 SITE = """
 import importlib.util, sys
 
@@ -36,7 +36,7 @@ sys.meta_path.insert(0, Probe)
 
 
 class Probes:
-    """The probes' module, and what they have written."""
+    """The module of the probes, and the diary that they write."""
 
     def __init__(self, module: Any, folder: Path) -> None:
         self.module, self.folder = module, folder
@@ -46,7 +46,7 @@ class Probes:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def runs(self) -> list[str]:
-        """Names of those that began, in order."""
+        """Names of the probes that began, in order."""
         return [entry["begin"] for entry in self.entries() if "begin" in entry]
 
     def span(self, name: str) -> tuple[float, float]:
@@ -56,7 +56,7 @@ class Probes:
 
 @contextmanager
 def probing(folder: Path) -> Iterator[Probes]:
-    """Probe jobs and the experiment `probe`, known here and in workers."""
+    """Make probe jobs and the experiment `probe` known to this process and to workers."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(SITE.format(name=NAME, file=str(SOURCE)))
     spec = importlib.util.spec_from_file_location(NAME, SOURCE)
@@ -86,23 +86,23 @@ class Command:
         self.process.join(seconds)
         return self.process.exitcode
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join((self.folder / name).read_text() for name in ("out", "err"))
 
     def others(self) -> list[int]:
-        """Processes of the group that are still there, dead ones that nobody has asked about left out."""
-        found = []
+        """Other processes of the group that are still alive, zombies left out."""
+        alive = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             try:
                 state, _, group = path.read_text().rpartition(")")[2].split()[:3]
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if int(group) == self.process.pid and state != "Z" and int(path.parent.name) != self.process.pid:
-                found.append(int(path.parent.name))
-        return found
+                alive.append(int(path.parent.name))
+        return alive
 
     def end(self) -> None:
-        """Whatever is left."""
+        """Kill the processes that are left."""
         for pid in [*self.others(), self.process.pid]:
             try:
                 os.kill(pid, signal.SIGKILL)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ class Command:
 
 def _child(argv: list[str], folder: Path) -> None:
     os.setsid()
-    # A test command in the background of a script ignores Ctrl-C, and so would its children.
+    # Commands in the background of a script ignore Ctrl-C, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.use_deterministic_algorithms(False)
     for number, name in ((1, "out"), (2, "err")):
@@ -124,7 +124,7 @@ def _child(argv: list[str], folder: Path) -> None:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60) -> bool:
-    """Wait for it; whether it came."""
+    """Wait until a condition is true. Returns whether it is."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -11,40 +11,35 @@ import torch
 from lucid_attention.experiments import condition_number, needle_grid
 from lucid_attention.experiments.condition_number import growth, keys_job, measured, of_random_keys, sources
 from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.steps import check_steps
 
-from .faking import fake, small_run
+from .faking import compute, fake, small_run
 
 
 def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    while fresh := [job for job in condition_number.plan("smoke", store) if job not in store]:
-        for job in fresh:
-            assert do(job, tmp_path) is None, (tmp_path / job.key / "failed.txt").read_text()
-    conclusion = condition_number.conclude("smoke", store)
-    assert conclusion.verdict == "too small to judge"
+    conclusion = condition_number.conclude(SMOKE, compute(condition_number, SMOKE, tmp_path))
     assert [figure["kind"] for figure in conclusion.figures] == ["lines", "lines", "heatmaps"]
-    # The law of prefixes, in whatever the models have: the last column.
+    # The last column: κ never falls with the prefix, for any keys.
     assert {row[-1] for row in conclusion.tables[0]["rows"]} == {"yes"}
     json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
 
 
 def test_needle_models_are_those_of_needle_grid() -> None:
-    for scale in ("smoke", "small"):
+    for scale in (SMOKE, SMALL):
         shared = set(needle_grid.plan(scale, {}))
-        needles = [each for each in sources(scale) if each.name.startswith("needles")]
+        needles = [source for source in sources(scale) if source.key.startswith("needles")]
         assert len(needles) == 2
-        assert {each.contestant.job(seed) for each in needles for seed in measured(scale).seeds} <= shared
+        assert {source.contestant.job(seed) for source in needles for seed in measured(scale).seeds} <= shared
 
 
 def test_models_are_measured_when_they_are_trained() -> None:
-    first = condition_number.plan("smoke", {})
+    first = condition_number.plan(SMOKE, {})
     untrained = [job for job in first if job.function == "condition_number:of_model"]
     assert {job.arguments["trained"] for job in untrained} == {False}
     done = {job: small_run(job, 50) for job in first if job.function == "small.training:train_small"}
-    later = [job for job in condition_number.plan("smoke", done) if job.function == "condition_number:of_model"]
-    assert len(later) == len(sources("smoke"))
+    later = [job for job in condition_number.plan(SMOKE, done) if job.function == "condition_number:of_model"]
+    assert len(later) == len(sources(SMOKE))
 
 
 @pytest.mark.parametrize("rope", [False, True])
@@ -61,8 +56,8 @@ def test_kappa_of_random_keys_is_that_of_the_dense_matrix(tmp_path: Path, rope: 
                 k[t, i + 2] = b * math.cos(angle) + a * math.sin(angle)
     k = k / k.norm(dim=-1, keepdim=True)
     P = torch.exp(2 * (k @ k.mT - 1)).tril()
-    wanted = [torch.linalg.cond(P[:n, :n]).item() for n in (5, 12)]
-    assert [each["kappa"] for each in record["heads"]] == pytest.approx(wanted, rel=1e-5)
+    expected = [torch.linalg.cond(P[:n, :n]).item() for n in (5, 12)]
+    assert [head["kappa"] for head in record["heads"]] == pytest.approx(expected, rel=1e-5)
 
 
 def faked(kappa: Callable[[Job, int, int], float]) -> dict[Job, Record]:
@@ -79,7 +74,7 @@ def faked(kappa: Callable[[Job, int, int], float]) -> dict[Job, Record]:
             ]
         }
 
-    return fake(condition_number, "small", rule)
+    return fake(condition_number, SMALL, rule)
 
 
 @pytest.mark.parametrize(
@@ -96,13 +91,13 @@ def faked(kappa: Callable[[Job, int, int], float]) -> dict[Job, Record]:
     ],
 )
 def test_the_verdict_is_what_the_records_say(kappa: Callable[[Job, int, int], float], verdict: str) -> None:
-    conclusion = condition_number.conclude("small", faked(kappa))
+    conclusion = condition_number.conclude(SMALL, faked(kappa))
     assert conclusion.verdict == verdict
     assert conclusion.seeds == 3
     assert "1.900 (the bound is 2)" in conclusion.because
 
 
-def test_growth_is_told_as_an_exponent() -> None:
+def test_growth_has_an_exponent() -> None:
     lengths = (16, 256)
     heads = [
         {"layer": layer, "head": 0, "length": n, "kappa": (layer + 1) * n**0.5, "inverse_norm": 1.0}

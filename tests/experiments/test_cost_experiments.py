@@ -13,6 +13,7 @@ from lucid_attention.experiments import benchmark_cases, cost, decode_latency, t
 from lucid_attention.experiments.cost import cost_figure, cost_job, operator_cost
 from lucid_attention.experiments.engine.jobs import Job, Store, Work
 from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.study import ExperimentError, load
 
 ROUND = {"median": 1.0, "low": 0.9, "high": 1.2, "rounds": 5}
@@ -105,7 +106,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("costs") / "jobs")
     torch.use_deterministic_algorithms(False)
     for name in ("training_overhead", "decode_latency"):
-        for job in load(name).plan("smoke", store):
+        for job in load(name).plan(SMOKE, store):
             failed = do(job, store.folder)
             assert failed is None, Path(failed).read_text()
     return store
@@ -114,8 +115,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.mark.parametrize("name", ["training_overhead", "decode_latency"])
 def test_the_smallest_scale_runs_and_judges_nothing(name: str, smoke: Store) -> None:
     experiment = load(name)
-    assert all(job in smoke for job in experiment.plan("smoke", smoke))
-    conclusion = experiment.conclude("smoke", smoke)
+    assert all(job in smoke for job in experiment.plan(SMOKE, smoke))
+    conclusion = experiment.conclude(SMOKE, smoke)
     assert conclusion.verdict == "too small to judge"
     assert conclusion.figures
     assert conclusion.tables
@@ -130,7 +131,7 @@ def test_every_case_that_is_planned_is_one_of_the_benchmarks() -> None:
         for name in ("model_training", "model_decode", "decode")
         for case in benchmark_cases.module(name).BENCHMARK.cases(settings)
     }
-    planned = [job for name in ("training_overhead", "decode_latency") for job in load(name).plan("small", {})]
+    planned = [job for name in ("training_overhead", "decode_latency") for job in load(name).plan(SMALL, {})]
     wanted = {
         (job.arguments["benchmark"], job.arguments["case"]) for job in planned if job.function.endswith(":run_case")
     }
@@ -158,7 +159,7 @@ def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_without_a_checkout_it_says_what_is_missing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark_cases, "CHECKOUT", tmp_path)
     with pytest.raises(ExperimentError, match=rf"{name} runs the benchmarks, .* there is no .*benchmarks"):
-        load(name).plan("small", {})
+        load(name).plan(SMALL, {})
 
 
 def test_counted_overheads_are_those_of_the_published_shapes(smoke: Store) -> None:
@@ -192,12 +193,12 @@ def written(store: Store, jobs: dict[Job, dict[str, Any]]) -> Store:
 def test_training_figures_show_the_records(tmp_path: Path) -> None:
     ratios = {"Gemma-3-1B": 1.005, "Gemma-3-4B": 1.004, "Qwen-2.5-1.5B": 1.013}
     records: dict[Job, dict[str, Any]] = {}
-    for name, job in training_overhead.training_jobs("small").items():
+    for name, job in training_overhead.training_jobs(SMALL).items():
         ratio = {"median": ratios[name], "low": ratios[name] - 0.002, "high": ratios[name] + 0.004, "rounds": 3}
         records[job] = {"entries": {"LUCID, whole model": {"ratio": ratio}}}
     counted = {name: [0.2, 0.9, 5.0, 9.0] for name in ratios}
     records[benchmark_cases.prediction_job(list(training_overhead.PREDICTED))] = counted
-    for (heads, kv_heads, _), job in training_overhead.cost_jobs("small").items():
+    for (heads, kv_heads, _), job in training_overhead.cost_jobs(SMALL).items():
         milliseconds = {"sdpa": [1.0, 2, 3, 4], "lucid": [2.0, 4, 6, 8], "dense": [9.0, 9, 9, None]}
         bound = 1 + kv_heads / heads
         records[job] = {
@@ -206,7 +207,7 @@ def test_training_figures_show_the_records(tmp_path: Path) -> None:
             "ratio": [2.0] * 4,
             "bound": bound,
         }
-    conclusion = training_overhead.conclude("small", written(Store(tmp_path), records))
+    conclusion = training_overhead.conclude(SMALL, written(Store(tmp_path), records))
     assert conclusion.verdict == "holds"
     assert conclusion.seeds == 3
     assert "Qwen-2.5-1.5B +1.3 % (+1.1 to +1.7)" in conclusion.ours
@@ -223,15 +224,13 @@ def decoding(store: Store, *, step: float, static: float) -> Store:
     """A token of LUCID takes 100 ms, one of sdpa twice that; steps of the fastest attention 0.5 ms."""
     records: dict[Job, dict[str, Any]] = {}
     for name in decode_latency.MODELS:
-        for cache, context in (*(("dynamic", each) for each in decode_latency.contexts("small")), ("static", 32_768)):
+        for cache, context in (*(("dynamic", each) for each in decode_latency.contexts(SMALL)), ("static", 32_768)):
             ratio = 0.5 if cache == "dynamic" else static
             spread = {"median": ratio, "low": ratio, "high": ratio, "rounds": 5}
             entry = {"seconds": {"median": 0.1}, "ratio": spread}
-            records[decode_latency.model_job("small", name, cache, context)] = {
-                "entries": {"LUCID, whole model": entry}
-            }
+            records[decode_latency.model_job(SMALL, name, cache, context)] = {"entries": {"LUCID, whole model": entry}}
         entries = {"SDPA": (0.004, 8.0), "bmm, softmax, bmm": (0.0005, 1.0), "lucid_decode": (step, step / 0.0005)}
-        records[decode_latency.step_job("small", name)] = {
+        records[decode_latency.step_job(SMALL, name)] = {
             "facts": {"fastest": "bmm, softmax, bmm"},
             "entries": {
                 each: {"seconds": {"median": seconds}, "ratio": {**ROUND, "median": ratio}}
@@ -242,7 +241,7 @@ def decoding(store: Store, *, step: float, static: float) -> Store:
 
 
 def test_decoding_is_judged_against_the_fastest_attention_and_against_transformers(tmp_path: Path) -> None:
-    conclusion = decode_latency.conclude("small", decoding(Store(tmp_path / "a"), step=0.00055, static=0.9))
+    conclusion = decode_latency.conclude(SMALL, decoding(Store(tmp_path / "a"), step=0.00055, static=0.9))
     # 28 layers that each need 0.05 ms more make 1.4 ms of 100.
     assert "Qwen-2.5-1.5B +1.4 %" in conclusion.ours
     assert "Gemma-3-1B +0.2 %" in conclusion.ours
@@ -251,9 +250,9 @@ def test_decoding_is_judged_against_the_fastest_attention_and_against_transforme
     line = conclusion.figures[1]
     assert [each["y"][0] for each in line["series"]] == pytest.approx([200.0, 100.0])
     # Slower steps: with 28 and 22 layers it is too much, with 4 it is not.
-    slower = decode_latency.conclude("small", decoding(Store(tmp_path / "b"), step=0.0008, static=0.9))
+    slower = decode_latency.conclude(SMALL, decoding(Store(tmp_path / "b"), step=0.0008, static=0.9))
     assert slower.verdict == "partly"
     assert "above it: Qwen-2.5-1.5B, paper's 1B." in slower.because
     # A token that is slower in Transformers counts as well.
-    other = decode_latency.conclude("small", decoding(Store(tmp_path / "c"), step=0.00055, static=1.05))
+    other = decode_latency.conclude(SMALL, decoding(Store(tmp_path / "c"), step=0.00055, static=1.05))
     assert other.verdict == "does not hold"

@@ -1,4 +1,4 @@
-"""`lucid demo`, with records that nobody computed."""
+"""`lucid demo`, with made-up records."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from lucid_attention import cli
 from lucid_attention.experiments.engine import demo
 from lucid_attention.experiments.engine.jobs import Job, Record
 from lucid_attention.experiments.engine.pool import JobsFailed
+from lucid_attention.experiments.engine.scale import DEMO, Scale
 from lucid_attention.experiments.engine.study import load, save_result
 from tests.experiments.faking import fake, small_run
 
@@ -20,14 +21,14 @@ def rule(job: Job) -> Record:
         n = len(arguments["lengths"])
         times = {"sdpa": [1.0] * n, "lucid": [2.0] * n, "dense": [9.0] * n}
         bound = 1 + arguments["kv_heads"] / arguments["heads"]
-        low = {"ratio_low": [bound] * n, "ratio_high": [bound] * n}
+        quartiles = {"ratio_low": [bound] * n, "ratio_high": [bound] * n}
         return {
             "lengths": list(arguments["lengths"]),
             "milliseconds": times,
             "ratio": [bound] * n,
             "bound": bound,
             "rounds": [5] * n,
-            **low,
+            **quartiles,
         }
     if job.function.startswith("condition_number:"):
         heads = [
@@ -37,7 +38,7 @@ def rule(job: Job) -> Record:
     return small_run(job, 99.9 if arguments.get("attention") == "lucid" else 9.0)
 
 
-def pretended(names: Any, scale: str, out: Path, command: str) -> list[dict[str, Any]]:
+def fake_run_together(names: Any, scale: Scale, out: Path, command: str) -> list[dict[str, Any]]:
     results = []
     for name in names:
         module = load(name)
@@ -50,7 +51,7 @@ def pretended(names: Any, scale: str, out: Path, command: str) -> list[dict[str,
 def test_a_report_and_its_numbers_are_written_and_a_summary_shown(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "run_together", pretended)
+    monkeypatch.setattr(demo, "run_together", fake_run_together)
     assert cli.main(["demo", "--out", str(tmp_path / "demo"), *words]) == 0
     page = (tmp_path / "demo" / "report.html").read_text()
     numbers = json.loads((tmp_path / "demo" / "report.json").read_text())
@@ -72,7 +73,7 @@ def test_a_report_and_its_numbers_are_written_and_a_summary_shown(
         (JobsFailed("1 of 2 jobs failed"), 1, "1 of 2 jobs failed"),
     ],
 )
-def test_what_stops_it_is_said_in_a_line(
+def test_the_reason_for_a_stop_is_one_line(
     error: BaseException, code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     def stop(*_: Any, **__: Any) -> None:
@@ -80,14 +81,14 @@ def test_what_stops_it_is_said_in_a_line(
 
     monkeypatch.setattr(demo, "run_together", stop)
     assert cli.main(["demo", "--out", str(tmp_path)]) == code
-    said = capsys.readouterr().err
-    assert message in said
-    assert "Traceback" not in said
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
 
 
-def test_what_the_demonstration_trains_is_trained_once() -> None:
+def test_the_demonstration_trains_every_model_once() -> None:
     modules = {name: load(name) for name in demo.PARTS}
-    jobs = {name: set(fake(module, "demo", rule)) for name, module in modules.items()}
+    jobs = {name: set(fake(module, DEMO, rule)) for name, module in modules.items()}
     trained = {job for job in jobs["condition_number"] if job.function == "small.training:train_small"}
     assert trained
     assert trained <= jobs["needle_grid"]

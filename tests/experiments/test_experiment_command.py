@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from lucid_attention import cli
-from lucid_attention.experiments.engine import command, full_scale, study
-from lucid_attention.experiments.engine.command import columns
+from lucid_attention.experiments.engine import command, study
+from lucid_attention.experiments.engine.command import table_lines
 from lucid_attention.experiments.engine.jobs import Job
 from lucid_attention.experiments.engine.pool import JobsFailed, do
+from lucid_attention.experiments.engine.scale import SCALES, SMOKE
 from lucid_attention.experiments.engine.steps import Step
 from lucid_attention.experiments.engine.study import EXPERIMENTS, load
 
@@ -25,8 +26,8 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
             assert do(job, store.folder) is None
 
     monkeypatch.setattr(study, "run_jobs", serial)
-    with probing(tmp_path / "probes") as found:
-        yield found
+    with probing(tmp_path / "probes") as made:
+        yield made
 
 
 def test_list_names_every_claim_with_its_section_and_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +78,7 @@ def test_a_dry_run_says_what_would_run_and_runs_nothing(
         assert last.startswith(f"{name}: {len(steps)} commands, ")
         assert all(step.line in shown for step in steps)
     else:
-        jobs = load(name).plan(scale, {})
+        jobs = load(name).plan(SCALES[scale], {})
         assert f"{len(set(jobs))} to do" in last
         assert len(lines) == len(set(jobs))
     assert not (tmp_path / "runs").exists()
@@ -87,7 +88,7 @@ def test_a_dry_run_leaves_out_what_is_finished(
     probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--scale", "smoke", "--out", str(tmp_path)]
-    assert do(probes.module.plan("smoke", {})[0], tmp_path / "jobs") is None
+    assert do(probes.module.plan(SMOKE, {})[0], tmp_path / "jobs") is None
     assert cli.main(["experiment", "probe", "--dry-run", *out]) == 0
     shown = capsys.readouterr().out
     assert "1 jobs finished, 1 to do" in shown
@@ -103,7 +104,7 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
     assert "probe (smoke): Probes run" in shown
     assert "paper: 1 run" in shown
     assert "here:  14" in shown
-    assert "TOO SMALL TO JUDGE: They ran." in shown
+    assert f"TOO SMALL TO JUDGE: {study.NOT_JUDGED}" in shown
     path = tmp_path / "probe-smoke" / "result.json"
     assert str(path) in shown
     assert json.loads(path.read_text())["ours"] == "14"
@@ -112,7 +113,7 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (JobsFailed("1 of 2 jobs failed"), 1, "lucid experiment: error: 1 of 2 jobs failed\n"),
         (study.ExperimentError("no checkout"), 1, "lucid experiment: error: no checkout\n"),
@@ -120,10 +121,10 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
     ],
     ids=["failed", "cannot run", "Ctrl-C"],
 )
-def test_what_stops_it_is_said_in_a_line(
+def test_the_reason_for_a_stop_is_one_line(
     error: BaseException,
     code: int,
-    said: str,
+    message: str,
     probes: Probes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -134,7 +135,7 @@ def test_what_stops_it_is_said_in_a_line(
 
     monkeypatch.setattr(study, "run_jobs", stop)
     assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path)]) == code
-    assert capsys.readouterr().err == said
+    assert capsys.readouterr().err == message
 
 
 def test_a_step_that_fails_ends_the_recipe_with_its_code(
@@ -161,7 +162,7 @@ def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeyp
     monkeypatch.setattr(Step, "run", lambda step: 0)
     steps = [Step(("experiment", "memory_update", "--scale", "smoke"))]
     monkeypatch.setattr(probes.module, "paper", lambda: steps)
-    assert full_scale.run_steps("probe", tmp_path) == 0
+    assert study.run_full_recipe("probe", tmp_path) == 0
     result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
     assert (result["scale"], result["verdict"]) == ("paper", "measured")
 
@@ -172,7 +173,7 @@ def test_restart_is_not_for_the_full_recipe(probes: Probes, capsys: pytest.Captu
 
 
 def test_tables_on_screen_have_columns_of_one_width() -> None:
-    assert columns([["name", "x"], ["a", 1.23456], [None, "long cell"]]) == [
+    assert table_lines({"columns": ["name", "x"], "rows": [["a", 1.23456], [None, "long cell"]]}) == [
         "name  x",
         "----  ---------",
         "a     1.235",
@@ -185,11 +186,11 @@ def test_several_experiments_run_in_the_order_that_is_asked_for(
 ) -> None:
     ran: list[str] = []
 
-    def one(name: str, args: Any) -> int:
+    def run_one(name: str, *_: Any) -> int:
         ran.append(name)
         return 0
 
-    monkeypatch.setattr(command, "_one", one)
+    monkeypatch.setattr(command, "_run_one", run_one)
     assert cli.main(["experiment", "variants", "memory_update"]) == 0
     assert ran == ["variants", "memory_update"]
     ran.clear()

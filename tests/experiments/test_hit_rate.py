@@ -5,26 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from lucid_attention.base.labels import IGNORED
 from lucid_attention.experiments import hit_rate, memory_update, needle_grid
-from lucid_attention.experiments.engine.jobs import Job, Record, Store
-from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.jobs import Job, Record
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE, Scale
 from lucid_attention.experiments.engine.steps import check_steps
 from lucid_attention.experiments.hit_rate import latest_writes, questions
-from lucid_attention.experiments.small.tasks import IGNORED
 from lucid_attention.experiments.small.training import SmallRun
 
-from .faking import fake, small_run
+from .faking import compute, fake, small_run
 
 
 def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    while fresh := [job for job in hit_rate.plan("smoke", store) if job not in store]:
-        for job in fresh:
-            assert do(job, tmp_path) is None, (tmp_path / job.key / "failed.txt").read_text()
-    conclusion = hit_rate.conclude("smoke", store)
-    assert conclusion.verdict == "too small to judge"
+    conclusion = hit_rate.conclude(SMOKE, compute(hit_rate, SMOKE, tmp_path))
     bars, needles, overwrites = conclusion.figures
-    assert len(bars["groups"]) == len(hit_rate.settings("smoke"))
+    assert len(bars["groups"]) == len(hit_rate.settings(SMOKE))
     for figure in (needles, overwrites):
         softmax, effective = (panel["values"] for panel in figure["panels"])
         assert len(softmax) == 64
@@ -34,11 +29,11 @@ def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
     json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small"])
-def test_models_are_those_of_needle_grid_and_memory_update(scale: str) -> None:
+@pytest.mark.parametrize("scale", [SMOKE, SMALL], ids=lambda scale: scale.name)
+def test_models_are_those_of_needle_grid_and_memory_update(scale: Scale) -> None:
     ours = [job for job in hit_rate.plan(scale, {}) if job.function == "small.training:train_small"]
     others = {*needle_grid.plan(scale, {}), *memory_update.plan(scale, {})}
-    assert len(ours) == len(hit_rate.settings(scale)) * 2 * len(hit_rate.extent(scale)[0])
+    assert len(ours) == len(hit_rate.settings(scale)) * 2 * len(scale.seeds)
     assert {job.key for job in ours} <= {job.key for job in others}
 
 
@@ -89,7 +84,7 @@ def faked(lucid: Measures, softmax: float, accuracy: dict[str, float]) -> dict[J
         better = {name: 2 * value for name, value in means.items()}
         return {"mean": means, "heads": [{"layer": 0, "head": 0, **means}, {"layer": 0, "head": 1, **better}]}
 
-    return fake(hit_rate, "small", rule)
+    return fake(hit_rate, SMALL, rule)
 
 
 BOTH, ONE = {"lucid": 100.0, "softmax": 99.0}, {"lucid": 100.0, "softmax": 20.0}
@@ -103,19 +98,19 @@ BOTH, ONE = {"lucid": 100.0, "softmax": 99.0}, {"lucid": 100.0, "softmax": 20.0}
         ((0.1, 0.1, 0.1), BOTH, "does not hold"),
         # Within the spread of seeds is not higher.
         ((0.1815, 0.1815, 0.1815), BOTH, "does not hold"),
-        # Only LUCID solves it: of course it looks at the answer more.
+        # Only LUCID solves the task, so its higher hit rate is no news.
         ((0.3, 0.3, 0.3), ONE, "partly"),
         ((0.1, 0.1, 0.1), ONE, "does not hold"),
     ],
 )
 def test_the_verdict_is_what_the_records_say(lucid: Measures, accuracy: dict[str, float], verdict: str) -> None:
-    conclusion = hit_rate.conclude("small", faked(lucid, 0.18, accuracy))
+    conclusion = hit_rate.conclude(SMALL, faked(lucid, 0.18, accuracy))
     assert conclusion.verdict == verdict
     assert conclusion.seeds == 3
 
 
 def test_tables_hold_the_mean_and_the_best_head() -> None:
-    means, best = hit_rate.conclude("small", faked((0.1, 0.3, 0.2), 0.18, BOTH)).tables
+    means, best = hit_rate.conclude(SMALL, faked((0.1, 0.3, 0.2), 0.18, BOTH)).tables
     assert means["rows"][1] == [
         "needles",
         "LUCID",

@@ -10,18 +10,15 @@ import torch
 
 from lucid_attention.experiments import learnability
 from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
-from lucid_attention.experiments.engine.pool import do
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.steps import check_steps
 from lucid_attention.experiments.learnability import OneLayer, TwoTasks, adaptation, averaged, copied, draw
 
-from .faking import fake
+from .faking import compute, fake
 
 
 def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
-    for job in learnability.plan("smoke", {}):
-        assert do(job, tmp_path) is None
-    conclusion = learnability.conclude("smoke", Store(tmp_path))
-    assert conclusion.verdict == "too small to judge"
+    conclusion = learnability.conclude(SMOKE, compute(learnability, SMOKE, tmp_path))
     assert [figure["title"].partition(":")[0] for figure in conclusion.figures] == 2 * ["Loss", "Off-diagonal Jacobian"]
     json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
 
@@ -91,7 +88,7 @@ def test_phase_2_begins_with_the_weights_of_phase_1(tmp_path: Path) -> None:
     record = learnability.train_two_tasks(Work(Store(tmp_path), run.job()), **run.job().arguments)
     assert record["step"] == [0, 2, 3, 3, 5]
     assert record["off_diagonal"][2] == record["off_diagonal"][3] != record["off_diagonal"][4]
-    # The other task, so another loss.
+    # The record before the switch has the loss of copying, the one after it that of averaging.
     assert record["loss"][2] != record["loss"][3]
 
 
@@ -116,7 +113,7 @@ def faked(softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: f
             "milliseconds": 3.0,
         }
 
-    return fake(learnability, "small", rule)
+    return fake(learnability, SMALL, rule)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +132,13 @@ def faked(softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: f
 def test_the_verdict_is_what_the_records_say(
     softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: float, verdict: str
 ) -> None:
-    conclusion = learnability.conclude("small", faked(softmax, lucid, copy_loss))
+    conclusion = learnability.conclude(SMALL, faked(softmax, lucid, copy_loss))
     assert conclusion.verdict == verdict
     assert conclusion.seeds == 3
 
 
 def test_numbers_in_the_conclusion_are_those_of_the_records() -> None:
-    conclusion = learnability.conclude("small", faked((1000, 2.0), (3, 0.01)))
+    conclusion = learnability.conclude(SMALL, faked((1000, 2.0), (3, 0.01)))
     standard, lucid = conclusion.ours.split("; ")
     assert standard == "J of standard attention falls 1010.0 ± 10.0×, adapts: never (loss 2 at the end)"
     assert lucid == "of LUCID 3.0 ± 0.0×, adapts: 50 ± 0 steps"

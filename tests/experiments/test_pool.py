@@ -1,4 +1,4 @@
-"""Jobs run in parallel, once; what is finished stays, whatever happens to the rest."""
+"""Jobs run in parallel, once; finished jobs stay when others fail or the command is stopped."""
 
 import os
 import signal
@@ -11,18 +11,19 @@ import pytest
 from lucid_attention.experiments.engine import pool
 from lucid_attention.experiments.engine.jobs import Job, Store
 from lucid_attention.experiments.engine.pool import JobsFailed, do, run_jobs
+from lucid_attention.experiments.engine.scale import SMOKE
 from lucid_attention.experiments.small.training import SmallRun
 
 from .probing import Command, Probes, probing, silent, until
 
-SMALL = SmallRun(n=(2,), length=12, width=16, heads=1, steps=3, batch=2, test_n=(2,), test_lengths=(12,), test_batch=4)
-TRAINING = [SMALL.but(seed=seed).job(f"seed {seed}") for seed in range(2)]
+RUN = SmallRun(n=(2,), length=12, width=16, heads=1, steps=3, batch=2, test_n=(2,), test_lengths=(12,), test_batch=4)
+TRAINING = [RUN.but(seed=seed).job(f"seed {seed}") for seed in range(2)]
 
 
 @pytest.fixture
 def probes(tmp_path: Path) -> Iterator[Probes]:
-    with probing(tmp_path / "probes") as found:
-        yield found
+    with probing(tmp_path / "probes") as made:
+        yield made
 
 
 class Ran(NamedTuple):
@@ -88,7 +89,7 @@ def test_jobs_run_in_parallel_with_one_thread_each_and_the_longest_first(ran: Ra
     assert set(ran.runs[1:3]) == {"long 1", "long 2"}
     assert ran.runs.index("fragile") < ran.runs.index("short")
     assert ran.store[ran.jobs["long 1"]]["threads"] == 1
-    assert ran.store[ran.jobs["long 1"]]["deaf"]  # the first process answers Ctrl-C, for all of them
+    assert ran.store[ran.jobs["long 1"]]["deaf"]  # only the parent answers Ctrl-C
 
 
 def test_jobs_that_measure_time_run_with_nothing_beside_them(ran: Ran) -> None:
@@ -101,10 +102,10 @@ def test_jobs_that_measure_time_run_with_nothing_beside_them(ran: Ran) -> None:
 def test_jobs_in_parallel_give_what_they_give_one_after_the_other(ran: Ran, tmp_path: Path) -> None:
     for job in TRAINING:
         assert do(job, tmp_path) is None
-        here, there = Store(tmp_path)[job], dict(ran.store[job])
-        for record in (here, there):
-            record["curve"] = {name: each for name, each in record["curve"].items() if name != "seconds"}
-        assert here == there
+        alone, parallel = Store(tmp_path)[job], dict(ran.store[job])
+        for record in (alone, parallel):
+            record["curve"] = {name: values for name, values in record["curve"].items() if name != "seconds"}
+        assert alone == parallel
     assert ran.store[TRAINING[0]]["tests"] != ran.store[TRAINING[1]]["tests"]
 
 
@@ -128,7 +129,7 @@ def test_an_unknown_function_stops_before_anything_runs(probes: Probes, tmp_path
     assert probes.runs() == []
 
 
-def test_a_process_that_is_killed_is_said_to_be(probes: Probes, tmp_path: Path) -> None:
+def test_the_message_says_that_a_process_was_killed(probes: Probes, tmp_path: Path) -> None:
     victim = Job("probe:killed", {"name": "victim"}, "the large one", 1)
     first = probes.module.probe("first", expected=100)
     with pytest.raises(JobsFailed, match=r"killed, .* memory .* the large one") as failed:
@@ -145,30 +146,30 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     monkeypatch.setenv("LUCID_PROBE_SLOW", "1")
     stopped = Command([*argv, "--processes", "2"], tmp_path)
     try:
-        store, a = Store(tmp_path / "runs" / "jobs"), probes.module.plan("smoke", {})[0]
-        assert until(lambda: "b" in probes.runs() and a in store), stopped.said()
+        store, a = Store(tmp_path / "runs" / "jobs"), probes.module.plan(SMOKE, {})[0]
+        assert until(lambda: "b" in probes.runs() and a in store), stopped.output()
         workers = stopped.others()
         os.killpg(stopped.process.pid, signal.SIGINT)  # type: ignore[arg-type]
-        assert stopped.wait(20) == 130, stopped.said()
+        assert stopped.wait(20) == 130, stopped.output()
         assert until(lambda: not stopped.others(), 10)
     finally:
         stopped.end()
     assert workers
-    assert "finished jobs stay, the same command goes on from there" in stopped.said()
-    assert "Traceback" not in stopped.said()
+    assert "finished jobs stay, the same command goes on from there" in stopped.output()
+    assert "Traceback" not in stopped.output()
     assert sorted(probes.runs()) == ["a", "b"]
     assert not (tmp_path / "runs" / "probe-smoke").exists()
 
-    # The job that was stopped takes no time now, and is another one therefore.
+    # Without the delay in its arguments the stopped job is another job.
     monkeypatch.delenv("LUCID_PROBE_SLOW")
     again = Command([*argv, "--processes", "1"], tmp_path)
     try:
-        assert again.wait() == 0, again.said()
+        assert again.wait() == 0, again.output()
     finally:
         again.end()
     assert sorted(probes.runs()) == ["a", "b", "b", "c", "d"]
     assert (tmp_path / "runs" / "probe-smoke" / "result.json").exists()
-    assert "here:  14" in again.said()
+    assert "here:  14" in again.output()
 
 
 def test_workers_end_when_the_first_process_is_killed(
@@ -178,8 +179,8 @@ def test_workers_end_when_the_first_process_is_killed(
     argv = ["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path / "runs"), "--processes", "1"]
     killed = Command(argv, tmp_path)
     try:
-        store, a = Store(tmp_path / "runs" / "jobs"), probes.module.plan("smoke", {})[0]
-        assert until(lambda: "b" in probes.runs()), killed.said()
+        store, a = Store(tmp_path / "runs" / "jobs"), probes.module.plan(SMOKE, {})[0]
+        assert until(lambda: "b" in probes.runs()), killed.output()
         assert killed.others()
         os.kill(killed.process.pid, signal.SIGKILL)  # type: ignore[arg-type]
         assert until(lambda: not killed.others(), 10), "workers go on for ever"

@@ -1,13 +1,13 @@
-"""How far the work is, and how long it will take."""
+"""Progress: how far the jobs are, and how long they will still take."""
 
 import io
 import sys
 
 import pytest
 
-from lucid_attention.experiments.engine import progress
+from lucid_attention.experiments.engine import pool
 from lucid_attention.experiments.engine.jobs import Job
-from lucid_attention.experiments.engine.progress import Progress, clock
+from lucid_attention.experiments.engine.pool import Progress, clock
 
 
 class Clock:
@@ -19,9 +19,9 @@ class Clock:
 
 @pytest.fixture
 def clock_of_tests(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    found = Clock()
-    monkeypatch.setattr(progress, "time", found)
-    return found
+    made = Clock()
+    monkeypatch.setattr(pool, "time", made)
+    return made
 
 
 def job(name: str, seconds: float) -> Job:
@@ -56,15 +56,15 @@ def test_two_jobs_at_a_time_take_half_the_time(clock_of_tests: Clock) -> None:
     jobs = [job(name, 10.0) for name in "abcd"]
     state = Progress(quiet=True)
     state.add(jobs)
-    for each in jobs[:2]:
-        state.started(each)
+    for started in jobs[:2]:
+        state.started(started)
     clock_of_tests.now += 10
-    for each in jobs[:2]:
-        state.finished(each)
+    for finished in jobs[:2]:
+        state.finished(finished)
     assert state.seconds_left() == pytest.approx(10)
 
 
-def test_a_running_job_counts_as_far_as_it_is_but_never_as_finished(clock_of_tests: Clock) -> None:
+def test_a_running_job_counts_by_its_time_but_never_as_finished(clock_of_tests: Clock) -> None:
     a, b = job("a", 10.0), job("b", 10.0)
     state = Progress(quiet=True)
     state.add([a, b])
@@ -89,19 +89,19 @@ def test_work_that_becomes_known_later_is_added(clock_of_tests: Clock) -> None:
     assert state.seconds_left() == pytest.approx(30)
 
 
-def test_without_a_terminal_there_is_a_line_in_half_a_minute(
+def test_without_a_terminal_there_is_a_line_every_half_minute(
     clock_of_tests: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = job("the first", 60.0), job("the second", 60.0)
     state = Progress()
     state.add([a, b])
     state.started(a)
-    said = []
+    outputs = []
     for _ in range(61):
         clock_of_tests.now += 1
         state.show()
-        said.append(capsys.readouterr().err)
-    lines = [text for text in said if text]
+        outputs.append(capsys.readouterr().err)
+    lines = [text for text in outputs if text]
     assert 2 <= len(lines) <= 3
     assert lines[0].startswith("  0/2 jobs, ")
     assert all("left: the first" in line for line in lines)

@@ -1,4 +1,4 @@
-"""What the experiments with small models conclude, from records that are known."""
+"""The conclusions of the experiments with small models, from made-up records."""
 
 import json
 from typing import Any
@@ -7,15 +7,17 @@ import pytest
 
 from lucid_attention.experiments import compute_matched, finetuning_length, memory_update, needle_grid, variants
 from lucid_attention.experiments.engine.jobs import Job, Record
+from lucid_attention.experiments.engine.scale import DEMO, QUICK, SMALL, SMOKE, Scale
 from lucid_attention.experiments.engine.steps import check_steps
+from lucid_attention.experiments.engine.study import conclude
 from lucid_attention.experiments.small.contestants import chance_of_guessing
 from tests.experiments.faking import fake, small_run
 
-SMALL = [memory_update, needle_grid, variants, finetuning_length, compute_matched]
+EXPERIMENTS = [memory_update, needle_grid, variants, finetuning_length, compute_matched]
 
 
 def by_attention(lucid: float, softmax: float, **special: float) -> Any:
-    """Accuracies by attention; special: by an argument that stands out, such as token_shift."""
+    """Accuracies by attention. special: of softmax attention with a setting, such as token_shift."""
 
     def rule(job: Job) -> Record:
         arguments = job.arguments
@@ -28,19 +30,19 @@ def by_attention(lucid: float, softmax: float, **special: float) -> Any:
     return rule
 
 
-@pytest.mark.parametrize("experiment", SMALL, ids=lambda module: module.__name__.rpartition(".")[2])
-@pytest.mark.parametrize("scale", ["smoke", "small"])
-def test_a_conclusion_is_json_and_names_every_contestant(experiment: Any, scale: str) -> None:
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("scale", [SMOKE, SMALL], ids=lambda scale: scale.name)
+def test_a_conclusion_is_json_and_names_every_contestant(experiment: Any, scale: Scale) -> None:
     done = fake(experiment, scale, by_attention(99.5, 20.0))
-    conclusion = experiment.conclude(scale, done)
+    conclusion = conclude(experiment, scale, done)
     text = json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
     assert "LUCID" in text or "key norm" in text
     assert "softmax" in text
-    assert conclusion.seeds == (1 if scale == "smoke" else 3)
-    assert (conclusion.verdict == "too small to judge") == (scale == "smoke")
+    assert conclusion.seeds == (1 if scale == SMOKE else 3)
+    assert (conclusion.verdict == "too small to judge") == (scale == SMOKE)
 
 
-@pytest.mark.parametrize("experiment", SMALL, ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__.rpartition(".")[2])
 def test_the_full_recipe_can_be_checked_here(experiment: Any) -> None:
     steps = experiment.paper()
     check_steps(steps)
@@ -54,16 +56,17 @@ def test_the_full_recipe_can_be_checked_here(experiment: Any) -> None:
 def test_memory_update_holds_if_lucid_solves_it_and_softmax_is_blind(
     lucid: float, softmax: float, verdict: str
 ) -> None:
-    done = fake(memory_update, "small", by_attention(lucid, softmax))
-    assert memory_update.conclude("small", done).verdict == verdict
+    done = fake(memory_update, SMALL, by_attention(lucid, softmax))
+    assert memory_update.conclude(SMALL, done).verdict == verdict
 
 
 def test_softmax_gets_as_many_steps_as_fit_into_the_time_of_lucid() -> None:
-    done = fake(memory_update, "small", by_attention(99.5, 20))
+    done = fake(memory_update, SMALL, by_attention(99.5, 20))
     steps = {job.arguments["steps"] for job in done if job.arguments.get("attention") == "softmax"}
     assert steps == {500, 625}
-    groups = memory_update.groups("small", done)
-    assert [group[-1].name for group in groups.values()] == ["softmax, equal time"] * 3
+    groups = memory_update.groups(SMALL, done)
+    assert [group[-1].key for group in groups.values()] == ["softmax+equal_time"] * 3
+    assert [group[-1].label for group in groups.values()] == ["softmax, equal time"] * 3
     assert all(group[-1].run.attention == "softmax" for group in groups.values())
 
 
@@ -79,7 +82,7 @@ def test_softmax_gets_as_many_steps_as_fit_into_the_time_of_lucid() -> None:
     ],
 )
 def test_needle_grid_says_when_something_cheaper_closes_the_gap(rule: Any, verdict: str) -> None:
-    conclusion = needle_grid.conclude("small", fake(needle_grid, "small", rule))
+    conclusion = needle_grid.conclude(SMALL, fake(needle_grid, SMALL, rule))
     assert conclusion.verdict == verdict
     assert ("token shift gets 100.0" in conclusion.because) == (
         rule(_softmax(token_shift=True))["tests"][0]["accuracy"] == 100
@@ -91,10 +94,8 @@ def _softmax(**changes: Any) -> Job:
 
 
 def test_the_demonstration_asks_for_less() -> None:
-    assert (
-        len(fake(needle_grid, "quick", by_attention(99, 9))) < len(fake(needle_grid, "demo", by_attention(99, 9))) < 60
-    )
-    for scale in ("quick", "demo"):
+    assert len(fake(needle_grid, QUICK, by_attention(99, 9))) < len(fake(needle_grid, DEMO, by_attention(99, 9))) < 60
+    for scale in (QUICK, DEMO):
         assert needle_grid.conclude(scale, fake(needle_grid, scale, by_attention(99.9, 9))).verdict == "holds"
         assert memory_update.conclude(scale, fake(memory_update, scale, by_attention(99.9, 9))).verdict == "holds"
 
@@ -117,7 +118,7 @@ def test_variants_compares_with_the_key_norm(
             return small_run(job, softmax)
         return small_run(job, value if options == option and option else 80 if not options else 60)
 
-    assert variants.conclude("small", fake(variants, "small", rule)).verdict == verdict
+    assert variants.conclude(SMALL, fake(variants, SMALL, rule)).verdict == verdict
 
 
 def test_a_diverged_variant_is_shown_as_such() -> None:
@@ -127,7 +128,7 @@ def test_a_diverged_variant_is_shown_as_such() -> None:
             record["tests"][0]["loss"] = None
         return record
 
-    conclusion = variants.conclude("small", fake(variants, "small", rule))
+    conclusion = variants.conclude(SMALL, fake(variants, SMALL, rule))
     json.dumps(conclusion.figures, allow_nan=False)
     assert "row maximum nan" in conclusion.because
 
@@ -144,11 +145,11 @@ def test_finetuning_length_asks_whether_the_gap_grows(gaps: tuple[int, int], con
             return small_run(job, 40 + (control if shifted else 0))
         return small_run(job, 40 + gaps[arguments["length"] > 64])
 
-    assert finetuning_length.conclude("small", fake(finetuning_length, "small", rule)).verdict == verdict
+    assert finetuning_length.conclude(SMALL, fake(finetuning_length, SMALL, rule)).verdict == verdict
 
 
 def test_tuning_begins_with_the_trained_model_of_the_same_seed() -> None:
-    done = fake(finetuning_length, "small", by_attention(99, 9))
+    done = fake(finetuning_length, SMALL, by_attention(99, 9))
     tuned = [job for job in done if job.arguments["start"] is not None]
     assert len(tuned) == 27
     for job in tuned:
@@ -165,13 +166,13 @@ def test_compute_matched_asks_what_is_left_of_the_gap(more: float, verdict: str)
             return small_run(job, 99)
         return small_run(job, more if job.arguments["steps"] % 500 else 20)
 
-    assert compute_matched.conclude("small", fake(compute_matched, "small", rule)).verdict == verdict
+    assert compute_matched.conclude(SMALL, fake(compute_matched, SMALL, rule)).verdict == verdict
 
 
 def test_experiments_share_what_they_train() -> None:
     rule = by_attention(99, 9)
-    shared = set(fake(compute_matched, "small", rule)) & (
-        set(fake(memory_update, "small", rule)) | set(fake(needle_grid, "small", rule))
+    shared = set(fake(compute_matched, SMALL, rule)) & (
+        set(fake(memory_update, SMALL, rule)) | set(fake(needle_grid, SMALL, rule))
     )
     assert len(shared) == 24
 
@@ -186,7 +187,7 @@ def test_guessing_without_order_is_as_good_as_counted() -> None:
     asked = labels[:, 56:] != -100
     assert asked.all()
     written = (key[:, None, :56] == key[:, 56:, None]).double()
-    # Any write of the key, with equal chances; a value that is right by accident is left out.
+    # Any write of the key, with equal chances. Values that are equal by accident are not counted.
     guessed = (1 / written.sum(-1)).mean()
     assert abs(100 * float(guessed) - chance_of_guessing(8, 64)) < 0.2
     assert (value[:, 56:] == 64).all()

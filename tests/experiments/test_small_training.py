@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from lucid_attention.base.labels import IGNORED
 from lucid_attention.experiments.engine.jobs import Record, Store, Work
 from lucid_attention.experiments.engine.pool import do
-from lucid_attention.experiments.small.tasks import IGNORED, TASKS, characters
+from lucid_attention.experiments.small.tasks import TASKS, characters
 from lucid_attention.experiments.small.training import (
     SmallRun,
     load_small,
@@ -113,7 +114,7 @@ def test_training_is_repeatable_and_depends_on_the_seed(tmp_path: Path) -> None:
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
     assert record["curve"]["step"] == [1, 2, 3, 4]
-    assert [(each["n"], each["length"]) for each in record["tests"]] == [(2, 12), (3, 12), (2, 16), (3, 16)]
+    assert [(test["n"], test["length"]) for test in record["tests"]] == [(2, 12), (3, 12), (2, 16), (3, 16)]
     assert record["parameters"] == sum(weight.numel() for weight in RUN.make_model().parameters())
 
 

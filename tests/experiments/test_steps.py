@@ -1,4 +1,4 @@
-"""The commands of the paper's scale: refused here if they would be refused there."""
+"""The commands of the full recipes: a command that the cluster would refuse is refused before any runs."""
 
 import pytest
 
@@ -47,13 +47,13 @@ def test_a_chain_of_steps_is_accepted() -> None:
     ],
     ids=["recipe", "attention", "option of train", "field", "option of eval", "command"],
 )
-def test_what_would_be_refused_there_is_refused_here(step: Step, message: str) -> None:
+def test_a_command_that_would_be_refused_is_refused_before_it_runs(step: Step, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_steps([step])
 
 
 @pytest.mark.parametrize("wrong", [[TUNE], [PRETRAIN, EVALUATE], [TUNE, PRETRAIN]], ids=["tune", "eval", "order"])
-def test_a_step_that_reads_what_nobody_wrote_before_is_refused(wrong: list[Step]) -> None:
+def test_a_step_that_reads_what_no_earlier_step_writes_is_refused(wrong: list[Step]) -> None:
     with pytest.raises(ValueError, match="nothing before it writes runs/paper/"):
         check_steps(wrong)
 

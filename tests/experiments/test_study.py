@@ -10,10 +10,19 @@ from typing import Any
 
 import pytest
 
+from lucid_attention import experiments
 from lucid_attention.experiments.engine import study
 from lucid_attention.experiments.engine.jobs import Job, Store
 from lucid_attention.experiments.engine.pool import do
-from lucid_attention.experiments.engine.study import EXPERIMENTS, ExperimentError, load, run_experiment, run_together
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE
+from lucid_attention.experiments.engine.study import (
+    EXPERIMENTS,
+    NOT_JUDGED,
+    ExperimentError,
+    load,
+    run_experiment,
+    run_together,
+)
 
 from .probing import Probes, probing
 
@@ -21,18 +30,26 @@ from .probing import Probes, probing
 @pytest.fixture
 def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
     """The experiment `probe`, whose jobs run in this process."""
-    with probing(tmp_path / "probes") as found:
+    with probing(tmp_path / "probes") as made:
 
         def serial(jobs: Sequence[Job], store: Store, progress: Any, processes: int | None) -> None:
             for job in jobs:
                 assert do(job, store.folder) is None
 
         monkeypatch.setattr(study, "run_jobs", serial)
-        yield found
+        yield made
 
 
 def run(out: Path, **options: Any) -> dict[str, Any]:
-    return run_experiment("probe", "smoke", out, quiet=True, **options)
+    return run_experiment("probe", SMOKE, out, quiet=True, **options)
+
+
+def test_a_tiny_scale_has_no_verdict(probes: Probes, tmp_path: Path) -> None:
+    smoke = run(tmp_path)
+    assert (smoke["verdict"], smoke["because"]) == ("too small to judge", NOT_JUDGED)
+    small = run_experiment("probe", SMALL, tmp_path, quiet=True)
+    assert (small["verdict"], small["because"]) == ("holds", "They ran.")
+    assert (smoke["scale"], small["scale"]) == ("smoke", "small")
 
 
 def test_later_rounds_are_planned_from_the_records_of_earlier_ones(probes: Probes, tmp_path: Path) -> None:
@@ -73,7 +90,7 @@ def test_the_result_is_what_the_report_reads(probes: Probes, tmp_path: Path) -> 
 
 
 def test_several_experiments_run_together_and_share_what_they_share(probes: Probes, tmp_path: Path) -> None:
-    results = run_together(["probe", "probe"], "smoke", tmp_path, "lucid demo", quiet=True)
+    results = run_together(["probe", "probe"], SMOKE, tmp_path, "lucid demo", quiet=True)
     assert [result["command"] for result in results] == ["lucid demo"] * len(results)
     assert probes.runs() == ["a", "b", "c", "d"]
 
@@ -105,14 +122,14 @@ def test_restart_does_everything_again_with_later_rounds(probes: Probes, tmp_pat
 def test_restart_after_a_stop_in_the_middle_forgets_what_is_there(probes: Probes, tmp_path: Path) -> None:
     run(tmp_path)
     store = Store(tmp_path / "jobs")
-    jobs = probes.module.plan("smoke", store)
+    jobs = probes.module.plan(SMOKE, store)
     store.forget(jobs[3])
     run(tmp_path, restart=True)
     assert probes.runs() == ["a", "b", "c", "d"] * 2
 
 
 def test_two_experiments_share_their_jobs(probes: Probes, tmp_path: Path) -> None:
-    for job in probes.module.plan("smoke", {}):
+    for job in probes.module.plan(SMOKE, {}):
         assert do(job, tmp_path / "jobs") is None
     run(tmp_path)
     assert probes.runs() == ["a", "b", "c", "d"]
@@ -127,7 +144,7 @@ def test_records_of_another_folder_are_not_found(probes: Probes, tmp_path: Path)
 def test_a_nan_in_a_conclusion_leaves_no_result(
     probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = probes.module.conclude("smoke", {**_finished(probes, tmp_path)})
+    right = probes.module.conclude(SMOKE, {**_finished(probes, tmp_path)})
     wrong = type(right)(right.ours, right.verdict, right.because, 1, tables=[{"rows": [[float("nan")]]}])
     monkeypatch.setattr(probes.module, "conclude", lambda scale, done: wrong)
     with pytest.raises(ValueError, match="JSON"):
@@ -149,6 +166,15 @@ def test_an_unknown_experiment_has_a_hint() -> None:
         load("zzz")
 
 
+def test_every_file_with_a_claim_is_listed() -> None:
+    folder = Path(experiments.__path__[0])
+    modules = [*folder.glob("*.py"), *folder.glob("*/claim.py")]
+    names = {
+        path.parent.name if path.stem == "claim" else path.stem for path in modules if "\nCLAIM = " in path.read_text()
+    }
+    assert names == set(EXPERIMENTS)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_what_one_needs(name: str) -> None:
     experiment = load(name)
@@ -156,7 +182,7 @@ def test_every_experiment_has_what_one_needs(name: str) -> None:
     assert all((claim.title, claim.section, claim.says, claim.paper))
     assert not claim.section.startswith("§")
     assert (experiment.__doc__ or "").strip()
-    for scale in ("smoke", "small"):
+    for scale in (SMOKE, SMALL):
         jobs = experiment.plan(scale, {})
         assert jobs
         assert jobs == experiment.plan(scale, {})  # the same again

@@ -16,8 +16,9 @@ from lucid_attention.experiments import babilong, longqa, needle_lm
 from lucid_attention.experiments.engine.jobs import Job, Record, Store, Work
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.result import Spread
+from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.steps import check_steps
-from lucid_attention.experiments.text.comparison import LONGER, Comparison, judged
+from lucid_attention.experiments.text.comparison import EQUAL_TIME, Comparison, judge
 from lucid_attention.experiments.text.docstring_questions import NAMES, SPLITS, row, side
 from lucid_attention.experiments.text.training import DATA, PROMPTS, TOKENIZER, TextRun, new_model
 
@@ -26,36 +27,35 @@ EXPERIMENTS: dict[str, Any] = {"needle_lm": needle_lm, "babilong": babilong, "lo
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """With the texts of all three."""
+    """A store with the texts of all three experiments."""
     made = Store(tmp_path_factory.mktemp("jobs"))
     for experiment in EXPERIMENTS.values():
-        (job,) = experiment.plan("smoke", made)
+        (job,) = experiment.plan(SMOKE, made)
         assert do(job, made.folder) is None
     return made
 
 
 def texts(store: Store, name: str) -> tuple[Path, list[dict[str, str]]]:
-    folder = store.folder_of(EXPERIMENTS[name].comparison("smoke").base.texts_job())
+    folder = store.folder_of(EXPERIMENTS[name].comparison(SMOKE).base.texts_job())
     return folder, [json.loads(line) for line in (folder / PROMPTS).read_text().splitlines()]
 
 
 def test_needles_run_end_to_end_and_conclude(store: Store) -> None:
     rounds = 0
-    while fresh := [job for job in needle_lm.plan("smoke", store) if job not in store]:
+    while fresh := [job for job in needle_lm.plan(SMOKE, store) if job not in store]:
         rounds += 1
         for job in fresh:
             failed = do(job, store.folder)
             assert failed is None, Path(failed).read_text()
     assert rounds == 1
-    conclusion = needle_lm.conclude("smoke", store)
-    assert conclusion.verdict == "too small to judge"
+    conclusion = needle_lm.conclude(SMOKE, store)
     assert [figure["kind"] for figure in conclusion.figures] == ["heatmaps", "bars", "lines"]
     json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
-    for job in needle_lm.plan("smoke", store)[1:]:
+    for job in needle_lm.plan(SMOKE, store)[1:]:
         record, folder = store[job], store.folder_of(job)
         assert {tuple(cell["labels"].values()) for cell in record["cells"]} == {(1, 256), (2, 256)}
         assert all(0 <= cell["scores"]["score"] <= 1 for cell in record["cells"])
-        # What answers an analysis stays, what a stopped run would need goes.
+        # The model stays for later analyses; the checkpoints of the training are removed.
         assert (folder / "run" / "model" / "config.json").exists()
         assert not [*(folder / "run").glob("checkpoint-*")]
 
@@ -70,19 +70,19 @@ def test_the_full_recipe_can_be_run(name: str) -> None:
 def test_needles_that_are_asked_were_not_trained_on(store: Store) -> None:
     folder, lines = texts(store, "needle_lm")
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
-    options = needle_lm.comparison("small").base.asked["options"]
+    options = needle_lm.comparison(SMALL).base.asked["options"]
     trained = " ".join(line["prompt"] + line["answer"] for line in lines)
     for n in options["needles"]:
         settings = Needles(256, needles=n, keys="words", haystack="noise", answer_tokens=options["answer_tokens"])
         for index in range(20):
             asked = make_sample(settings, tokenizer, index)
-            assert not any(f"for {each['key']} is: {each['value']}." in trained for each in asked["needles"])
+            assert not any(f"for {needle['key']} is: {needle['value']}." in trained for needle in asked["needles"])
 
 
 def test_needle_prompts_are_whole_and_their_answers_right(store: Store) -> None:
     folder, lines = texts(store, "needle_lm")
     tokenizer = load_tokenizer(str(folder / TOKENIZER))
-    length = needle_lm.comparison("smoke").base.sequence_length
+    length = needle_lm.comparison(SMOKE).base.sequence_length
     assert len(lines) == 200
     for line in lines:
         # A longer one would lose its middle in training, and with it perhaps its needle.
@@ -102,12 +102,12 @@ def test_stories_that_are_asked_were_not_trained_on(store: Store) -> None:
 
 def test_functions_that_are_asked_for_are_in_the_text_and_not_in_training(store: Store) -> None:
     folder, lines = texts(store, "longqa")
-    asked = [each for name in NAMES for each in documents(name, "held_out", str(folder / DATA))]
+    asked = [document for name in NAMES for document in documents(name, "held_out", str(folder / DATA))]
     assert asked
-    for each in asked:
-        assert all(answer in each["prompt"] for answer in each["answers"])
+    for document in asked:
+        assert all(answer in document["prompt"] for answer in document["answers"])
     trained = " ".join(line["prompt"] + line["answer"] for line in lines)
-    assert not any(answer in trained for each in asked for answer in each["answers"])
+    assert not any(answer in trained for document in asked for answer in document["answers"])
     for line in lines:
         assert line["answer"].strip() in line["prompt"]
 
@@ -116,14 +116,14 @@ def test_the_sides_of_the_stand_in_share_no_function_and_no_line() -> None:
     sides = [side(split) for split in SPLITS]
     assert len(sides[0]) > 500
     assert len(sides[1]) > 100
-    assert not {each.does for each in sides[0]} & {each.does for each in sides[1]}
+    assert not {function.does for function in sides[0]} & {function.does for function in sides[1]}
     assert row("train", 4, 0, 1) != row("train", 4, 0, 2)
     name, _, rest = row("validation", 4, 0, 1)["input"].partition(" do?\n\n")
     assert f"{name.removeprefix('What does ')}: {row('validation', 4, 0, 1)['output']}" in rest.split("\n")
 
 
 def test_a_new_model_is_the_same_for_the_same_seed_only(store: Store, tmp_path: Path) -> None:
-    run = needle_lm.comparison("smoke").base
+    run = needle_lm.comparison(SMOKE).base
     tokenizer = texts(store, "needle_lm")[0] / TOKENIZER
     same = [new_model(run, tokenizer, tmp_path / name) / "model.safetensors" for name in "ab"]
     other = new_model(run.but(seed=1), tokenizer, tmp_path / "c") / "model.safetensors"
@@ -131,7 +131,7 @@ def test_a_new_model_is_the_same_for_the_same_seed_only(store: Store, tmp_path: 
 
 
 def test_softmax_is_given_the_time_that_lucid_takes() -> None:
-    runs = Comparison(TextRun(texts={"kind": "needles", "samples": 1}, asked={}, steps=100), 2, (1, 1))
+    runs = Comparison(TextRun(texts={"kind": "needles", "samples": 1}, asked={}, steps=100), (0, 1), (1, 1))
     done: dict[Job, Record] = {runs.base.texts_job(): {}}
     first = runs.plan(done)
     assert len(first) == 5
@@ -153,15 +153,15 @@ def test_softmax_is_given_the_time_that_lucid_takes() -> None:
     ],
 )
 def test_verdicts_follow_the_numbers(lucid: float, softmax: float, longer: float, verdict: str) -> None:
-    scores = {"lucid": lucid, "softmax": softmax, LONGER: longer}
+    scores = {"lucid": lucid, "softmax": softmax, EQUAL_TIME: longer}
     spreads = {name: Spread(value, 2.0, 3) for name, value in scores.items()}
-    assert judged(spreads, floor=10, ceiling=95, what="found")[0] == verdict
+    assert judge(spreads, floor=10, ceiling=95, what="found")[0] == verdict
 
 
 def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job, Record]]:
-    """All that a small scale would have run, with the same score in every cell of an attention."""
+    """Made-up records of the small scale, with one score for all cells of an attention."""
     done: dict[Job, Record] = {}
-    while fresh := [job for job in experiment.plan("small", done) if job not in done]:
+    while fresh := [job for job in experiment.plan(SMALL, done) if job not in done]:
         for job in fresh:
             if job.function.endswith("make_texts"):
                 done[job] = {}
@@ -176,7 +176,7 @@ def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job
             ]
             values = {"score": score, "strict": score, **dict.fromkeys(("f1", "rouge1", "rougeL"), 100 * score)}
             done[job] = {
-                "cells": [{"labels": each, "scores": values} for each in labels],
+                "cells": [{"labels": cell, "scores": values} for cell in labels],
                 "validation_loss": 1.5,
                 "curve": {"step": [1, 2], "loss": [2.0, 1.0]},
                 "tokens_per_second": 100.0 if job.arguments["attention"] == "lucid" else 150.0,
@@ -190,7 +190,7 @@ def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job
     [(0.8, 0.4, "holds"), (0.4, 0.8, "does not hold"), (0.02, 0.01, "too small to judge")],
 )
 def test_conclusions_follow_the_records(name: str, lucid: float, softmax: float, verdict: str) -> None:
-    conclusion = EXPERIMENTS[name].conclude("small", dict(records(EXPERIMENTS[name], lucid, softmax)))
+    conclusion = EXPERIMENTS[name].conclude(SMALL, dict(records(EXPERIMENTS[name], lucid, softmax)))
     assert conclusion.verdict == verdict
     assert conclusion.seeds == 3
     assert "1.50 times" in conclusion.tables[0]["note"]
@@ -198,8 +198,8 @@ def test_conclusions_follow_the_records(name: str, lucid: float, softmax: float,
     assert ("stand-in" in conclusion.because) == (name == "longqa")
 
 
-def test_a_killed_job_makes_its_texts_again(store: Store, tmp_path: Path) -> None:
-    job = longqa.comparison("smoke").base.texts_job()
+def test_a_job_that_was_killed_makes_its_texts_again(store: Store, tmp_path: Path) -> None:
+    job = longqa.comparison(SMOKE).base.texts_job()
     again = Store(tmp_path)
     left = Work(again, job).folder / PROMPTS
     left.write_text("half a li")

@@ -1,1 +1,1 @@
-"""What runs an experiment: jobs, processes, progress, studies, results, commands."""
+"""The machinery that runs experiments: scales, jobs, processes, studies, results, full recipes, commands."""

@@ -1,31 +1,26 @@
-"""`lucid experiment`: a claim of the paper, tested."""
+"""`lucid experiment`: test a claim of the paper."""
 
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from .full_scale import run_steps
+from ...base.tables import text_table
 from .jobs import Store
-from .pool import JobsFailed
-from .progress import clock
-from .result import RESULT
+from .pool import JobsFailed, clock
+from .scale import PAPER, SCALES, SMALL, Scale
 from .steps import check_steps
-from .study import EXPERIMENTS, JOBS, SCALES, ExperimentError, load, run_experiment
+from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment, run_full_recipe
 
 DEFAULT_OUT = Path("runs/experiments")
+STOPPED = "\nstopped: finished jobs stay, the same command goes on from there"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid experiment`."""
     parser.add_argument("names", metavar="NAME", nargs="+", help="one or several of `lucid experiment list`, or all")
-    parser.add_argument(
-        "--scale",
-        choices=SCALES,
-        default="small",
-        help="smoke: does it run (seconds); small: minutes on two cores, several seeds, a verdict (default); "
-        "paper: the full recipe, for a cluster",
-    )
+    scales = [f"{scale.name}: {scale.about}{' (default)' if scale is SMALL else ''}" for scale in SCALES.values()]
+    parser.add_argument("--scale", choices=tuple(SCALES), default=SMALL.name, help="; ".join(scales))
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help=f"of the records (default: {DEFAULT_OUT})"
     )
@@ -43,7 +38,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid experiment`. Finished jobs stay whatever stops it."""
+    """`lucid experiment`. Finished jobs stay when it is stopped."""
     try:
         if args.names == ["list"]:
             list_experiments()
@@ -52,52 +47,52 @@ def run(args: argparse.Namespace) -> int:
         for name in names:
             load(name)
         for name in names:
-            code = _one(name, args)
+            code = _run_one(name, SCALES[args.scale], args)
             if code:
                 return code
     except (ExperimentError, JobsFailed, ValueError) as error:
         print(f"lucid experiment: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped: finished jobs stay, the same command goes on from there", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return 130
     return 0
 
 
-def _one(name: str, args: argparse.Namespace) -> int:
-    if args.scale == "paper" and (args.restart or args.processes):
+def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> int:
+    if scale is PAPER and (args.restart or args.processes):
         raise ValueError("--restart and --processes are not for --scale paper: its commands have their own")
     if args.dry_run:
-        dry_run(name, args.scale, args.out)
+        dry_run(name, scale, args.out)
         return 0
-    if args.scale == "paper":
-        return run_steps(name, args.out)
-    print(f"{name} ({args.scale}): {load(name).CLAIM.title}", flush=True)
-    result = run_experiment(name, args.scale, args.out, processes=args.processes, restart=args.restart)
+    if scale is PAPER:
+        return run_full_recipe(name, args.out)
+    print(f"{name} ({scale.name}): {load(name).CLAIM.title}", flush=True)
+    result = run_experiment(name, scale, args.out, processes=args.processes, restart=args.restart)
     show(result)
-    print(f"  {args.out / f'{name}-{args.scale}' / RESULT}; `lucid report {args.out}` draws it")
+    print(f"  {result_file(name, scale, args.out)}; `lucid report {args.out}` draws it")
     return 0
 
 
 def list_experiments() -> None:
-    """A claim a line, with where it stands in the paper."""
+    """Print every claim with its section and its numbers in the paper."""
     for name in EXPERIMENTS:
         claim = load(name).CLAIM
-        # Not everything is in the paper.
+        # Some experiments are not in the paper.
         where = f"§{claim.section}" if claim.section[0] in "A1234" else "new"
         print(f"{name:<18} {where:<5} {claim.title}")
         print(f"{'':<18} {'':<5} paper: {claim.paper}")
 
 
-def dry_run(name: str, scale: str, out: Path) -> None:
-    """What would run. Commands of the paper's scale are checked as they would be when they run."""
-    if scale == "paper":
+def dry_run(name: str, scale: Scale, out: Path) -> None:
+    """Print what would run. The commands of the full recipe are checked as they are before they run."""
+    if scale is PAPER:
         steps = load(name).paper()
         check_steps(steps)
-        hours = [step.gpu_hours() for step in steps]
-        for step, each in zip(steps, hours, strict=True):
-            print(step.line + ("" if each is None else f"   # about {each:,.0f} GPU hours"))
-        print(f"{name}: {len(steps)} commands, about {sum(filter(None, hours)):,.0f} hours of an H100 for training")
+        estimates = [step.gpu_hours() for step in steps]
+        for step, hours in zip(steps, estimates, strict=True):
+            print(step.line + ("" if hours is None else f"   # about {hours:,.0f} GPU hours"))
+        print(f"{name}: {len(steps)} commands, about {sum(filter(None, estimates)):,.0f} hours of an H100 for training")
         return
     store = Store(out / JOBS)
     planned = load(name).plan(scale, store)
@@ -111,25 +106,25 @@ def dry_run(name: str, scale: str, out: Path) -> None:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The verdict and the tables of a result, on screen."""
-    for each in result["tables"]:
-        print(f"\n  {each['title']}")
-        for line in columns([each["columns"], *each["rows"]]):
-            print(f"    {line}")
-        if each["note"]:
-            print(f"    {each['note']}")
+    """Print the tables and the verdict of a result."""
+    for table in result["tables"]:
+        print(f"\n  {table['title']}")
+        print("\n".join(f"    {line}" for line in table_lines(table)))
+        if table["note"]:
+            print(f"    {table['note']}")
     print(f"\n  paper: {result['paper']}\n  here:  {result['ours']}")
     print(f"  {result['verdict'].upper()}: {result['because']}")
     print(f"  {result['seeds']} seeds, {clock(result['seconds'])} of one core")
 
 
-def columns(rows: list[list[Any]]) -> list[str]:
-    """Rows as lines, every column as wide as its widest cell."""
-    cells = [["" if cell is None else _text(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+def table_lines(table: dict[str, Any]) -> list[str]:
+    """A table of a result as lines of text."""
+    return text_table([[_text(cell) for cell in row] for row in (table["columns"], *table["rows"])], rule=True).split(
+        "\n"
+    )
 
 
 def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
     return f"{cell:.4g}" if isinstance(cell, float) else str(cell)

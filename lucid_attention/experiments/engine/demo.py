@@ -1,4 +1,4 @@
-"""`lucid demo`: what LUCID does and what it costs, in minutes, as a report."""
+"""`lucid demo`: show what LUCID does and what it costs in a few minutes, as a report."""
 
 import argparse
 import sys
@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...base.processes import available_cores
 from ...report.write import write_report
-from .command import columns
-from .pool import JobsFailed, available_cores
-from .progress import clock
+from .command import STOPPED, table_lines
+from .pool import JobsFailed, clock
+from .scale import DEMO, QUICK
 from .study import run_together
 
 PARTS = ("memory_update", "needle_grid", "condition_number", "operator_cost")
@@ -21,9 +22,9 @@ TITLE = "LUCID attention: the demonstration"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid demo`."""
     parser.description = (
-        "Train softmax attention, LUCID and the rest of the family side by side on memory update and multi-needle "
-        "recall with several seeds, measure the condition number of P against length and the operator's cost against "
-        "SDPA, and write a report. Ctrl-C stops it; the same command goes on."
+        "Train softmax attention, LUCID and the rest of the family side by side with several seeds on two tasks "
+        "(overwritten keys, many needles), measure the condition number of P against length and the operator's cost "
+        "against SDPA, and write a report. Ctrl-C stops it; the same command goes on."
     )
     parser.add_argument("--quick", action="store_true", help="two minutes: fewer attentions, seeds and lengths")
     parser.add_argument(
@@ -36,11 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid demo`. Finished jobs stay whatever stops it."""
-    scale, began = "quick" if args.quick else "demo", time.monotonic()
+    """`lucid demo`. Finished jobs stay when it is stopped."""
+    scale, began = QUICK if args.quick else DEMO, time.monotonic()
     command = "lucid demo --quick" if args.quick else "lucid demo"
-    about = "two minutes" if args.quick else "nine minutes"
-    print(f"About {about} on two cores; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
+    print(f"About {scale.about}; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
     try:
         results = run_together(PARTS, scale, args.out, command)
         report = write_report(results, args.out / REPORT, TITLE)
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid demo: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped: finished jobs stay, the same command goes on from there", file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return 130
     show(results)
     print(f"\n{clock(time.monotonic() - began)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """Claim, numbers and verdict of every part, and the main table of the first two."""
+    """Print the main tables of the first two parts, and the verdict and numbers of every part."""
     for result in results[:2]:
-        for each in result["tables"][:2]:
-            print(f"\n{result['title']}: {each['title'][0].lower()}{each['title'][1:]}")
-            print("\n".join(f"  {line}" for line in columns([each["columns"], *each["rows"]])))
+        for table in result["tables"][:2]:
+            print(f"\n{result['title']}: {table['title'][0].lower()}{table['title'][1:]}")
+            print("\n".join(f"  {line}" for line in table_lines(table)))
     print()
     for result in results:
         print(f"{result['verdict'].upper():<14} {result['title']} (§{result['section']})")

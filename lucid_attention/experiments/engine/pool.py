@@ -1,47 +1,124 @@
-"""Run jobs in parallel processes, with progress; what is finished stays, whatever happens to the rest."""
+"""Run jobs in parallel processes and show how far they are. Finished jobs stay, even if others fail."""
 
 import multiprocessing
 import os
 import signal
 import sys
-import threading
+import time
 import traceback
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
+from tqdm import tqdm
+
+from ...base.processes import available_cores, end_with_parent
 from .jobs import Job, Store, Work
-from .progress import Progress
 
 LOG = "failed.txt"
 
 
 class JobsFailed(Exception):
-    """Which jobs failed, and where it is written why."""
+    """Which jobs failed, and the files that say why."""
 
 
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class Progress:
+    """One bar on a terminal; elsewhere a line every half minute.
+
+    The time left is an estimate for the jobs known so far: finished jobs show how this machine compares with the
+    seconds that jobs were expected to take.
+    """
+
+    interval = 0.5
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.expected = 0.0
+        self.done_expected = 0.0
+        self.started_at: float | None = None
+        self.jobs = self.finished_jobs = 0
+        self.running: dict[Job, float] = {}
+        self.terminal = sys.stderr.isatty()
+        self.quiet = quiet
+        self.last_line_at = 0.0
+        self.bar: Any = None
+
+    def add(self, jobs: list[Job]) -> None:
+        """Count jobs that have just been planned."""
+        self.expected += sum(job.seconds for job in jobs)
+        self.jobs += len(jobs)
+        if self.terminal and not self.quiet and self.bar is None and jobs:
+            self.bar = tqdm(total=self.jobs, unit="job", dynamic_ncols=True, bar_format="{desc} |{bar}| {postfix}")
+
+    def started(self, job: Job) -> None:
+        """Note that a job begins."""
+        now = time.monotonic()
+        self.started_at = self.started_at or now
+        self.running[job] = now
+
+    def finished(self, job: Job) -> None:
+        """Note that a job has ended, whether it succeeded or failed."""
+        self.running.pop(job, None)
+        self.finished_jobs += 1
+        self.done_expected += job.seconds
+
+    def seconds_left(self) -> float | None:
+        """None as long as the speed of this machine is unknown."""
+        now = time.monotonic()
+        elapsed = now - (self.started_at or now)
+        # A running job counts by the time it has run, up to nine tenths of what was expected.
+        partly = sum(min(now - begun, 0.9 * job.seconds) for job, begun in self.running.items())
+        known = self.done_expected + partly
+        if elapsed < 2 or known <= 0:
+            return None
+        return max(1.0, elapsed * (self.expected - known) / known)
+
+    def show(self) -> None:
+        """Update the bar, or print a line if the last one is half a minute old."""
+        if self.quiet:
+            return
+        left = self.seconds_left()
+        text = f"{self.finished_jobs}/{self.jobs} jobs, {'…' if left is None else clock(left)} left"
+        names = ", ".join(job.label or job.function for job in self.running)
+        if self.bar is not None:
+            self.bar.total, self.bar.n = self.jobs, self.finished_jobs
+            self.bar.set_description_str(text, refresh=False)
+            self.bar.set_postfix_str(names, refresh=True)
+        elif not self.terminal and time.monotonic() - self.last_line_at > 30 and self.running:
+            self.last_line_at = time.monotonic()
+            print(f"  {text}: {names}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def clock(seconds: float) -> str:
+    """1:05, or 2:01:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: int | None = None) -> None:
     """Run the jobs that are not finished in the store.
 
-    processes: how many at a time, each with one thread; default the cores there are. Jobs that measure time run last,
+    processes: how many at a time, each with one thread; default one for every core. Jobs that measure time run last,
     one at a time.
     """
     waiting = [job for job in dict.fromkeys(jobs) if job not in store]
     for job in waiting:
         job.resolve()
     count = min(processes or available_cores(), max(1, len(waiting)))
-    # Forked processes hang in torch's threads; and one job's settings do not reach the next one's process.
+    # Spawned, not forked: a forked process hangs in torch's threads and inherits settings of this one.
     context = multiprocessing.get_context("spawn")
     failed: list[str] = []
     if waiting:
         with _Pool(count, context) as pool:
-            # The longest first: a long one at the end would leave the other cores without work.
+            # The longest first: a long job at the end would leave the other cores without work.
             shared = sorted((job for job in waiting if not job.alone), key=lambda job: -job.seconds)
             try:
                 failed += _run(pool, shared, count, store, progress)
@@ -53,11 +130,11 @@ def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: i
                     "--processes 1 needs less of it"
                 ) from error
     if failed:
-        raise JobsFailed(f"{len(failed)} of {len(waiting)} jobs failed; what they said: {', '.join(failed)}")
+        raise JobsFailed(f"{len(failed)} of {len(waiting)} jobs failed; the reasons are in {', '.join(failed)}")
 
 
 class _Pool:
-    """An executor whose processes end at once when something else ends here, such as Ctrl-C."""
+    """An executor that kills its processes when its block ends with an exception, such as Ctrl-C."""
 
     def __init__(self, count: int, context: multiprocessing.context.SpawnContext) -> None:
         self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
@@ -73,24 +150,16 @@ class _Pool:
 
 
 def _begin() -> None:
-    # Ctrl-C goes to all processes of a terminal; the first one says what happens.
+    # A terminal sends Ctrl-C to all processes. Only the parent answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     import torch
 
     torch.set_num_threads(1)
 
 
-def _end_with_parent() -> None:
-    """One that is killed cannot tell its processes, and they would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
 def _run(pool: ProcessPoolExecutor, jobs: list[Job], at_once: int, store: Store, progress: Progress) -> list[str]:
-    """Run jobs, at most so many at a time. Gives the files that say why jobs failed."""
+    """Run jobs, at most `at_once` at a time. Returns the log files of the jobs that failed."""
     waiting, failed = list(jobs), []
     running: dict[Future[str | None], Job] = {}
     while waiting or running:
@@ -101,21 +170,21 @@ def _run(pool: ProcessPoolExecutor, jobs: list[Job], at_once: int, store: Store,
         done, _ = wait(running, timeout=progress.interval, return_when=FIRST_COMPLETED)
         for future in done:
             job = running.pop(future)
-            message = future.result()
+            log = future.result()
             progress.finished(job)
-            if message is not None:
-                failed.append(message)
+            if log is not None:
+                failed.append(log)
         progress.show()
     return failed
 
 
 def _core_seconds() -> float:
-    """Of this process and of those it has waited for: what else the machine does is not counted."""
+    """Processor time of this process and of children it has waited for. Other load on the machine does not count."""
     return sum(os.times()[:4])
 
 
 def do(job: Job, folder: Path) -> str | None:
-    """Do a job here and keep its record. Gives the file that says why, if it failed."""
+    """Run a job in this process and keep its record. Returns the log file if the job failed."""
     store = Store(folder)
     log = store.folder_of(job) / LOG
     started = _core_seconds()

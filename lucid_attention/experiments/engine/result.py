@@ -1,4 +1,4 @@
-"""What an experiment concludes: numbers, figures and tables that `lucid report` reads as JSON. No pictures here."""
+"""The conclusion of an experiment: numbers, figures and tables as JSON. `lucid report` draws them."""
 
 import math
 import statistics
@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-FORMAT = 1
-RESULT = "result.json"
-VERDICTS = ("holds", "partly", "does not hold", "measured", "too small to judge")
+from ...report.records import VERDICTS
 
 Figure = dict[str, Any]
 Table = dict[str, Any]
@@ -16,9 +14,10 @@ Table = dict[str, Any]
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says.
+    """A claim of the paper.
 
-    title: in a few words. section: where. says: the claim, in a sentence or two. paper: its numbers, short.
+    title: the claim in a few words. section: where the paper makes it. says: the claim in a sentence or two.
+    paper: the paper's numbers, short.
     """
 
     title: str
@@ -29,9 +28,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What came out here.
+    """What an experiment found.
 
-    ours: the numbers, short. verdict: one of VERDICTS. because: why this verdict. seeds: how many were run.
+    ours: the numbers, short. verdict: one of VERDICTS. because: the reason for the verdict. seeds: how many were run.
     """
 
     ours: str
@@ -61,12 +60,12 @@ class Spread:
 
 
 def spread(values: Iterable[float], digits: int = 1) -> Spread:
-    """Of one value or more."""
+    """The spread of one value or more."""
     numbers = [float(value) for value in values]
     if not numbers:
         raise ValueError("spread needs at least one value, got none")
     mean = statistics.fmean(numbers)
-    # statistics.stdev does not take NaN, which is what a diverged run has.
+    # statistics.stdev refuses NaN, the loss of a diverged run.
     std = math.sqrt(sum((number - mean) ** 2 for number in numbers) / max(1, len(numbers) - 1))
     return Spread(mean, std, len(numbers), digits)
 
@@ -80,9 +79,9 @@ def series(
     spread: Sequence[float] | None = None,
     dashed: bool = False,
 ) -> dict[str, Any]:
-    """A line of `lines`."""
-    around = None if spread is None else finite(spread)
-    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": around}
+    """A line of `lines`. role: its colour. spread: above and below y."""
+    deviations = None if spread is None else finite(spread)
+    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": deviations}
 
 
 def lines(
@@ -96,15 +95,15 @@ def lines(
     marks: Sequence[tuple[float, str]] = (),
     note: str = "",
 ) -> Figure:
-    """Curves. x, y: labels. log: which axes are logarithmic: "", "x", "y" or "xy"."""
+    """Curves. x, y: labels of the axes. log: the logarithmic axes, "", "x", "y" or "xy". marks: (x, name)."""
     return {
         "kind": "lines",
         "title": title,
         "note": note,
         "x": {"label": x, "log": "x" in log},
         "y": {"label": y, "log": "y" in log, "range": None if range is None else list(range)},
-        "series": [dict(each) for each in series],
-        "marks": [{"x": at, "name": name} for at, name in marks],
+        "series": [dict(line) for line in series],
+        "marks": [{"x": position, "name": name} for position, name in marks],
     }
 
 
@@ -120,7 +119,7 @@ def heatmaps(
     numbers: bool = True,
     note: str = "",
 ) -> Figure:
-    """Maps side by side, on one scale. panels: name → (row names, column names, values by row)."""
+    """Maps side by side with one range of colours. panels: name → (row names, column names, values by row)."""
     return {
         "kind": "heatmaps",
         "title": title,
@@ -141,8 +140,8 @@ def heatmaps(
 def bar(name: str, role: str, value: Spread | float) -> dict[str, Any]:
     """A bar of `bars`."""
     if isinstance(value, Spread):
-        around = finite([value.std])[0] if value.count > 1 else None
-        return {"name": name, "role": role, "value": finite([value.mean])[0], "spread": around}
+        deviation = finite([value.std])[0] if value.count > 1 else None
+        return {"name": name, "role": role, "value": finite([value.mean])[0], "spread": deviation}
     return {"name": name, "role": role, "value": finite([value])[0], "spread": None}
 
 
@@ -155,14 +154,14 @@ def bars(
     references: Mapping[str, float] | None = None,
     note: str = "",
 ) -> Figure:
-    """Bars in groups. value: label of the axis. references: lines across, such as chance."""
+    """Bars in groups. value: label of the axis. references: lines across all groups, such as chance."""
     return {
         "kind": "bars",
         "title": title,
         "note": note,
         "value": {"label": value, "range": None if range is None else list(range)},
-        "groups": [{"name": name, "bars": [dict(each) for each in group]} for name, group in groups.items()],
-        "references": [{"name": name, "value": at} for name, at in (references or {}).items()],
+        "groups": [{"name": name, "bars": [dict(bar) for bar in group]} for name, group in groups.items()],
+        "references": [{"name": name, "value": height} for name, height in (references or {}).items()],
     }
 
 
@@ -179,5 +178,5 @@ def _cell(cell: Any) -> Any:
 
 
 def finite(values: Iterable[float | None]) -> list[float | None]:
-    """JSON has no NaN and no infinity: None in their place."""
+    """The values with None for NaN and infinity, which JSON does not have."""
     return [None if value is None or not math.isfinite(value) else float(value) for value in values]

@@ -1,4 +1,4 @@
-"""The full recipes of the paper: commands for a cluster, each of which resumes by itself and can be checked here."""
+"""The full recipes of the paper: commands for a cluster. Each one resumes by itself and is checked before any runs."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +20,11 @@ from ...training.command import add_arguments as add_train_arguments
 from ...training.command import recipe_from
 from ...training.inputs import new_config
 from ...training.recipe import Recipe
+from .result import Conclusion, table
 
-# An H100 in bfloat16, and the share of it that training of this kind reaches.
+# Operations a second of an H100 in bfloat16, and the share of them that training of this kind reaches.
 PEAK, REACHED = 989e12, 0.4
-# Where the arguments of commands are.
+# The modules that define the arguments of the commands.
 MODULES = {
     "eval": "evals.command",
     "make-data": "evals.make_data",
@@ -35,51 +37,51 @@ MODULES = {
 
 @dataclass(frozen=True)
 class Step:
-    """A command. words: what follows `lucid`. processes: one a GPU."""
+    """A command. words: its arguments after `lucid`. processes: one for every GPU."""
 
     words: tuple[str, ...]
     processes: int = 1
 
     @property
     def line(self) -> str:
-        """As typed."""
+        """The command as one types it."""
         if self.processes == 1:
             return shlex.join(["lucid", *self.words])
         return shlex.join(["torchrun", f"--nproc-per-node={self.processes}", "-m", "lucid_attention.cli", *self.words])
 
     def recipe(self) -> Recipe | None:
-        """Of `lucid train`; None for other commands."""
+        """The recipe that `lucid train` would run; None for other commands."""
         if self.words[0] != "train":
             return None
         words = list(self.words[1:])
         if "--from" in words:
-            # The checkpoint is made by an earlier step, so it cannot be asked for its attention yet. Its name says it.
-            at = words.index("--from")
-            run = words[at + 1].removesuffix("/model").rpartition("/")[2]
+            # An earlier step makes the checkpoint, so its attention is not on the disk yet: read it from the name.
+            start = words.index("--from")
+            run = words[start + 1].removesuffix("/model").rpartition("/")[2]
             named = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
-            words[at : at + 2] = ["--attention", max(named, key=len)] if named else []
+            words[start : start + 2] = ["--attention", max(named, key=len)] if named else []
         return recipe_from(_parsed(add_train_arguments, "train", words))
 
     def check(self) -> None:
-        """Refuse what would be refused when it runs: unknown names, recipes that do not fit, misspelt options."""
+        """Refuse what the command itself would refuse: unknown names, recipes that do not fit, misspelt options."""
         command = self.words[0]
         if command == "train":
             recipe = self.recipe()
             assert recipe is not None
             parameters(recipe)
         elif command in MODULES:
-            module = import_module(f"..{MODULES[command]}", __package__)
+            module = import_module(f"...{MODULES[command]}", __package__)
             _parsed(module.add_arguments, command, list(self.words[1:]))
         else:
             raise ValueError(f"a step must be one of train, {', '.join(MODULES)}, got {command!r}")
 
     def gpu_hours(self) -> float | None:
-        """An estimate from the count of operations; None for what does not train."""
+        """An estimate from the count of operations; None for a command that does not train."""
         recipe = self.recipe()
         return None if recipe is None else training_operations(recipe) / (PEAK * REACHED) / 3600
 
     def run(self) -> int:
-        """Run it, and give its exit code."""
+        """Run the command. Returns its exit code."""
         words = ["-m", "lucid_attention.cli", *self.words]
         if self.processes > 1:
             words = ["-m", "torch.distributed.run", f"--nproc-per-node={self.processes}", *words]
@@ -96,7 +98,7 @@ def _parsed(add_arguments: Any, command: str, words: list[str]) -> argparse.Name
 
 
 def training_operations(recipe: Recipe) -> float:
-    """Floating point operations: 6 a weight and token, and those of the scores, which LUCID's solve adds to."""
+    """Floating point operations: 6 for every weight and token, and those of the scores and of LUCID's solve."""
     config = new_config(recipe)
     tokens = recipe.steps * recipe.batch_size * recipe.sequence_length
     scores = 0.0
@@ -110,8 +112,8 @@ def training_operations(recipe: Recipe) -> float:
 
 
 def parameters(recipe: Recipe) -> int:
-    """Of the recipe's model, which is made without memory for its weights."""
-    # Steps of a recipe differ in what does not matter here.
+    """The number of weights of the recipe's model. No memory is needed for them."""
+    # These fields change nothing: without them, recipes of one model share one answer.
     return _parameters(json.dumps(asdict(replace(recipe, about="", steps=1, seed=0))))
 
 
@@ -123,7 +125,7 @@ def _parameters(recipe: str) -> int:
 
 
 def train(recipe: str, attention: str, *more: str, out: str | None = None, processes: int = 8) -> Step:
-    """`lucid train RECIPE --attention NAME`, with GPUs of one machine."""
+    """`lucid train RECIPE --attention NAME`, on the GPUs of one machine."""
     folder = out or f"runs/paper/{recipe}-{attention}"
     return Step(("train", recipe, "--attention", attention, "--out", folder, *more), processes)
 
@@ -139,7 +141,7 @@ def evaluate(checkpoint: str, tasks: str, out: str, *more: str, processes: int =
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """Check every command, and that what it reads is written by one before it."""
+    """Check every command, and that an earlier command writes the checkpoint that it reads."""
     written: set[str] = set()
     for step in steps:
         step.check()
@@ -149,3 +151,33 @@ def check_steps(steps: Sequence[Step]) -> None:
                 raise ValueError(f"{step.line}: nothing before it writes {folder}")
         if "--out" in step.words:
             written.add(step.words[step.words.index("--out") + 1])
+
+
+def results_of(steps: Sequence[Step]) -> Conclusion:
+    """The losses and scores that finished commands have written, as tables for the reader to compare with the paper."""
+    losses, scores = [], []
+    for step in steps:
+        if "--out" not in step.words:
+            continue
+        folder = Path(step.words[step.words.index("--out") + 1])
+        if step.words[0] == "train":
+            summary = json.loads((folder / "summary.json").read_text())
+            speed = summary["median_tokens_per_second"]
+            losses.append([folder.name, summary["steps"], round(summary["validation_loss"], 4), speed and round(speed)])
+        elif step.words[0] == "eval":
+            for cell in json.loads((folder / "results.json").read_text())["cells"]:
+                labels = ", ".join(f"{key} {value}" for key, value in cell["labels"].items())
+                error = None if cell["standard_error"] is None else round(cell["standard_error"], 4)
+                scores.append([folder.name, cell["family"], labels, round(cell["mean"], 4), error])
+    tables = []
+    if losses:
+        tables.append(table("Training", ["run", "steps", "validation loss", "tokens/s"], losses))
+    if scores:
+        tables.append(table("Scores", ["model", "task", "cell", "score", "standard error"], scores))
+    return Conclusion(
+        ours="see the tables",
+        verdict="measured",
+        because="The full recipe: its numbers stand beside the paper's for the reader to compare.",
+        seeds=1,
+        tables=tables,
+    )

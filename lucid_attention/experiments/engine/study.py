@@ -1,13 +1,14 @@
-"""Run an experiment: plan, do what is not done, plan again, conclude."""
+"""Run an experiment: plan, run the jobs that are not finished, plan again, conclude, write the result."""
 
 import json
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -15,13 +16,15 @@ from typing import Any, Protocol, cast
 import torch
 
 from ...base.files import write_whole
-from .jobs import ROOM, Job, Record, Store
-from .pool import run_jobs
-from .progress import Progress
-from .result import FORMAT, RESULT, Claim, Conclusion
-from .steps import Step
+from ...base.messages import did_you_mean
+from ...report.records import FORMAT, RESULT
+from .jobs import RECORD, ROOM, Job, Record, Store
+from .pool import Progress, run_jobs
+from .result import Claim, Conclusion
+from .scale import PAPER, Scale
+from .steps import Step, check_steps, results_of
 
-# In the order in which they build on each other.
+# An experiment comes after those whose models it uses. Its title and section are its CLAIM's.
 EXPERIMENTS = (
     "memory_update",
     "needle_grid",
@@ -40,8 +43,8 @@ EXPERIMENTS = (
     "training_overhead",
     "decode_latency",
 )
-SCALES = ("smoke", "small", "paper")
 JOBS = "jobs"
+NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."
 
 
 Done = Mapping[Job, Record]
@@ -52,14 +55,14 @@ class ExperimentError(Exception):
 
 
 class Experiment(Protocol):
-    """A module of this room with the name of a claim."""
+    """A module of `lucid_attention.experiments`, named for a claim."""
 
     CLAIM: Claim
 
-    def plan(self, scale: str, done: Done) -> list[Job]:
-        """The jobs that are known to be needed, given those that are done. Asked again until all of them are."""
+    def plan(self, scale: Scale, done: Done) -> list[Job]:
+        """The jobs that are known to be needed, given those that are done. Called again until all of them are done."""
 
-    def conclude(self, scale: str, done: Done) -> Conclusion:
+    def conclude(self, scale: Scale, done: Done) -> Conclusion:
         """What the records say."""
 
     def paper(self) -> list[Step]:
@@ -69,36 +72,37 @@ class Experiment(Protocol):
 def load(name: str) -> Experiment:
     """An experiment by its name."""
     if name not in EXPERIMENTS:
-        near = get_close_matches(name, EXPERIMENTS, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        hint = did_you_mean(name, EXPERIMENTS)
         raise ExperimentError(f"there is no experiment {name!r}{hint}: {', '.join(EXPERIMENTS)}, or list")
     return cast("Experiment", import_module(f"{ROOM}.{name}"))
 
 
 def run_experiment(
-    name: str, scale: str, out: Path, *, processes: int | None = None, restart: bool = False, quiet: bool = False
+    name: str, scale: Scale, out: Path, *, processes: int | None = None, restart: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
-    """Run what is not finished in `out`, conclude, and write OUT/NAME-SCALE/result.json. Gives what is written there.
+    """Run the jobs that are not finished in `out`, conclude, and write OUT/NAME-SCALE/result.json. Returns the result.
 
-    processes: jobs at a time. restart: do everything again.
+    processes: jobs at a time. restart: run finished jobs again.
     """
     if restart:
         _forget(load(name), scale, Store(Path(out) / JOBS))
-    command = f"lucid experiment {name} --scale {scale}"
+    command = f"lucid experiment {name} --scale {scale.name}"
     return run_together([name], scale, out, command, processes=processes, quiet=quiet)[0]
 
 
 def run_together(
-    names: Sequence[str], scale: str, out: Path, command: str, *, processes: int | None = None, quiet: bool = False
+    names: Sequence[str], scale: Scale, out: Path, command: str, *, processes: int | None = None, quiet: bool = False
 ) -> list[dict[str, Any]]:
-    """Run several experiments at once, with one time left. command: that the report names."""
+    """Run several experiments at once, with one estimate of the time left. command: which the report names."""
     experiments, store = {name: load(name) for name in names}, Store(Path(out) / JOBS)
     progress = Progress(quiet=quiet)
     known: set[Job] = set()
     try:
         while True:
-            planned = {name: list(dict.fromkeys(each.plan(scale, store))) for name, each in experiments.items()}
-            jobs = dict.fromkeys(job for each in planned.values() for job in each)
+            planned = {
+                name: list(dict.fromkeys(experiment.plan(scale, store))) for name, experiment in experiments.items()
+            }
+            jobs = dict.fromkeys(job for plan in planned.values() for job in plan)
             fresh = [job for job in jobs if job not in known and job not in store]
             known |= set(jobs)
             if not fresh:
@@ -108,16 +112,42 @@ def run_together(
     finally:
         progress.close()
     results = []
-    for name, each in experiments.items():
+    for name, experiment in experiments.items():
         entries = [store.entry(job) or {} for job in planned[name]]
         seconds = sum(float(entry.get("seconds", 0)) for entry in entries)
-        conclusion, day = each.conclude(scale, store), _newest(store, planned[name])
-        results.append(save_result(each.CLAIM, conclusion, name, scale, Path(out), command, seconds, day))
+        conclusion, day = conclude(experiment, scale, store), _newest(store, planned[name])
+        results.append(save_result(experiment.CLAIM, conclusion, name, scale, Path(out), command, seconds, day))
     return results
 
 
-def _forget(experiment: Experiment, scale: str, store: Store) -> None:
-    """Later rounds first: an end in between leaves nothing that no plan names any more."""
+def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
+    """What an experiment concludes from its records. At a tiny scale there is no verdict."""
+    conclusion = experiment.conclude(scale, done)
+    if scale.tiny:
+        return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
+    return conclusion
+
+
+def run_full_recipe(name: str, out: Path) -> int:
+    """Run the commands of the full recipe one after another, and write their results. Returns an exit code.
+
+    Every command resumes where it was stopped, and does nothing if it is finished.
+    """
+    steps, began = load(name).paper(), time.monotonic()
+    check_steps(steps)
+    for number, step in enumerate(steps, 1):
+        print(f"{number}/{len(steps)}: {step.line}", flush=True)
+        code = step.run()
+        if code:
+            print(f"lucid experiment: step {number} of {len(steps)} ended with {code}: {step.line}", file=sys.stderr)
+            return code
+    command = f"lucid experiment {name} --scale {PAPER.name}"
+    save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - began)
+    return 0
+
+
+def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:
+    """Forget the jobs of all rounds, the last round first: a stop in between leaves none that no plan names."""
     while jobs := [job for job in experiment.plan(scale, store) if job in store]:
         for job in reversed(jobs):
             store.forget(job)
@@ -128,17 +158,17 @@ def save_result(
     claim: Claim,
     conclusion: Conclusion,
     name: str,
-    scale: str,
+    scale: Scale,
     out: Path,
     command: str,
     seconds: float,
     finished: str | None = None,
 ) -> dict[str, Any]:
-    """Write OUT/NAME-SCALE/result.json, and give what is written."""
+    """Write OUT/NAME-SCALE/result.json. Returns the result."""
     result = {
         "format": FORMAT,
         "name": name,
-        "scale": scale,
+        "scale": scale.name,
         "title": claim.title,
         "section": claim.section,
         "claim": claim.says,
@@ -154,15 +184,19 @@ def save_result(
         "figures": list(conclusion.figures),
         "tables": list(conclusion.tables),
     }
-    folder = out / f"{name}-{scale}"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(result_file(name, scale, out), text)
     return result
 
 
+def result_file(name: str, scale: Scale, out: Path) -> Path:
+    """Where the result of an experiment is written."""
+    return out / f"{name}-{scale.name}" / RESULT
+
+
 def _newest(store: Store, jobs: Sequence[Job]) -> str:
-    """The day on which the last record was written: concluding again changes nothing."""
-    times = [(store.folder_of(job) / "record.json").stat().st_mtime for job in jobs if job in store]
+    """The day of the newest record, so that concluding again changes nothing."""
+    times = [(store.folder_of(job) / RECORD).stat().st_mtime for job in jobs if job in store]
     return datetime.fromtimestamp(max(times, default=time.time()), UTC).date().isoformat()
 
 

@@ -1,4 +1,4 @@
-"""Language modelling (A.5): the claim, its runs, the jobs beside training, and what the records say."""
+"""Language modelling (A.5): the claim, its jobs, its figures and tables."""
 
 from .claim import CLAIM, conclude, paper, plan
 

@@ -1,4 +1,4 @@
-"""Language modelling (A.5): is the loss lower, and more so with long contexts, small heads and no positions?
+"""Language modelling (A.5): LUCID's loss is lower, and more so with long contexts, small heads and no positions.
 
 The paper: "At 4096 context length, LUCID improves training loss by 0.012 over the Transformer baseline after 80B
 tokens. At 32,768 context length, the gain increases to 0.048"; "LUCID attention achieves a 0.1 improvement in
@@ -6,18 +6,19 @@ validation loss … for headsize 16"; "the loss difference between LUCID (2.42) 
 0.12 when the RoPE is removed in sequence length 32k setting".
 
 Here: the next character of the Python standard library. The learning rate and the size of the embeddings are chosen for
-each side by a sweep of its own, because an untuned baseline can lose by its tuning alone; and softmax attention also
-gets the time that LUCID takes.
+each side by its own sweep, because an untuned baseline can lose by its tuning alone. Softmax attention also gets the
+time that LUCID takes.
 """
 
 from collections.abc import Mapping
 
 from ..engine.jobs import Job
 from ..engine.result import Claim, Conclusion, Spread
+from ..engine.scale import Scale
 from ..engine.steps import Step, evaluate, train
 from ..engine.study import Done
-from .findings import TIME_BAR, clear, described, figures, gap, tables
-from .runs import SIDES, choose, decoder_timing, extent, position_jobs, setting_jobs, sweep_jobs
+from .figures import TIME_BAR, clear, described, figures, gap, tables
+from .runs import SIDES, choose, decoder_timing, position_jobs, setting_jobs, sweep_jobs
 
 CLAIM = Claim(
     title="A lower loss of language models",
@@ -27,14 +28,32 @@ CLAIM = Claim(
     paper="lower by 0.012 at 4096 tokens, 0.048 at 32 768, 0.1 with heads of 16 (4096), 0.12 without RoPE (32 768)",
 )
 VARIATIONS = {
-    "no positions": "without RoPE",
-    "one wide head": "with one wide head",
-    "long context": "with the longer context",
+    "no_positions": "without RoPE",
+    "one_wide_head": "with one wide head",
+    "long_context": "with the longer context",
 }
 
 
-def plan(scale: str, done: Done) -> list[Job]:
-    """The sweeps and times; then what is compared, with what they found; then the loss by position."""
+def judge(gaps: Mapping[str, Spread]) -> tuple[str, str]:
+    """The verdict and its reason. gaps: by how much LUCID's loss is lower, by setting.
+
+    Against the tuned baseline LUCID must be ahead by more than the spread over seeds, at equal steps and at equal time.
+    """
+    elsewhere = [words for name, words in VARIATIONS.items() if clear(gaps[name])]
+    equal_steps, equal_time = clear(gaps["tuned"]), clear(gaps["equal_time"])
+    if equal_steps and equal_time:
+        return "holds", "Against a tuned baseline LUCID's loss is lower at equal steps and at equal time."
+    if equal_steps:
+        return "partly", "Against a tuned baseline LUCID's loss is lower at equal steps, and not at equal time."
+    if elsewhere:
+        also = f"It is {', '.join(elsewhere)}, at equal steps."
+        return "partly", f"Against a tuned baseline LUCID's loss is not lower by more than the spread. {also}"
+    untuned = " With untuned embeddings it is: LUCID minds them less." if clear(gaps["untuned"]) else ""
+    return "does not hold", f"Against a tuned baseline LUCID's loss is lower in no setting.{untuned}"
+
+
+def plan(scale: Scale, done: Done) -> list[Job]:
+    """The sweeps and times; then every setting with what they found; then the loss by position."""
     first = sweep_jobs(scale)
     if not all(job in done for job in first):
         return first
@@ -45,22 +64,21 @@ def plan(scale: str, done: Done) -> list[Job]:
     return [*first, *second, *position_jobs(choice)]
 
 
-def conclude(scale: str, done: Done) -> Conclusion:
-    """LUCID must be ahead by more than the spread over seeds, at equal steps and at equal time."""
+def conclude(scale: Scale, done: Done) -> Conclusion:
+    """LUCID's lead in every setting, and where it grows."""
     choice = choose(scale, done)
-    gaps = {name: gap(choice, name, done) for name in ("tuned", "equal time", "untuned", *VARIATIONS)}
-    verdict, because = judged(gaps)
+    gaps = {name: gap(choice, name, done) for name in ("tuned", "equal_time", "untuned", *VARIATIONS)}
+    verdict, reason = judge(gaps)
     ratio = done[decoder_timing(scale)]["ratio"]
-    chosen = [described(choice.tuned[side]) for side in SIDES]
-    same = chosen[0] if chosen[0] == chosen[1] else f"softmax {chosen[0]}, LUCID {chosen[1]}"
+    softmax, lucid = (described(choice.tuned[side]) for side in SIDES)
+    tuned = softmax if softmax == lucid else f"softmax {softmax}, LUCID {lucid}"
     time = f"A step at 512 tokens and width 256 takes {ratio:.2f} times as long (at most {TIME_BAR})."
-    smoke = scale == "smoke"
     return Conclusion(
-        ours=f"LUCID minus softmax, both tuned: {minus(gaps['tuned'])} at equal steps, {minus(gaps['equal time'])} at "
-        f"equal time; without RoPE {minus(gaps['no positions'])} (nats)",
-        verdict="too small to judge" if smoke else verdict,
-        because="It only shows that it runs." if smoke else f"{because} {trends(gaps)} Tuned: {same}. {time}",
-        seeds=len(extent(scale).seeds),
+        ours=f"LUCID minus softmax, both tuned: {minus(gaps['tuned'])} at equal steps, {minus(gaps['equal_time'])} at "
+        f"equal time; without RoPE {minus(gaps['no_positions'])} (nats)",
+        verdict=verdict,
+        because=f"{reason} {trends(gaps)} Tuned: {tuned}. {time}",
+        seeds=len(scale.seeds),
         figures=figures(choice, done),
         tables=tables(choice, done),
     )
@@ -71,38 +89,24 @@ def minus(gap: Spread) -> str:
     return f"{-gap.mean:+.3f} ± {gap.std:.3f}"
 
 
-def judged(gaps: Mapping[str, Spread]) -> tuple[str, str]:
-    """The verdict, and why. gaps: by how much LUCID's loss is lower, by setting."""
-    elsewhere = [words for name, words in VARIATIONS.items() if clear(gaps[name])]
-    equal_steps, equal_time = clear(gaps["tuned"]), clear(gaps["equal time"])
-    also = f" It is {', '.join(elsewhere)}, at equal steps." if elsewhere else ""
-    if equal_steps and equal_time:
-        return "holds", "Against a tuned baseline LUCID's loss is lower at equal steps and at equal time."
-    if equal_steps:
-        return "partly", "Against a tuned baseline LUCID's loss is lower at equal steps, and not at equal time."
-    if elsewhere:
-        return "partly", f"Against a tuned baseline LUCID's loss is not lower by more than the spread.{also}"
-    untuned = " With untuned embeddings it is: LUCID minds them less." if clear(gaps["untuned"]) else ""
-    return "does not hold", f"Against a tuned baseline LUCID's loss is lower in no setting.{untuned}"
-
-
 def trends(gaps: Mapping[str, Spread]) -> str:
-    """Whether the gain grows as the paper says: clearly, if by more than the spread of either."""
+    """Where LUCID's lead grows as the paper says, by more than the spread of either gap."""
     pairs = {
-        "without RoPE": ("no positions", "tuned"),
-        "with the longer context": ("long context", "tuned"),
-        "with small heads": ("tuned", "one wide head"),
+        "without RoPE": ("no_positions", "tuned"),
+        "with the longer context": ("long_context", "tuned"),
+        "with small heads": ("tuned", "one_wide_head"),
     }
-    found: dict[bool, list[str]] = {True: [], False: []}
+    grows: list[str] = []
+    rest: list[str] = []
     for words, (more, less) in pairs.items():
         margin = max(gaps[more].std, gaps[less].std)
-        found[gaps[more].mean - gaps[less].mean > margin].append(words)
-    said = [f"The difference grows {', '.join(found[True])}."] if found[True] else []
-    said += [f"It does not clearly grow {', '.join(found[False])}."] if found[False] else []
-    return " ".join(said)
+        (grows if gaps[more].mean - gaps[less].mean > margin else rest).append(words)
+    sentences = [f"The difference grows {', '.join(grows)}."] if grows else []
+    sentences += [f"It does not clearly grow {', '.join(rest)}."] if rest else []
+    return " ".join(sentences)
 
 
-# A vocabulary of 256 000 as in the paper's model for longer contexts, which does not say whose.
+# The paper's model for longer contexts has a vocabulary of 256 000; the paper does not say which one.
 TOKENS = "data/dolma-256k"
 HEADS_OF_16 = ("model.num_attention_heads=128", "model.num_key_value_heads=128", "model.head_dim=16")
 
@@ -121,6 +125,6 @@ def paper() -> list[Step]:
             out = f"runs/paper/{recipe}{name}-{side}"
             words = [word for change in changes for word in ("--set", change)]
             steps.append(train(recipe, side, "--data", TOKENS, *words, out=out))
-            told = ("--text", TOKENS, "--lengths", str(length), "--samples", "500")
-            steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *told))
+            text = ("--text", TOKENS, "--lengths", str(length), "--samples", "500")
+            steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps

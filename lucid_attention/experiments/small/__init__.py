@@ -1,1 +1,1 @@
-"""Small models that learn in seconds, their tasks, and how they are compared."""
+"""Models that learn in seconds: the model, its tasks, its training, and contestants side by side."""

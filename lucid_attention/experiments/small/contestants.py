@@ -1,5 +1,6 @@
-"""Small runs side by side: names, seeds, equal time, and accuracies over seeds."""
+"""Small runs side by side: contestants, the same training time for both, accuracies over seeds."""
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,86 +13,142 @@ from ..engine.study import Done
 from .training import SmallRun, time_job
 
 GUESS = "a guess without order"
-# Of a layer and step with 1024 tokens, about: for the time left.
-MILLISECONDS = {"lucid": 8, "path": 13, "lucid_path": 20, "delta": 13, "gated_delta": 14, "gla": 12, "gsa": 24}
+# Milliseconds of one layer in a step with 1024 tokens, roughly, with any attention: for the estimate of the time left.
+LAYER_MILLISECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a control changes in a run. key: part of its contestant's key. title: in words. settings: of `SmallRun`."""
+
+    key: str
+    title: str
+    settings: Mapping[str, Any]
+
+
+SHIFT = Change("shift", "token shift", {"token_shift": True})
+MLP = Change("mlp", "MLP", {"mlp": 2.0})
+LARGE_EMBEDDINGS = Change("large_embeddings", "embeddings of size 1", {"embedding_std": 1.0})
+NO_POSITIONS = Change("no_positions", "no positions", {"rope": False})
+LEARNED_SHARPNESS = Change(
+    "learned_sharpness", "learned sharpness from 4", {"options": {"sharpness": 4.0, "learn_sharpness": True}}
+)
+EQUAL_TIME = "equal_time"
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A run that is repeated with several seeds. role: its colour in the report."""
+    """A run that is repeated with several seeds.
 
-    name: str
+    key: by which experiments look it up. title: its short name. role: its colour in the report.
+    change: what else is different from the plain run, in words.
+    """
+
+    key: str
+    title: str
     role: str
     run: SmallRun
+    change: str = ""
+
+    @property
+    def label(self) -> str:
+        """The full name in tables and figures: "softmax, token shift"."""
+        return f"{self.title}, {self.change}" if self.change else self.title
 
     def seed(self, seed: int) -> SmallRun:
         """The run with a seed."""
         return self.run.but(seed=seed)
 
     def job(self, seed: int) -> Job:
-        """Its training with a seed."""
-        layer = MILLISECONDS.get(self.run.attention, 5) * self.run.batch * self.run.length / 1024
+        """The training with a seed."""
+        layer = LAYER_MILLISECONDS * self.run.batch * self.run.length / 1024
         milliseconds = 3 + layer * self.run.layers * (1 + self.run.head_dim / 64 + self.run.mlp / 4)
-        return self.seed(seed).job(f"{self.name}, seed {seed}", milliseconds)
+        return self.seed(seed).job(f"{self.label}, seed {seed}", milliseconds)
+
+
+def contestant(run: SmallRun, change: Change | None = None, role: str = "") -> Contestant:
+    """A run, changed or not. Its key is the attention's name, or NAME+CHANGE. role: default the attention's name."""
+    name = run.attention
+    title, role = ATTENTIONS[name].title, role or name
+    if change is None:
+        return Contestant(name, title, role, run)
+    return Contestant(f"{name}+{change.key}", title, role, run.but(**change.settings), change.title)
+
+
+def softmax_and_lucid(run: SmallRun, change: Change) -> list[Contestant]:
+    """Both attentions with a change."""
+    return [contestant(run.but(attention=name), change) for name in ("softmax", "lucid")]
 
 
 def family(run: SmallRun, names: Iterable[str] = ATTENTIONS) -> list[Contestant]:
-    """The same run with every attention. A window is a quarter of the sequence: otherwise it would be softmax."""
-    windows: Mapping[str, Mapping[str, Any]] = {"sliding": {"window": run.length // 4}}
-    return [
-        Contestant(ATTENTIONS[name].title, name, run.but(attention=name, options=windows.get(name, run.options)))
-        for name in names
-    ]
+    """The same run with every attention. A sliding window is a quarter of the sequence, so that it hides something."""
+    members = []
+    for name in names:
+        windowed = "window" in inspect.signature(ATTENTIONS[name]).parameters
+        options = {"window": run.length // 4} if windowed else run.options
+        members.append(contestant(run.but(attention=name, options=options)))
+    return members
+
+
+def by_key(contestants: Iterable[Contestant]) -> dict[str, Contestant]:
+    """Contestants by their keys, which must differ."""
+    contestants = list(contestants)
+    found = {member.key: member for member in contestants}
+    assert len(found) == len(contestants), [member.key for member in contestants]
+    return found
 
 
 def training(contestants: Iterable[Contestant], seeds: Sequence[int]) -> list[Job]:
-    """All their jobs."""
-    return [each.job(seed) for seed in seeds for each in contestants]
+    """The training of all contestants with all seeds."""
+    return [member.job(seed) for seed in seeds for member in contestants]
 
 
-def timing(run: SmallRun, than: SmallRun) -> Job:
-    """How long a step of one takes, over that of another."""
-    return time_job(run, than, f"time of a step, {run.attention} and {than.attention}")
+def timing(run: SmallRun, against: SmallRun) -> Job:
+    """How long a step of one run takes, over that of another."""
+    return time_job(run, against, f"time of a step, {run.attention} and {against.attention}")
 
 
-def given_the_time_of(slow: SmallRun, fast: SmallRun, done: Done, name: str) -> Contestant | None:
-    """The faster run with as many steps as fit into the time of the slower one; None before that is measured."""
-    measured = timing(slow, fast)
-    if measured not in done:
-        return None
-    steps = round(fast.steps * max(1.0, done[measured]["ratio"]))
-    return Contestant(name, fast.attention, fast.but(steps=steps))
+def equal_time(slow: SmallRun, fast: SmallRun, done: Done) -> list[Contestant]:
+    """The faster run with as many steps as fit into the time of the slower one; empty before the times are known."""
+    job = timing(slow, fast)
+    if job not in done:
+        return []
+    steps = round(fast.steps * max(1.0, done[job]["ratio"]))
+    return [contestant(fast, Change(EQUAL_TIME, "equal time", {"steps": steps}))]
 
 
-def reached(done: Done, contestant: Contestant, seed: int, n: int, length: int, what: str = "accuracy") -> float:
-    """What a finished run got with n keys or needles at a length; NaN for a loss that diverged."""
-    tests = done[contestant.job(seed)]["tests"]
-    value = next(each[what] for each in tests if (each["n"], each["length"]) == (n, length))
+def reached(done: Done, member: Contestant, seed: int, n: int, length: int, metric: str = "accuracy") -> float:
+    """A metric of a finished run with n keys or needles at a length; NaN for a loss that diverged."""
+    tests = done[member.job(seed)]["tests"]
+    value = next(test[metric] for test in tests if (test["n"], test["length"]) == (n, length))
     return math.nan if value is None else float(value)
 
 
-def accuracy(done: Done, contestant: Contestant, seeds: Sequence[int], n: int, length: int) -> Spread:
+def accuracy(done: Done, member: Contestant, seeds: Sequence[int], n: int, length: int) -> Spread:
     """In percent, over seeds."""
-    return spread(reached(done, contestant, seed, n, length) for seed in seeds)
+    return spread(reached(done, member, seed, n, length) for seed in seeds)
 
 
-def worst(done: Done, contestant: Contestant, seeds: Sequence[int], length: int) -> float:
+def worst(done: Done, member: Contestant, seeds: Sequence[int], length: int) -> float:
     """The lowest mean accuracy over the tested numbers of keys."""
-    return min(accuracy(done, contestant, seeds, n, length).mean for n in contestant.run.test_n)
+    return min(accuracy(done, member, seeds, n, length).mean for n in member.run.test_n)
 
 
-def mean_accuracy(done: Done, contestant: Contestant, seeds: Sequence[int], length: int) -> Spread:
-    """Over the tested numbers of keys, then over seeds."""
-    ns = contestant.run.test_n
-    return spread(sum(reached(done, contestant, seed, n, length) for n in ns) / len(ns) for seed in seeds)
+def mean_accuracy(done: Done, member: Contestant, seeds: Sequence[int], length: int) -> Spread:
+    """The mean over the tested numbers of keys, over seeds."""
+    ns = member.run.test_n
+    return spread(sum(reached(done, member, seed, n, length) for n in ns) / len(ns) for seed in seeds)
 
 
 def accuracy_table(
     title: str, done: Done, contestants: Sequence[Contestant], seeds: Sequence[int], length: int, note: str = ""
 ) -> Table:
-    """A row a contestant, a column for every number of keys, and its steps."""
+    """A row for every contestant; columns for its steps and for every number of keys."""
     ns = contestants[0].run.test_n
-    rows = [[each.name, each.run.steps, *(accuracy(done, each, seeds, n, length) for n in ns)] for each in contestants]
+    rows = [
+        [member.label, member.run.steps, *(accuracy(done, member, seeds, n, length) for n in ns)]
+        for member in contestants
+    ]
     return table(title, ["", "steps", *(f"n = {n}" for n in ns)], rows, note=note)
 
 
@@ -105,10 +162,10 @@ def accuracy_bars(
     guess: bool = False,
     note: str = "",
 ) -> Figure:
-    """A group for every number of keys. guess: with a bar for what can be had without order."""
+    """A group for every number of keys. guess: with a bar for `chance_of_guessing`."""
     groups = {}
     for n in contestants[0].run.test_n:
-        drawn = [bar(each.name, each.role, accuracy(done, each, seeds, n, length)) for each in contestants]
+        drawn = [bar(member.label, member.role, accuracy(done, member, seeds, n, length)) for member in contestants]
         groups[f"n = {n}"] = [*drawn, *([bar(GUESS, "control", chance_of_guessing(n, length))] if guess else [])]
     return bars(title, "accuracy, %", groups, range=(0, 100), note=note)
 
@@ -116,17 +173,17 @@ def accuracy_bars(
 def accuracy_maps(
     title: str, done: Done, contestants: Sequence[Contestant], seeds: Sequence[int], rows: str, note: str = ""
 ) -> Figure:
-    """Numbers of keys against lengths, a map a contestant."""
+    """Numbers of keys against lengths, a map for every contestant."""
     panels = {}
-    for each in contestants:
-        ns, lengths = each.run.test_n, each.run.test_lengths
-        values = [[accuracy(done, each, seeds, n, length).mean for length in lengths] for n in ns]
-        panels[each.name] = (ns, lengths, values)
+    for member in contestants:
+        ns, lengths = member.run.test_n, member.run.test_lengths
+        values = [[accuracy(done, member, seeds, n, length).mean for length in lengths] for n in ns]
+        panels[member.label] = (ns, lengths, values)
     return heatmaps(title, rows, "length", panels, range=(0, 100), unit="%", note=note)
 
 
 def chance_of_guessing(n: int, length: int) -> float:
-    """Accuracy, in percent, of naming any value that was written under the asked key: what can be had without order.
+    """Accuracy, in percent, of naming any value that was written under the asked key: the best without order.
 
     The n keys are written length − n times in all: each once, the rest at random.
     """

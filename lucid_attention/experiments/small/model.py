@@ -1,8 +1,10 @@
 """A model that learns in seconds: embeddings, attention layers with or without MLPs, an output.
 
-Smaller than `LucidForCausalLM`, and with what controls need: no MLP, a token shift, embeddings of any size.
+It is smaller than `LucidForCausalLM` and has the settings that controls need: no MLP, a token shift, embeddings of any
+size.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from ...nn.attention import ATTENTIONS
 
 
 class Shifted(nn.Module):
-    """A projection that also sees the token before: a + s·(the one before), with a learned s for every channel."""
+    """A projection that also sees the token before: y_t + s·y_{t−1}, with a learned s for every channel."""
 
     def __init__(self, projection: nn.Linear) -> None:
         super().__init__()
@@ -27,7 +29,7 @@ class Shifted(nn.Module):
 
 
 class SmallLayer(nn.Module):
-    """Attention, and an MLP where there is one, each after a norm and beside a residual."""
+    """Attention and, if mlp > 0, an MLP, each after a norm and beside a residual."""
 
     def __init__(self, attention: nn.Module, width: int, mlp: float) -> None:
         super().__init__()
@@ -47,10 +49,12 @@ class SmallLayer(nn.Module):
 
 
 class SmallModel(nn.Module):
-    """tables: sizes of the embedding tables, one for every number of a token. answers: size of the output.
+    """Embeddings, layers of one attention, an output.
 
-    attention, options: a name in ATTENTIONS and what its constructor takes. mlp: its inner size over width, 0 for none.
-    token_shift: keys and values also see the token before. embedding_std: of the embeddings at the start.
+    tables: sizes of the embedding tables, one for every number in a token. answers: size of the output.
+    attention: a name in ATTENTIONS. options: more arguments of its constructor.
+    mlp: inner size of the MLPs over width, 0 for no MLP. token_shift: keys and values also see the token before.
+    embedding_std: standard deviation of the embeddings at the start.
     """
 
     def __init__(
@@ -73,14 +77,15 @@ class SmallModel(nn.Module):
         self.embeddings = nn.ModuleList([nn.Embedding(size, width) for size in tables])
         for table in self.embeddings:
             nn.init.normal_(table.weight, std=embedding_std)  # type: ignore[arg-type]
-        chosen = dict(options)
-        if ATTENTIONS[attention].takes_rotary:
-            chosen["rope_base"] = 10_000.0 if rope else None
+        variant, arguments = ATTENTIONS[attention], dict(options)
+        if variant.takes_rotary:
+            arguments["rope_base"] = 10_000.0 if rope else None
+        numbered = "layer_index" in inspect.signature(variant).parameters
         self.layers = nn.ModuleList()
         for index in range(layers):
-            if attention == "diff":
-                chosen["layer_index"] = index
-            module = ATTENTIONS[attention](width, heads, head_dim=head_dim, **chosen)
+            if numbered:
+                arguments["layer_index"] = index
+            module = variant(width, heads, head_dim=head_dim, **arguments)
             if token_shift:
                 for name in ("k_proj", "v_proj"):
                     setattr(module, name, Shifted(getattr(module, name)))

@@ -1,6 +1,6 @@
-"""What small models are trained on. A batch is a function of (seed, step), and nothing else.
+"""The tasks of small models. A batch depends on its size, the seed and the step, and on nothing else.
 
-Labels stand where the answer is given: the output at t is held against labels[t]; −100 is left out.
+The output at t is compared with labels[t]; positions with the label IGNORED are left out.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from torch import Tensor
 from ...data.sources import open_source
 from ...data.synthetic import Needles, overwrites
 
-IGNORED = -100
 TEST_SEED = 1_000_003
 
 Batch = tuple[Tensor, Tensor]
@@ -30,11 +29,15 @@ class Task(Protocol):
         """inputs [size, T] or [size, T, tables], labels [size, T]."""
 
     def test(self, size: int, n: int, length: int) -> Batch:
-        """Unseen ones, the same for every model."""
+        """Unseen sequences with n keys or needles, the same for every model."""
 
 
 class Overwrites:
-    """`data.synthetic.overwrites`: n keys, of which a batch takes one number."""
+    """Sequences of `data.synthetic.overwrites`. n: numbers of keys, of which every batch takes one.
+
+    A token is a pair of key and value, so one layer is enough. The task `memory_update` of `lucid train` spells them as
+    two tokens.
+    """
 
     def __init__(self, n: Sequence[int], length: int) -> None:
         self.n, self.length = list(n), length
@@ -47,12 +50,12 @@ class Overwrites:
         return overwrites(size, n, self.length, generator)
 
     def test(self, size: int, n: int, length: int) -> Batch:
-        """With n keys."""
+        """Sequences with n keys."""
         return overwrites(size, n, length, torch.Generator().manual_seed(TEST_SEED * (1000 + n) + length))
 
 
 class NeedleRecall:
-    """`data.synthetic.Needles`: pairs among fillers."""
+    """Sequences of `data.synthetic.Needles`: pairs of key and value among fillers. n: numbers of needles."""
 
     def __init__(self, n: Sequence[int], length: int) -> None:
         self.n, self.length = list(n), length
@@ -62,22 +65,22 @@ class NeedleRecall:
     def batch(self, size: int, seed: int, step: int) -> Batch:
         """[size, length] and [size, length]."""
         items = Needles(self.n, self.length + 1, size=(step + 1) * size, seed=seed)
-        return _stacked(items, range(step * size, (step + 1) * size))
+        return _stack(items, range(step * size, (step + 1) * size))
 
     def test(self, size: int, n: int, length: int) -> Batch:
-        """With n needles."""
-        return _stacked(Needles(n, length + 1, size=size, seed=TEST_SEED), range(size))
+        """Sequences with n needles."""
+        return _stack(Needles(n, length + 1, size=size, seed=TEST_SEED), range(size))
 
 
-def _stacked(items: Needles, which: range) -> Batch:
-    """The end token goes; labels move to where they are said."""
-    rows = [items[i] for i in which]
+def _stack(items: Needles, indices: range) -> Batch:
+    """Drop the end token, and shift the labels by one: an answer is given one position before its token."""
+    rows = [items[i] for i in indices]
     inputs, labels = (torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels"))
     return inputs[:, :-1], labels[:, 1:]
 
 
 class Characters:
-    """The next byte of the sources of the Python standard library; the last tenth of them is for tests."""
+    """The next byte of the sources of the Python standard library; their last tenth is for tests. n is not used."""
 
     def __init__(self, n: Sequence[int], length: int) -> None:
         self.length = length
@@ -90,7 +93,7 @@ class Characters:
         return _windows(train, random.integers(len(train) - self.length - 1, size=size), self.length)
 
     def test(self, size: int, n: int, length: int) -> Batch:
-        """Windows of the unseen part, evenly spread."""
+        """Windows of the unseen tenth, evenly spread."""
         _, test = characters()
         return _windows(test, np.linspace(0, len(test) - length - 2, size).astype(np.int64), length)
 

@@ -1,4 +1,4 @@
-"""Train a small model as a job: settings in, curves, accuracies and weights out."""
+"""Jobs that train a small model: from settings to curves, accuracies and weights."""
 
 import statistics
 import time
@@ -13,24 +13,28 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from ...base.labels import IGNORED
 from ..engine.jobs import Job, Record, Work
 from ..engine.result import finite
 from .model import SmallModel
-from .tasks import IGNORED, TASKS, Batch, Task
+from .tasks import TASKS, Batch, Task
 
 WEIGHTS = "model.safetensors"
+# Points of a learning curve.
 POINTS = 20
+# Steps before any is timed.
+WARM_UP = 5
 
 
 @dataclass(frozen=True)
 class SmallRun:
     """Everything that a small training run depends on.
 
-    task, n, length: in TASKS, with how many keys or needles, in so many tokens.
+    task: a name in TASKS. n: numbers of keys or needles. length: tokens of a sequence.
     attention to embedding_std: as in `SmallModel`.
     steps, batch, rate, seed: AdamW (0.9, 0.99), a gradient norm of at most 1, warm-up over 50 steps, then a cosine.
-    test_n, test_lengths, test_batch: every pair of them is tested at the end, on so many sequences.
-    start: the settings of a run whose weights this one begins with.
+    test_n, test_lengths: every pair of them is tested at the end. test_batch: sequences of a test.
+    start: the settings of the run whose weights this one starts from.
     """
 
     task: str = "overwrites"
@@ -56,20 +60,20 @@ class SmallRun:
     start: Mapping[str, Any] | None = None
 
     def job(self, label: str = "", milliseconds: float = 20.0) -> Job:
-        """Its training. milliseconds: about how long a step takes."""
+        """The job that trains it. milliseconds: about how long a step takes."""
         seconds = self.steps * milliseconds / 1000 + 1
         return Job("small.training:train_small", asdict(self), label or f"{self.task} {self.attention}", seconds)
 
     def but(self, **changes: Any) -> "SmallRun":
-        """The same with changes."""
+        """The same run with changes."""
         return replace(self, **changes)
 
     def make_task(self) -> Task:
-        """What it is trained on."""
+        """The task that it is trained on."""
         return TASKS[self.task](self.n, self.length)
 
     def make_model(self) -> SmallModel:
-        """As it begins, from its seed."""
+        """The model before training, initialised from the seed."""
         task = self.make_task()
         torch.manual_seed(self.seed)
         return SmallModel(
@@ -114,7 +118,7 @@ def train_small(work: Work, **settings: Any) -> Record:
 
 
 def train_steps(run: SmallRun, model: SmallModel) -> Iterator[Tensor]:
-    """Train, and give the loss of every step."""
+    """Train the model, yielding the loss of every step."""
     task = run.make_task()
     weights = list(model.parameters())
     optimizer = torch.optim.AdamW(weights, lr=run.rate, betas=(0.9, 0.99), weight_decay=0.01)
@@ -137,7 +141,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def loss_of(model: SmallModel, batch: Batch) -> Tensor:
-    """Mean cross entropy of the answers; only their logits are made."""
+    """Mean cross entropy of the answers. Other positions get no logits."""
     inputs, labels = batch
     asked = labels != IGNORED
     loss: Tensor = F.cross_entropy(model.out(model.hidden(inputs)[asked]), labels[asked])
@@ -148,13 +152,13 @@ def loss_of(model: SmallModel, batch: Batch) -> Tensor:
 def score(model: SmallModel, batch: Batch, at_once: int = 64) -> dict[str, float | None]:
     """Accuracy in percent and loss in nats, over the answers of a batch."""
     right, loss, count = 0, 0.0, 0
-    for inputs, labels in zip(*(each.split(at_once) for each in batch), strict=True):
+    for inputs, labels in zip(*(part.split(at_once) for part in batch), strict=True):
         asked = labels != IGNORED
         logits, answers = model.out(model.hidden(inputs)[asked]), labels[asked]
         right += int((logits.argmax(-1) == answers).sum())
         loss += float(F.cross_entropy(logits, answers, reduction="sum"))
         count += len(answers)
-    # None if it has diverged.
+    # A diverged model has no finite loss: None.
     return {"accuracy": 100 * right / count, "loss": finite([loss / count])[0]}
 
 
@@ -166,21 +170,20 @@ def load_small(work: Work, run: SmallRun) -> SmallModel:
 
 
 def time_job(run: SmallRun, against: SmallRun, label: str = "") -> Job:
-    """How many times as long a step of one run takes as one of another."""
+    """The job that measures how many times as long a step of one run takes as a step of another."""
     arguments = {"run": asdict(run.but(seed=0, start=None)), "against": asdict(against.but(seed=0, start=None))}
     return Job("small.training:time_steps", arguments, label or "time of a step", 8, alone=True)
 
 
 def time_steps(work: Work, run: dict[str, Any], against: dict[str, Any], rounds: int = 40) -> Record:
-    """The job: steps of both in turn, medians, on one thread."""
-    runs = [SmallRun(**each) for each in (run, against)]
-    training = [train_steps(each.but(steps=rounds + 5), each.make_model()) for each in runs]
+    """The job: steps of both runs in turn on one thread, and their medians."""
+    runs = [SmallRun(**settings) for settings in (run, against)]
+    training = [train_steps(timed.but(steps=rounds + WARM_UP), timed.make_model()) for timed in runs]
     times: list[list[float]] = [[], []]
-    for _ in range(rounds + 5):
-        for which, steps in enumerate(training):
+    for _ in range(rounds + WARM_UP):
+        for seconds, steps in zip(times, training, strict=True):
             began = time.perf_counter()
             next(steps)
-            times[which].append(time.perf_counter() - began)
-    # The first ones warm up.
-    medians = [statistics.median(each[5:]) for each in times]
-    return {"milliseconds": [1000 * each for each in medians], "ratio": medians[0] / medians[1]}
+            seconds.append(time.perf_counter() - began)
+    medians = [statistics.median(seconds[WARM_UP:]) for seconds in times]
+    return {"milliseconds": [1000 * median for median in medians], "ratio": medians[0] / medians[1]}

@@ -1,1 +1,1 @@
-"""Small models of text: training prompts, runs and comparisons."""
+"""Small language models of words: their texts, their training and evaluation, softmax beside LUCID."""

@@ -1,7 +1,8 @@
-"""Questions about real text that is on every machine: what a function of Python's standard library does.
+"""Questions about text that every machine has: what does a function of Python's standard library do?
 
-A stand-in for LongBench and SCROLLS, which are not: a text lists functions with what they do, a question names one of
-them, the answer is its line. Files have the format of SCROLLS, so that `lucid make-data` and `lucid eval` read them.
+They stand in for LongBench and SCROLLS, which have to be downloaded. A text lists functions with the first lines of
+their docstrings, a question names one of them, the answer is its line. Files have the format of SCROLLS, so that
+`lucid make-data` and `lucid eval` read them.
 """
 
 import ast
@@ -15,39 +16,39 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-# One function in so many is for evaluation.
+# One function in five is for evaluation.
 HELD_OUT = 5
 SPLITS = ("train", "validation")
-# Of the two data sets whose place it takes: F1 is Qasper's metric, ROUGE is QMSum's.
+# The data sets of SCROLLS whose metrics are used: F1 is Qasper's, ROUGE is QMSum's.
 NAMES = ("qasper", "qmsum")
 
 
 class Function(NamedTuple):
-    """does: the first line of its docstring."""
+    """A function of the library. does: the first line of its docstring."""
 
     name: str
     does: str
 
     @property
     def split(self) -> str:
-        """The side that it belongs to, by its name alone."""
+        """The split of SPLITS that it belongs to; depends on its name alone."""
         digest = sha256(self.name.encode()).digest()
         return "validation" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
 
 
 @cache
 def functions() -> tuple[Function, ...]:
-    """Functions in modules of the library whose name and line no other one has, sorted."""
+    """The functions of the library whose name and line no other function has, sorted."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    found = [each for file in files for each in _documented(file)]
-    names, lines = Counter(each.name for each in found), Counter(each.does for each in found)
-    return tuple(sorted(each for each in found if names[each.name] == 1 and lines[each.does] == 1))
+    every = [function for file in files for function in _documented(file)]
+    names, lines = Counter(function.name for function in every), Counter(function.does for function in every)
+    return tuple(sorted(f for f in every if names[f.name] == 1 and lines[f.does] == 1))
 
 
 @cache
 def side(split: str) -> tuple[Function, ...]:
-    """Those of a split."""
-    return tuple(each for each in functions() if each.split == split)
+    """The functions of a split."""
+    return tuple(function for function in functions() if function.split == split)
 
 
 def _documented(file: Path) -> Iterator[Function]:
@@ -59,24 +60,24 @@ def _documented(file: Path) -> Iterator[Function]:
 
 
 def row(split: str, count: int, seed: int, index: int) -> dict[str, str]:
-    """A question of a split, as SCROLLS has them: {"id", "input": question and text, "output"}.
+    """A question of a split in the format of SCROLLS: {"id", "input": question and text, "output"}.
 
     The text lists `count` functions of the split.
     """
     random = Random(f"docstrings/{split}/{count}/{seed}/{index}")
     chosen = random.sample(side(split), count)
     asked = random.choice(chosen)
-    text = "\n".join(f"{each.name}: {each.does}" for each in chosen)
+    text = "\n".join(f"{function.name}: {function.does}" for function in chosen)
     return {"id": str(index), "input": f"What does {asked.name} do?\n\n{text}", "output": asked.does}
 
 
 def write_questions(folder: Path, *, count: int, samples: int, held_out: int, seed: int = 0) -> None:
-    """NAME/SPLIT.jsonl of both data sets. samples, held_out: questions of each to learn from and to be asked."""
+    """Write NAME/SPLIT.jsonl of both data sets. samples, held_out: questions of each for training and evaluation."""
     for number, name in enumerate(NAMES):
         for split in SPLITS:
             file = folder / name / f"{split}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
-            wanted = samples if split == "train" else held_out
-            # The data sets ask different questions.
-            rows = (row(split, count, seed, number * 1_000_000 + index) for index in range(wanted))
-            file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+            size = samples if split == "train" else held_out
+            # Offset, so that the data sets ask different questions.
+            rows = (row(split, count, seed, number * 1_000_000 + index) for index in range(size))
+            file.write_text("".join(json.dumps(question) + "\n" for question in rows))

@@ -1,4 +1,4 @@
-"""Prompts with answers, and a tokenizer, for small models of text: the training side of what `lucid eval` asks them."""
+"""Prompts with answers to train small models of text on, of the kinds that `lucid eval` asks, and a tokenizer."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -16,16 +16,18 @@ from .docstring_questions import NAMES, write_questions
 
 # Far from the seeds of evaluations, which are small numbers.
 TRAINING_SEED = 1_000_003
-# Words and single digits: ten kinds of digits are learned to be copied long before a hundred pairs are.
+# Words and single digits: a model learns to copy ten digits long before it learns to copy a hundred pairs of digits.
 PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Texts to train a tokenizer on.
 SAMPLE = 400
 
 
 @dataclass(frozen=True)
 class NeedleTexts:
-    """Needles of RULER for training, with as much hay as there is room for, or less.
+    """RULER's needles in haystacks of random size.
 
-    needles: numbers of them, in turn. length: tokens, at most, of all. keys, kind, haystack: as in `Needles`.
+    needles: numbers of needles, in turn. length: the most tokens of a prompt with its answer.
+    keys, kind, haystack: as in `Needles`.
     """
 
     needles: tuple[int, ...] = (1, 2, 4)
@@ -42,7 +44,7 @@ class NeedleTexts:
             yield f"{prompt} {prefix}{answer_to(drawn)}"
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
-        """As many; the number of needles changes from one to the next."""
+        """Yield `samples` prompts; the number of needles changes from one to the next."""
         loaded = load_tokenizer(tokenizer)
         for index in range(samples):
             settings, drawn = self._drawn(index)
@@ -52,7 +54,7 @@ class NeedleTexts:
                 question, prefix, _ = write(settings, drawn, units)
                 return count_tokens(loaded, f"{question} {prefix}")
 
-            # The end token follows the answer.
+            # One token for the end, which follows the answer.
             room = self.length - count_tokens(loaded, answer) - 1
             most = most_units(tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens")
             question, prefix, _ = write(settings, drawn, Random(f"hay/{index}").randint(0, most))
@@ -71,21 +73,21 @@ class NeedleTexts:
 
 
 def answer_to(drawn: Draft) -> str:
-    """The value that is asked for, as it stands in its needle."""
+    """The value that is asked for, spelt as in its needle."""
     (value,) = (value for value, asked in zip(drawn.values, drawn.asked, strict=True) if asked)
     return f" {value}."
 
 
 @dataclass(frozen=True)
 class Stories:
-    """Stories of bAbI in some background. tasks, lengths, haystack: as for `lucid make-data babilong`."""
+    """Stories of bAbI in a background of text. tasks, lengths, haystack: as for `lucid make-data babilong`."""
 
     tasks: tuple[str, ...] = ("qa1",)
     lengths: tuple[int, ...] = (0,)
     haystack: str = "prose"
 
     def sample(self) -> Iterator[str]:
-        """Texts to train a tokenizer on; any tokenizer will do for stories without background."""
+        """Texts to train a tokenizer on: stories, and every fourth sentence of the background."""
         from ...evals.benchmarks.babi import make_story
         from ...evals.benchmarks.babilong import render_prompt
 
@@ -97,12 +99,12 @@ class Stories:
             yield from islice(read_prose("prose").sentences, 0, None, 4)
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
-        """As many in all."""
-        each = -(-samples // (len(self.tasks) * len(self.lengths)))
+        """Yield about `samples` prompts, equally many of every task and length."""
+        cell = -(-samples // (len(self.tasks) * len(self.lengths)))
         return babilong_lines(
             tasks=self.tasks,
             lengths=self.lengths,
-            samples=each,
+            samples=cell,
             seed=TRAINING_SEED,
             tokenizer=tokenizer,
             haystack=self.haystack,
@@ -111,13 +113,16 @@ class Stories:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions about functions of the standard library. functions: in every text. held_out: of each data set."""
+    """Questions about functions of the standard library.
+
+    functions: in every text. held_out: questions of each data set for evaluation.
+    """
 
     functions: int = 4
     held_out: int = 50
 
     def sample(self) -> Iterator[str]:
-        """Texts to train a tokenizer on: of the training side."""
+        """Texts to train a tokenizer on, of the training split."""
         from .docstring_questions import row
 
         for index in range(SAMPLE):
@@ -125,9 +130,9 @@ class Questions:
             yield f"{made['input']}\n\nQuestion: \nAnswer: {made['output']}"
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
-        """As many in all; `folder` gets them, and those that are held out, in the format of SCROLLS."""
-        each = -(-samples // len(NAMES))
-        write_questions(folder, count=self.functions, samples=each, held_out=self.held_out)
+        """Yield about `samples` prompts, and write all questions into `folder` in the format of SCROLLS."""
+        per_data_set = -(-samples // len(NAMES))
+        write_questions(folder, count=self.functions, samples=per_data_set, held_out=self.held_out)
         return question_lines(NAMES, str(folder))
 
 
@@ -135,7 +140,7 @@ KINDS: dict[str, Callable[..., Any]] = {"needles": NeedleTexts, "stories": Stori
 
 
 def write_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
-    """A byte-level BPE of words, in which every digit is a token."""
+    """Train a byte-level BPE in which every digit is a token, and save it in `folder`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""Small models of text as jobs: trained by what `lucid train` runs, scored by what `lucid eval` runs."""
+"""Jobs that train a small model of text as `lucid train` does and score it as `lucid eval` does."""
 
 import contextlib
 import shutil
@@ -14,8 +14,8 @@ from .prompts import KINDS, write_tokenizer
 
 PROMPTS, TOKENIZER, DATA = "train.jsonl", "tokenizer", "data"
 POINTS = 20
-# Tied embeddings let a model copy words that it has seldom seen; with 0.02 in place of 1/√128, softmax attention hardly
-# learns in so few steps.
+# Tied embeddings let a model copy words that it has seldom seen. With an initializer_range of 0.02 instead of 1/√128,
+# softmax attention hardly learns in a few hundred steps.
 MODEL = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -30,7 +30,10 @@ MODEL = {
 
 @dataclass(frozen=True)
 class Asked:
-    """An evaluation. tasks: families of `lucid eval`. options: of `Options`. with_data: its data_dir is made here."""
+    """An evaluation. tasks: families of `lucid eval`. options: of its `Options`.
+
+    with_data: its data_dir is the folder that `make_texts` writes.
+    """
 
     tasks: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -43,8 +46,8 @@ class TextRun:
 
     texts: arguments of `make_texts`.
     attention, options: as in `LucidConfig`; model: its other fields, over MODEL and the preset `tiny`.
-    embedding_std: of the embeddings as they begin, None for that of all weights.
-    sequence_length, steps, batch, rate, seed: as in `Recipe`; the seed is of weights and order, the data stay the same.
+    embedding_std: standard deviation of the embeddings at the start, None for that of all weights.
+    sequence_length, steps, batch, rate, seed: as in `Recipe`. The seed changes weights and order, not the data.
     asked: fields of `Asked`.
     """
 
@@ -61,24 +64,24 @@ class TextRun:
     seed: int = 0
 
     def texts_job(self) -> Job:
-        """Makes what it is trained on."""
+        """The job that makes its training data."""
         seconds = 5 + int(self.texts["samples"]) / 500
         return Job("text.training:make_texts", dict(self.texts), f"texts of {self.texts['kind']}", seconds)
 
     def job(self, label: str = "", milliseconds: float = 60.0) -> Job:
-        """Its training and evaluation. milliseconds: about how long a step takes."""
+        """The job that trains and evaluates it. milliseconds: about how long a step takes."""
         seconds = self.steps * milliseconds / 1000 + 10
         return Job("text.training:train_text", asdict(self), label or f"text {self.attention}", seconds)
 
     def but(self, **changes: Any) -> "TextRun":
-        """The same with changes."""
+        """The same run with changes."""
         return replace(self, **changes)
 
 
 def make_texts(work: Work, kind: str, settings: dict[str, Any], samples: int, vocabulary: int) -> Record:
-    """The job: a tokenizer, and prompts with answers to learn from. kind: in KINDS, with its settings."""
+    """The job: a tokenizer, and prompts with answers to train on. kind, settings: a class of KINDS and its fields."""
     texts = KINDS[kind](**settings)
-    # What a job that was stopped has left is made again.
+    # A stopped job may have left parts of them.
     for name in (PROMPTS, TOKENIZER, DATA):
         _remove(work.folder / name)
     write_tokenizer(texts.sample(), vocabulary, work.folder / TOKENIZER)
@@ -94,22 +97,22 @@ def _remove(path: Path) -> None:
 
 
 def train_text(work: Work, **settings: Any) -> Record:
-    """The job: train, going on where it was stopped; evaluate; keep the model and its answers."""
+    """The job: train, resuming a stopped run; evaluate; keep the model and its answers."""
     from ...models.dropin.api import enable_lucid
     from ...training.run import train
 
-    # Before anything reads a configuration: Transformers would warn of a kind that it does not know.
+    # Before anything reads a configuration: Transformers warns of an unknown model type.
     enable_lucid()
     run = TextRun(**settings)
     texts = work.folder_of(run.texts_job())
     began = time.perf_counter()
-    with _written(work.folder / "output.txt"):
+    with _redirected(work.folder / "output.txt"):
         start = new_model(run, texts / TOKENIZER, work.folder / "start")
         summary = train(recipe_of(run, texts, start), work.folder / "run")
         trained = time.perf_counter() - began
         cells = scores(work.folder, Path(summary["model"]), Asked(**run.asked), texts / DATA)
     curve = _curve(work.folder / "run")
-    # Finished: only the model and its answers are of use now.
+    # Only the model and its answers are of use after training.
     shutil.rmtree(start)
     for folder in (work.folder / "run").glob("checkpoint-*"):
         shutil.rmtree(folder)
@@ -125,14 +128,14 @@ def train_text(work: Work, **settings: Any) -> Record:
 
 
 @contextlib.contextmanager
-def _written(file: Path) -> Iterator[None]:
-    """Bars and messages go to a file: several jobs run side by side."""
+def _redirected(file: Path) -> Iterator[None]:
+    """Send bars and messages to a file, because several jobs run side by side."""
     with file.open("a") as stream, contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
         yield
 
 
 def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
-    """A folder with a new model and its tokenizer, for `lucid train --from`. Equal runs begin with equal weights."""
+    """Write a new model and its tokenizer into `folder`, for `lucid train --from`. Equal runs get equal weights."""
     import torch
     from transformers import set_seed
 
@@ -161,7 +164,7 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
 
 
 def recipe_of(run: TextRun, texts: Path, start: Path) -> Any:
-    """The recipe of a run."""
+    """The recipe of a run. texts: the folder of `make_texts`. start: that of `new_model`."""
     from ...training.recipe import Recipe
 
     return Recipe(
@@ -183,7 +186,7 @@ def recipe_of(run: TextRun, texts: Path, start: Path) -> Any:
 
 
 def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str, Any]]:
-    """Mean scores of all cells, in the scale of their metric: {"family", "labels", "samples", "scores"}."""
+    """Evaluate, and return the mean scores of all cells: {"family", "labels", "samples", "scores"}."""
     from ...evals.cells import Options
     from ...evals.checkpoint import Checkpoint
     from ...evals.results import ResultsFolder
@@ -194,15 +197,14 @@ def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str
         options["data_dir"] = str(data)
     out = folder / "scores"
     cells = evaluate(Checkpoint(model), tuple(asked.tasks), Options(**options), out, batch_size=16)
-    found = []
+    scored = []
     for cell in cells:
         records = ResultsFolder(out).finished(cell["name"]) or []
         means = {
             name: sum(record["metrics"][name] for record in records) / len(records) for name in records[0]["metrics"]
         }
-        told = {"family": cell["family"], "labels": cell["labels"], "samples": cell["samples"]}
-        found.append({**told, "scores": means})
-    return found
+        scored.append({**{key: cell[key] for key in ("family", "labels", "samples")}, "scores": means})
+    return scored
 
 
 def _curve(run: Path) -> dict[str, list[float]]:

@@ -1,25 +1,37 @@
-"""What the records of `language_model` say: gaps, figures, tables."""
+"""From the records of `language_model` to gaps, figures and tables."""
 
 from collections.abc import Sequence
 
+from ...nn.attention import ATTENTIONS
 from ..engine.result import Figure, Spread, Table, heatmaps, lines, series, spread, table
 from ..engine.study import Done
 from ..small.training import SmallRun
-from .runs import SIDES, Choice, decoder_timing, extent, known, loss_of, position_job, setting_run, sweep_losses, timing
+from .runs import (
+    SIDES,
+    Choice,
+    decoder_timing,
+    extent,
+    finite_loss,
+    loss_of,
+    position_job,
+    setting_run,
+    sweep_losses,
+    timing,
+)
 
-NAMES = {"softmax": "softmax", "lucid": "LUCID"}
-# LUCID's time for a step over softmax attention's, at 512 tokens and width 256.
+TITLES = {side: ATTENTIONS[side].title for side in SIDES}
+# At 512 tokens and width 256, a step of LUCID may take this many times as long as one of softmax attention.
 TIME_BAR = 1.25
 NATS = "loss, nats a character"
 
 
 def runs_of(choice: Choice, setting: str, side: str) -> list[SmallRun]:
-    """The runs of a setting, a seed each."""
-    return [setting_run(choice, setting, side, seed) for seed in extent(choice.scale).seeds]
+    """The runs of a setting, one for every seed."""
+    return [setting_run(choice, setting, side, seed) for seed in choice.scale.seeds]
 
 
 def losses(choice: Choice, setting: str, side: str, done: Done) -> Spread:
-    """On the unseen text, over the seeds."""
+    """The loss on unseen text, over seeds."""
     return spread([loss_of(done[run.job()]) for run in runs_of(choice, setting, side)], digits=3)
 
 
@@ -29,16 +41,17 @@ def gap(choice: Choice, setting: str, done: Done) -> Spread:
     return spread([loss_of(done[a.job()]) - loss_of(done[b.job()]) for a, b in pairs], digits=3)
 
 
-def clear(found: Spread) -> bool:
+def clear(gap: Spread) -> bool:
     """Whether LUCID is ahead by more than the spread over seeds."""
-    return found.mean > found.std
+    return gap.mean > gap.std
 
 
 def curve(runs: Sequence[SmallRun], done: Done) -> tuple[list[float], list[float], list[float]]:
     """Steps, training losses and their spreads over seeds."""
     curves = [done[run.job()]["curve"] for run in runs]
-    found = [spread(map(known, values)) for values in zip(*(each["loss"] for each in curves), strict=True)]
-    return list(curves[0]["step"]), [each.mean for each in found], [each.std for each in found]
+    points = zip(*(record["loss"] for record in curves), strict=True)
+    losses = [spread(map(finite_loss, values)) for values in points]
+    return list(curves[0]["step"]), [loss.mean for loss in losses], [loss.std for loss in losses]
 
 
 def figures(choice: Choice, done: Done) -> list[Figure]:
@@ -47,15 +60,15 @@ def figures(choice: Choice, done: Done) -> list[Figure]:
     milliseconds = dict(zip(("lucid", "softmax"), done[timing(choice.scale)]["milliseconds"], strict=True))
     for side in SIDES:
         steps, y, deviations = curve(runs_of(choice, "tuned", side), done)
-        by_step.append(series(NAMES[side], side, steps, y, spread=deviations))
-        steps, y, deviations = curve(runs_of(choice, "equal time", side), done)
+        by_step.append(series(TITLES[side], side, steps, y, spread=deviations))
+        steps, y, deviations = curve(runs_of(choice, "equal_time", side), done)
         seconds = [step * milliseconds[side] / 1000 for step in steps]
-        by_time.append(series(NAMES[side], side, seconds, y, spread=deviations))
+        by_time.append(series(TITLES[side], side, seconds, y, spread=deviations))
         lowest.append(min(y))
         early.append(y[min(2, len(y) - 1)])
         steps, y, deviations = curve(runs_of(choice, "untuned", side), done)
-        by_step.append(series(f"{NAMES[side]}, untuned", side, steps, y, spread=deviations, dashed=True))
-    # The first points are far above; what matters is below.
+        by_step.append(series(f"{TITLES[side]}, untuned", side, steps, y, spread=deviations, dashed=True))
+    # The first points are far above the others: cut them off.
     shown = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
     mean = "Training loss, a mean over the steps between two points."
     return [
@@ -76,41 +89,41 @@ def figures(choice: Choice, done: Done) -> list[Figure]:
 def position_figure(choice: Choice, done: Done) -> Figure:
     """The loss of both by position, with the short and the long context."""
     drawn = []
-    for setting, dashed in (("tuned", True), ("long context", False)):
+    for setting, dashed in (("tuned", True), ("long_context", False)):
         for side in SIDES:
             runs = runs_of(choice, setting, side)
             records = [done[position_job(run)] for run in runs]
-            found = [spread(values) for values in zip(*(each["losses"] for each in records), strict=True)]
-            name = f"{NAMES[side]}, {runs[0].length} tokens"
-            y, deviations = [each.mean for each in found], [each.std for each in found]
+            losses = [spread(values) for values in zip(*(record["losses"] for record in records), strict=True)]
+            name = f"{TITLES[side]}, {runs[0].length} tokens"
+            y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
             drawn.append(series(name, side, records[0]["ends"], y, spread=deviations, dashed=dashed))
     note = "On unseen text. A point is the mean over the positions from the point before on."
     return lines("Loss by position", "position up to", NATS, drawn, log="x", note=note)
 
 
 def sweep_figure(choice: Choice, done: Done) -> Figure:
-    """Both sweeps, on one scale."""
+    """Both sweeps, with one range of colours."""
     size = extent(choice.scale)
-    panels, found, chosen = {}, [], []
+    panels, every, chosen = {}, [], []
     for side in SIDES:
-        known = sweep_losses(choice.scale, side, done)
-        values = [[known[rate, std] for std in size.stds] for rate in size.rates]
-        panels[NAMES[side]] = ([f"{rate:g}" for rate in size.rates], [f"{std:g}" for std in size.stds], values)
-        found += list(known.values())
-        chosen.append(f"{NAMES[side]} {described(choice.tuned[side])}")
+        losses = sweep_losses(choice.scale, side, done)
+        values = [[losses[rate, std] for std in size.stds] for rate in size.rates]
+        panels[TITLES[side]] = ([f"{rate:g}" for rate in size.rates], [f"{std:g}" for std in size.stds], values)
+        every += list(losses.values())
+        chosen.append(f"{TITLES[side]} {described(choice.tuned[side])}")
     return heatmaps(
         f"The sweep: loss after {size.sweep_steps} steps",
         "learning rate",
         "embeddings, std at the start",
         panels,
-        range=(min(found), max(found)),
+        range=(min(every), max(every)),
         unit="nats",
         note=f"One seed, not used again. Chosen: {'; '.join(chosen)}.",
     )
 
 
 def described(settings: dict[str, float]) -> str:
-    """As in "rate 0.01, embeddings 1"."""
+    """In words: "rate 0.01, embeddings 1"."""
     return f"rate {settings['rate']:g}, embeddings {settings['embedding_std']:g}"
 
 
@@ -119,28 +132,28 @@ def tables(choice: Choice, done: Done) -> list[Table]:
     size = extent(choice.scale)
     base = size.base
     shape = f"{base.heads} heads of {base.head_dim}, {base.length} tokens"
-    # What the setting is, and the paper's number for what is nearest to it.
-    rows = {
+    # The setting in words, and the paper's number for the most similar one.
+    settings = {
         "tuned": (f"{shape}; {size.steps} steps each", "0.1 (heads of 16, 4096 tokens)"),
-        "equal time": (f"equal time: {choice.late} steps of softmax", "not given"),
+        "equal_time": (f"equal time: {choice.late} steps of softmax", "not given"),
         "untuned": ("untuned: rate 0.003, embeddings 0.02", "not given"),
-        "no positions": ("without RoPE", "0.12 (32 768 tokens)"),
-        "one wide head": (f"one head of {size.wide}", "0.012 (heads of 64, 4096 tokens)"),
-        "long context": (f"{size.long} tokens", "0.048 (heads of 64, 32 768 tokens)"),
+        "no_positions": ("without RoPE", "0.12 (32 768 tokens)"),
+        "one_wide_head": (f"one head of {size.wide}", "0.012 (heads of 64, 4096 tokens)"),
+        "long_context": (f"{size.long} tokens", "0.048 (heads of 64, 32 768 tokens)"),
     }
-    found = [
-        [what, *(losses(choice, name, side, done) for side in SIDES), gap(choice, name, done), paper]
-        for name, (what, paper) in rows.items()
+    rows = [
+        [words, *(losses(choice, name, side, done) for side in SIDES), gap(choice, name, done), paper]
+        for name, (words, paper) in settings.items()
     ]
-    sweeps = "; ".join(f"{NAMES[side]} {described(choice.tuned[side])}" for side in SIDES)
+    sweeps = "; ".join(f"{TITLES[side]} {described(choice.tuned[side])}" for side in SIDES)
     return [
         table(
             "Loss on unseen text",
             ["setting", "softmax", "LUCID", "LUCID lower by", "paper"],
-            found,
-            note=f"Nats a character, mean ± std over {len(size.seeds)} seeds; differences are taken seed by seed. "
-            f"Tuned for each side at {shape}, and kept elsewhere: {sweeps}. A step of the long context has as many "
-            "tokens.",
+            rows,
+            note=f"Nats a character, mean ± std over {len(choice.scale.seeds)} seeds; differences are taken seed by "
+            f"seed. Tuned for each side at {shape}, and kept elsewhere: {sweeps}. A step of the long context has as "
+            "many tokens.",
         ),
         time_table(choice, done),
         position_table(choice, done),
@@ -158,9 +171,9 @@ def time_table(choice: Choice, done: Done) -> Table:
         ),
     }
     rows = []
-    for what, job in measured.items():
+    for model, job in measured.items():
         lucid, softmax = done[job]["milliseconds"]
-        rows.append([what, f"{softmax:.1f}", f"{lucid:.1f}", f"{done[job]['ratio']:.2f}"])
+        rows.append([model, f"{softmax:.1f}", f"{lucid:.1f}", f"{done[job]['ratio']:.2f}"])
     note = f"Milliseconds on one core, steps of both in turn, medians. At width 256 and 512 tokens at most {TIME_BAR}."
     return table("Time of a training step", ["model", "softmax", "LUCID", "ratio"], rows, note=note)
 
@@ -168,7 +181,7 @@ def time_table(choice: Choice, done: Done) -> Table:
 def position_table(choice: Choice, done: Done) -> Table:
     """By how much LUCID's loss is lower in each range of positions."""
     rows: dict[int, list[str | None]] = {}
-    for column, setting in enumerate(("tuned", "long context")):
+    for column, setting in enumerate(("tuned", "long_context")):
         pairs = list(zip(*(runs_of(choice, setting, side) for side in SIDES), strict=True))
         records = [[done[position_job(run)] for run in pair] for pair in pairs]
         for index, end in enumerate(records[0][0]["ends"]):

@@ -1,0 +1,35 @@
+"""Scales: how much of an experiment is run."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of every experiment is run. Settings that concern one experiment alone stand in its file.
+
+    name: on the command line, in results and in the names of their folders.
+    about: what the scale is for, in a few words.
+    seeds: every run is repeated with each of them.
+    every_attention: where attentions are compared, all of ATTENTIONS take part; otherwise two or three.
+    tiny: sizes that only show that an experiment runs. Nothing is learned, so the claim is not judged.
+    demo: for `lucid demo`: the main comparison of an experiment, without its further controls.
+    """
+
+    name: str
+    about: str
+    seeds: tuple[int, ...] = ()
+    every_attention: bool = True
+    tiny: bool = False
+    demo: bool = False
+
+
+SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, tiny=True)
+SMALL = Scale("small", "minutes on two cores, several seeds, a verdict", seeds=(0, 1, 2))
+# The full recipe is a list of commands, `paper()` of an experiment: nothing is planned at this scale.
+PAPER = Scale("paper", "the full recipe, for a cluster")
+# `lucid demo` and `lucid demo --quick`.
+DEMO = Scale("demo", "nine minutes on two cores", seeds=(0, 1, 2), demo=True)
+QUICK = Scale("quick", "two minutes on two cores", seeds=(0, 1), every_attention=False, demo=True)
+
+# The choices of `lucid experiment --scale`.
+SCALES = {scale.name: scale for scale in (SMOKE, SMALL, PAPER)}
