@@ -3,10 +3,10 @@
 The paper: "when the same key appears multiple times in a sequence, DeltaNet can overwrite the old value with the new
 one … LUCID inherits this capability through its derivation from the same delta rule in RKHS". It gives no number.
 
-Here one layer learns the task `overwrites`: a few keys are written again and again and then asked
-for. A token holds a key and its value, so one layer is enough; the task `memory_update` of `lucid train` spells them as
-two tokens and needs two layers. Softmax attention without positions does not see the order of the tokens, so no weights
-let it tell which write was the last.
+Here one layer learns the task `overwrites`: a few keys are written again and again and then asked for. A token holds a
+key and its value, so one layer is enough; the task `memory_update` of `lucid train` spells them as two tokens and needs
+two layers. Softmax attention without positions does not see the order of the tokens, so no weights let it tell which
+write was the last.
 """
 
 from ..nn.attention import ATTENTIONS
