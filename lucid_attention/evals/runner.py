@@ -12,7 +12,7 @@ from tqdm import tqdm
 from transformers.utils import logging
 
 from ..base.processes import distributed_state
-from ..report.heatmap import draw_heatmap
+from ..report.pictures import draw_heatmap
 from .checkpoint import Checkpoint
 from .families import FAMILIES
 from .harness import Asked, Prompted, quiet

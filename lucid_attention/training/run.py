@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ..base.processes import distributed_state
 from ..models.ramps import StrengthRamp, set_strength
-from ..report.curves import draw_loss
+from ..report.pictures import draw_loss
 from .checked import difference, from_dict
 from .checkpoints import PARTIAL, UNFINISHED, Found, newest, write_whole
 from .inputs import load_inputs, make_model
@@ -159,7 +159,7 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         shutil.rmtree(run / MODEL, ignore_errors=True)
         partial.rename(run / MODEL)
-        draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}")
+        draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}", recipe.attention)
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lucid_attention import cli
 from lucid_attention.analysis.conditioning import condition_numbers
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
+from lucid_attention.analysis.inputs import find
 from lucid_attention.analysis.jacobian import jacobians
-from lucid_attention.analysis.text import find
 
 from .conftest import TEXT
 

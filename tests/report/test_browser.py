@@ -1,4 +1,4 @@
-"""The report in a real browser: figures are there, nothing is fetched, nothing complains, it fits a phone."""
+"""The report in a real browser: it shows every figure, fetches nothing, logs nothing and fits a phone."""
 
 from collections.abc import Iterator
 from pathlib import Path

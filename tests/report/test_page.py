@@ -1,4 +1,4 @@
-"""The page is one sound file: everything said and escaped, ids that do not collide, the same bytes every time."""
+"""The page is one sound file: complete, escaped, with unique ids, and the same bytes every time."""
 
 import json
 import re
@@ -11,11 +11,9 @@ from typing import Any
 import matplotlib
 import pytest
 
-from lucid_attention.report import write
-from lucid_attention.report.page import page_html
+from lucid_attention.report.drawing import SENTINELS
+from lucid_attention.report.page import page_html, write_report
 from lucid_attention.report.records import checked
-from lucid_attention.report.svg import SENTINELS
-from lucid_attention.report.write import write_report
 
 from .breaking import NASTY, nasty
 from .samples import needle_grid, result
@@ -138,7 +136,7 @@ def test_a_failure_leaves_the_old_page_as_it_was(tmp_path: Path, monkeypatch: py
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(write.Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="no space"):
         write_report([result("b")], out)
     assert [file.read_text() for file in (out, out.with_suffix(".json"))] == before

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...report.write import write_report
+from ...report.page import write_report
 from .command import columns
 from .pool import JobsFailed, available_cores
 from .progress import clock

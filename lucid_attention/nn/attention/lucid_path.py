@@ -23,7 +23,6 @@ class LucidPathAttention(PathAttention):
     """
 
     title = "LUCID-PaTH"
-    takes_rotary = False
 
     def __init__(
         self,
@@ -43,14 +42,15 @@ class LucidPathAttention(PathAttention):
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
 
     def sharpness(self) -> float | Tensor | None:
+        """c: learned [H], a number, or None for √D."""
         return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
 
     def check_past(self, past: PathPast, k: Tensor, v: Tensor) -> None:
         super().check_past(past, k, v)
         if past.scalars is None:
             raise ValueError(
-                "past.scalars must be [B, H, S], 1/‖k‖ of the keys as they came, got None: keys of a past were moved "
-                "and no longer tell (is this a past of PathAttention?)"
+                "past.scalars must be [B, H, S], 1/‖k‖ of the keys before they were moved, got None "
+                "(is this a past of PathAttention?)"
             )
         check_shape("past.scalars", past.scalars, tuple(past.k.shape[:3]), "[B, H, S]")
 
@@ -85,6 +85,10 @@ class LucidPathAttention(PathAttention):
 
     def step_options(self) -> dict[str, Any]:
         return {"sharpness": self.sharpness()}
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        path = super().analysis_inputs(x, q, k, key_mask)
+        return path | {"preconditioned": True, "sharpness": self.sharpness()}
 
     def extra_repr(self) -> str:
         return f"sharpness={'learned' if self.log_sharpness is not None else self.fixed_sharpness or '√D'}"

@@ -13,13 +13,15 @@ from ..short_convolution import ShortConvolution
 
 
 class PathPast(NamedTuple):
-    """What is kept of the S positions so far.
+    """The S positions so far.
 
-    k: [B, H, S, D]; y: [B, H, S, E]; scalars: [B, H, S], 1/‖k‖ as the keys came, for LUCID-PaTH; tail: of the
-    convolution of w. Each position moves the keys before it, which is done late, when they are used:
-    w, beta: [B, H, T, D], [B, H, T] of the last T positions, if those still have to move each other and all before;
-    product: [B, H, D, D], pending for the first `flushed` keys while single tokens are decoded; live: those after them,
-    [B, H, S − flushed, D] in at least float32, valid instead of what k has there.
+    k: [B, H, S, D]; y: [B, H, S, E], stored values; scalars: [B, H, S], 1/‖k‖ before keys were moved, for LUCID-PaTH;
+    tail: of the convolution of w.
+
+    Each position moves the keys before it. The moves are applied late, when keys are read:
+    w, beta: [B, H, T, D] and [B, H, T] of the last T positions, if their moves are not yet in k;
+    product: [B, H, D, D], moves that single-token steps have not yet applied to the first `flushed` keys;
+    live: [B, H, S − flushed, D] in at least float32, the keys after those, which replace the same rows of k.
     """
 
     k: Tensor
@@ -38,7 +40,7 @@ class PathPast(NamedTuple):
         return self.k.shape[2]
 
     def settled_keys(self) -> Tensor:
-        """Keys re-based to the end of the past: [B, H, S, D]."""
+        """Keys with all moves of the past applied: [B, H, S, D]."""
         if self.w is not None and self.beta is not None:
             S, T = self.k.shape[2], self.w.shape[2]
             return rebase_keys(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
@@ -55,13 +57,12 @@ class PathAttention(CausalAttention):
         hidden_size, num_heads, num_kv_heads, head_dim, value_dim, qk_norm, bias: as in `CausalAttention`.
         w_rank: rank of the projection of w, None for a full one.
         conv_size: tokens that the short convolution of w sees; None for none.
-        rope_base: None. w and β say where a token is.
+        rope_base: must be None. w and β encode positions.
         impl: "auto", "blockwise" or "reference".
     """
 
     title = "PaTH"
     takes_rotary = False
-
     past_type = PathPast
 
     def __init__(
@@ -132,7 +133,7 @@ class PathAttention(CausalAttention):
         return o, PathPast(k, y, scalars, tail, w, beta)
 
     def scalars(self, k: Tensor, past: PathPast | None) -> Tensor | None:
-        """What is kept beside the keys, if anything: [B, H, S + T]."""
+        """1/‖k‖ of all keys, [B, H, S + T], if the variant needs them; else None."""
         return None
 
     def read(
@@ -147,8 +148,15 @@ class PathAttention(CausalAttention):
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The output [B, H·G, T, E] and what is stored [B, H, T, E]. past: settled keys, their y; scalars: theirs."""
+        """The output [B, H·G, T, E] and the stored values [B, H, T, E].
+
+        past: settled keys and their y. scalars: of the keys of the past.
+        """
         return path_attention(q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl), v
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        w, beta, _ = self.factors(x, None, key_mask, None)
+        return {"factors": (w, beta)}
 
     def step_options(self) -> dict[str, Any]:
         """Further arguments of `path_decode_step`."""
