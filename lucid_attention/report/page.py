@@ -156,7 +156,7 @@ def _overview(results: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     runs = [
         f'<tr><th scope="row"><a href="#{name}">{escape(result["title"])}</a></th>'
         f'<td data-label="What">{_text(result["about"])}</td><td data-label="Result">{_text(result["ours"])}</td>'
-        f"<td>{KINDS[kind_of(result)]}</td></tr>"
+        f'<td class="kind">{KINDS[kind_of(result)]}</td></tr>'
         for result, name in zip(results, names, strict=True)
         if not _is_experiment(result)
     ]

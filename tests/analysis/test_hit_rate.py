@@ -1,4 +1,4 @@
-"""Hit rates: sums of the dense maps on the spans, for the rows that are asked for and no others."""
+"""Hit rates are sums of the dense maps on the spans, and only the rows of the queries are computed."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The softmax Jacobian and the theorem, against matrices written out and against autograd."""
+"""The softmax Jacobian and the theorem, against dense matrices and against autograd."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Maps: the dense ones as they are, and means over squares of them for longer texts."""
+"""Maps are the dense weights, averaged over squares for long texts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`LucidAttention` is `lucid_attention` on its projections; what all attentions have in common is in the contract."""
+"""`LucidAttention` is `lucid_attention` on its projections. The contract tests cover the rest."""
 
 import copy
 from typing import Any

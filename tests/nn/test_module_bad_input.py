@@ -1,4 +1,4 @@
-"""Bad arguments of `LucidAttention`: every error names the argument, what was expected and what came."""
+"""Bad arguments of `LucidAttention`: every error names the argument, what was expected and what it got."""
 
 import copy
 import math

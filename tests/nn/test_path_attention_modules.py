@@ -1,4 +1,4 @@
-"""What is special about the PaTH modules: keys that are moved late, by pending factors."""
+"""The PaTH modules apply the moves of keys late: pending factors give the same as moved keys."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def build(name: str) -> tuple[PathAttention, Tensor]:
     module = ATTENTIONS[name](HIDDEN, 4, num_kv_heads=2).double()
     assert isinstance(module, PathAttention)
     with torch.no_grad():
-        module.b_proj.bias.fill_(-2.0)  # a small β: what is far away stays in reach
+        module.b_proj.bias.fill_(-2.0)  # a small β, so that distant tokens keep their weight
     return module, torch.randn(2, T, HIDDEN, dtype=torch.float64) + 0.5
 
 

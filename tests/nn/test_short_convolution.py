@@ -1,4 +1,4 @@
-"""`ShortConvolution` against `torch.nn.functional.conv1d` on the tokens that are there."""
+"""`ShortConvolution` against `torch.nn.functional.conv1d` on the tokens without padding."""
 
 import pytest
 import torch

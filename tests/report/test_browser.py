@@ -31,7 +31,7 @@ FIGURES = """
     }
 }))
 """
-# What sticks out of the window, except inside boxes that scroll in themselves.
+# Elements that stick out of the window, except inside boxes that scroll.
 OUTSIDE = """
 [...document.querySelectorAll("body *")].filter(each =>
     !each.parentElement.closest(".scroll, pre") && each.getClientRects().length &&
@@ -57,7 +57,7 @@ def rgb(colour: str) -> str:
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-def test_every_figure_is_there_and_nothing_complains(
+def test_every_figure_is_drawn_and_the_browser_logs_nothing(
     window: tuple[int, int, str], browser: Browser, report: Path
 ) -> None:
     browser.open(report, *window)
@@ -98,7 +98,7 @@ def test_light_and_dark_differ_in_the_page_and_in_its_drawings(browser: Browser,
         assert rgb(role.dark) in dark["strokes"]
     assert light["ground"] != dark["ground"]
     assert light["ink"] != dark["ink"]
-    # Light is light, and dark is dark.
+    # The light page is light, and the dark page is dark.
     assert sum(map(int, light["ground"][4:-1].split(","))) > 600 > 150 > sum(map(int, dark["ground"][4:-1].split(",")))
 
 

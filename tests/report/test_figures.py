@@ -117,7 +117,7 @@ def test_lucid_and_softmax_look_different_to_everyone(matrix: tuple[tuple[float,
         lucid = seen(getattr(ROLES["lucid"], shade))
         softmax = seen(getattr(ROLES["softmax"], shade))
         assert math.dist(lucid, softmax) > 0.4
-    # The measure notices two colours that the red-green blind confuse.
+    # The measure is small for two colours that red-green blind people confuse.
     if matrix is BLINDNESS["deuteranopia"]:
         assert math.dist(seen("#b58a00"), seen("#7da800")) < 0.2
 

@@ -66,14 +66,14 @@ def page() -> str:
     return page_html(results())
 
 
-def test_every_result_is_told_in_full(page: str) -> None:
+def test_the_page_has_all_texts_of_every_result(page: str) -> None:
     text = Outline(page).text.replace("\u00a0", " ")
     for each in results():
         for key in ("title", "claim", "paper", "ours", "because", "command", "machine", "finished"):
             assert each[key] in text, key
         for figure in each["figures"]:
             assert figure["title"] in text
-        # At a glance, in the section, and with every figure.
+        # The command is in the section and with every figure; the verdict in the overview and in the section.
         assert text.count(each["command"]) >= 1 + len(each["figures"])
         assert text.count(each["verdict"]) >= 2
     for cell in ("closes the gap: what is missing is the neighbour", "99.1 ± 0.7", "65536"):
@@ -94,7 +94,7 @@ def test_ids_are_unique_and_every_reference_is_in_the_page(page: str) -> None:
     for address in outline.addresses:
         assert address.startswith(("#", "data:")), address
         assert not address.startswith("#") or address[1:] in outline.ids, address
-    # The same name twice: two sections.
+    # Two results of one name have two sections.
     assert outline.ids["needle_grid"] == outline.ids["needle_grid-3"] == 1
 
 

@@ -1,4 +1,4 @@
-"""Results are found and checked; what cannot be shown is refused by name."""
+"""Results are found and checked; one that cannot be shown is refused by name."""
 
 import copy
 import json
@@ -134,6 +134,6 @@ def test_numbers_that_json_lacks_become_nothing_and_the_given_result_stays(tmp_p
     before = copy.deepcopy(given)
     assert checked(given, "here")["tables"][0]["rows"][3][1] is None
     assert repr(given) == repr(before)
-    # Python writes NaN into JSON, and reads it.
+    # Python writes NaN to JSON files and reads it back.
     put(tmp_path, given)
     assert find_results([tmp_path])[0]["tables"][0]["rows"][3][1] is None
