@@ -89,7 +89,11 @@ def _anchors(results: Sequence[dict[str, Any]]) -> list[str]:
             letter if letter.isascii() and (letter.isalnum() or letter in "_-") else "-" for letter in result["name"]
         )
         name = plain or "experiment"
-        anchors.append(f"{name}-{number + 1}" if name in anchors else name)
+        if name in anchors:
+            name = f"{name}-{number + 1}"
+        while name in anchors:
+            name += "-"
+        anchors.append(name)
     return anchors
 
 

@@ -291,7 +291,10 @@ def _score_bars(
         groups: list[dict[str, Any]] = [{"name": "", "bars": bars}]
     else:
         groups = [
-            {"name": _place_name(labels, place), "bars": [bar(each, place, each["title"]) for each, _ in members]}
+            {
+                "name": _place_name(labels, place),
+                "bars": [bar(evaluation, place, evaluation["title"]) for evaluation, _ in members],
+            }
             for place in places
         ]
     value = {"label": unit, "range": [0, 100] if percent else None}
@@ -321,7 +324,8 @@ def comparisons(results: Sequence[Result]) -> list[Result]:
     figures = family_figures(evaluations, at_least=2)
     if figures:
         title, about = "Evaluations compared", f"{len(evaluations)} checkpoints"
-        made.append(_comparison("evaluations", title, about, "; ".join(each["title"] for each in evaluations), figures))
+        names = "; ".join(evaluation["title"] for evaluation in evaluations)
+        made.append(_comparison("evaluations", title, about, names, figures))
     return made
 
 

@@ -1,7 +1,8 @@
 """Every attention has as many parameters as softmax attention of the same heads, so that comparisons are fair.
 
-The paper compares whole models, so the parameters of a decoder layer count: attention and SwiGLU MLP (5632 for a width of
-2048). They differ by at most 2 % for heads of 64 features or more. Smaller heads are not tested: there rounding decides.
+The paper compares whole models, so the parameters of a decoder layer count: attention and SwiGLU MLP (5632 for a width
+of 2048). They differ by at most 2 % for heads of 64 features or more. Smaller heads are not tested: there rounding
+decides.
 """
 
 import pytest

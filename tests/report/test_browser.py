@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lucid_attention.report.command import find_results
+from lucid_attention.report.page import write_report
 from lucid_attention.report.palette import ROLES
 
 from .breaking import all_results
 from .browser import Browser, opened
+from .test_runs import write_evaluation, write_run
 
 WINDOWS = {
     "desktop, light": (1280, 900, "light"),
@@ -154,3 +157,21 @@ def test_the_browser_notices_what_is_fetched_and_what_is_too_wide(browser: Brows
     assert "http://localhost:9/x.css" in browser.requests()
     assert browser.run("document.documentElement.scrollWidth") > 390
     assert len(browser.run(OUTSIDE.replace("WIDTH", "390"))) == 1
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_a_page_of_training_runs_and_evaluations_fits_the_window(
+    window: tuple[int, int, str], browser: Browser, tmp_path: Path
+) -> None:
+    for name in ("lucid", "softmax"):
+        write_run(tmp_path / name, name)
+        write_evaluation(tmp_path / "scores" / name, name, name)
+    page = write_report(find_results([tmp_path]), tmp_path / "page.html")
+    browser.open(page, *window)
+    browser.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.complaints() == []
+    assert browser.run("document.documentElement.scrollWidth") <= window[0]
+    assert browser.run(OUTSIDE.replace("WIDTH", str(window[0]))) == []
+    assert all(plots for plots in browser.run(FIGURES))
+    # No word of the overview is broken into letters.
+    assert browser.run("Math.min(...[...document.querySelectorAll('.overview .kind')].map(e => e.offsetWidth))") >= 60

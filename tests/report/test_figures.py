@@ -236,5 +236,5 @@ def test_a_figure_has_caption_legend_note_numbers_and_command() -> None:
         (3, 5, 1, "3"),
     ],
 )
-def test_labels_fit(text: Any, width: int, rows: int, kept: str) -> None:
+def test_a_long_label_is_wrapped_and_cut(text: Any, width: int, rows: int, kept: str) -> None:
     assert fitted(text, width, rows) == kept

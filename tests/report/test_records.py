@@ -38,7 +38,7 @@ def test_of_a_folder_what_holds_comes_first(tmp_path: Path) -> None:
     assert [each["name"] for each in find_results([tmp_path])] == ["c", "d", "b", "a"]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="nowhere: no such"):
         find_results([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
