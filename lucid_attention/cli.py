@@ -66,7 +66,7 @@ COMMANDS = {
     ),
     "report": Command(
         "report.command",
-        "show results of experiments as a page",
+        "show experiments, training runs and evaluations as a page",
         "lucid report runs/experiments --out report.html",
         "plot",
     ),

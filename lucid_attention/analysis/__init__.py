@@ -1,1 +1,1 @@
-"""What attention does inside a model: condition numbers, hit rates, Jacobians, maps. For ours and for drop-ins."""
+"""Look inside attention: condition numbers, hit rates, Jacobians and maps, for our models and those of Transformers."""

@@ -1,7 +1,7 @@
-"""Look into a forward pass: what every layer attends with is shown to a function, layer by layer, and kept nowhere.
+"""Watch a forward pass: a function gets the inputs of every layer of attention, one layer at a time.
 
-Modules of ours are watched at `attend`, Transformers' models where they ask for their attention function. Both are put
-back when the pass ends, however it ends.
+Our modules are watched at `attend`, Transformers' models where they look up their attention function. Both are restored
+when the pass ends, also by an error.
 """
 
 import sys
@@ -13,14 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..nn.attention import ATTENTIONS
-from ..nn.attention.diff import DiffAttention
-from ..nn.attention.lucid import LucidAttention
-from ..nn.attention.lucid_path import LucidPathAttention
-from ..nn.attention.path import PathAttention
-from ..nn.attention.sliding import SlidingAttention
-from ..nn.attention.softmax import SoftmaxAttention
 from ..nn.causal import CausalAttention
-from ..ops.lucid.api import normalize_for_readout
 from .layer import Layer
 
 Consumer = Callable[[Layer], None]
@@ -33,33 +26,33 @@ def visit_layers(
     """Run a model once and show its layers of attention to `consume`, one at a time, without gradients.
 
     Args:
-        model: a module that holds modules of `ATTENTIONS`, or a decoder of Transformers. It runs as in evaluation.
+        model: a module that holds modules of `ATTENTIONS`, or a decoder of Transformers. It runs in evaluation mode.
         inputs: ids [B, T], or keyword arguments of the model (input_ids, attention_mask).
-        consume: gets a `Layer` during the pass. What it does not keep is gone.
-        layers: which, counted from 0 in the order in which they attend; None for all.
+        consume: called with a `Layer` during the pass. A layer that it does not keep is freed.
+        layers: indices of the layers to show, counted from 0 in the order in which they attend; None for all.
 
     Returns:
         The names of the attentions of all layers.
     """
     ours = [module for module in model.modules() if isinstance(module, CausalAttention)]
-    seen = _Seen(consume, layers)
-    with ExitStack() as watched:
-        watched.enter_context(_evaluating(model))
-        watched.enter_context(torch.no_grad())
+    shown = _ShownLayers(consume, layers)
+    with ExitStack() as contexts:
+        contexts.enter_context(_evaluating(model))
+        contexts.enter_context(torch.no_grad())
         if ours:
-            watched.enter_context(_watch_modules(ours, seen))
+            contexts.enter_context(_watch_modules(ours, shown))
         elif _is_transformers_model(model):
             from .transformers_layers import watch_interface
 
-            watched.enter_context(watch_interface(model, _key_mask(inputs), seen.show))
+            contexts.enter_context(watch_interface(model, _key_mask(inputs), shown.show))
         else:
             raise ValueError(
-                f"{type(model).__name__} has no attention that could be analysed: expected a module with some of "
-                f"{', '.join(ATTENTIONS)} in it, or a decoder of Transformers"
+                f"{type(model).__name__} has no attention that could be analysed: expected a module that holds some of "
+                f"{', '.join(ATTENTIONS)}, or a decoder of Transformers"
             )
         _run(model, inputs)
-    seen.check()
-    return seen.names
+    shown.check()
+    return shown.names
 
 
 def _run(model: nn.Module, inputs: Inputs) -> None:
@@ -67,7 +60,7 @@ def _run(model: nn.Module, inputs: Inputs) -> None:
         model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         return
     arguments = dict(inputs) if isinstance(inputs, Mapping) else {"input_ids": inputs}
-    # Without its head: logits of a long text are larger than anything that is looked at.
+    # Without its head: the logits of a long text are larger than anything that analysis needs.
     body: Any = model.base_model
     body(**{"use_cache": False, **arguments})
 
@@ -95,25 +88,25 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-class _Seen:
-    """Counts layers, and shows those that were asked for."""
+class _ShownLayers:
+    """Counts the layers that attend, and shows the chosen ones to `consume`."""
 
     def __init__(self, consume: Consumer, layers: Sequence[int] | None) -> None:
         self.names: list[str] = []
         self._consume, self._layers = consume, layers
 
     def show(self, name: str, make: Callable[[int], Layer]) -> None:
-        """The next layer is about to attend."""
+        """Called when the next layer is about to attend. make: builds its `Layer` from its index."""
         index = len(self.names)
         self.names.append(name)
         if self._layers is None or index in self._layers:
             self._consume(make(index))
 
     def check(self) -> None:
-        """Refuse layers that are not there, and a model whose attention was never seen."""
+        """Refuse indices of layers that the model does not have, and a model whose attention was never seen."""
         if not self.names:
             raise ValueError(
-                "no attention was seen: the model computes it by itself, and not through modules of this library or "
+                "no attention was seen: expected a model that attends through modules of this library or through "
                 "Transformers' AttentionInterface"
             )
         for layer in self._layers or ():
@@ -122,16 +115,16 @@ class _Seen:
 
 
 @contextmanager
-def _watch_modules(modules: list[CausalAttention], seen: _Seen) -> Iterator[None]:
+def _watch_modules(modules: list[CausalAttention], shown: _ShownLayers) -> Iterator[None]:
     def watch(module: CausalAttention) -> None:
         attend = module.attend
 
         def watched(*arguments: Any) -> Any:
             name = _name_of(module)
-            seen.show(name, lambda index: _layer_of(module, name, index, *arguments))
+            shown.show(name, lambda index: _layer_of(module, name, index, *arguments))
             return attend(*arguments)
 
-        # In the instance, where nn.Module keeps what is neither weight nor module: the class stays as it is.
+        # Set on the instance, past nn.Module.__setattr__: the class stays unchanged.
         vars(module)["attend"] = watched
 
     try:
@@ -161,27 +154,13 @@ def _layer_of(
     cu_seqlens: Tensor | None,
 ) -> Layer:
     if past is not None or cu_seqlens is not None:
-        came = "a cache" if past is not None else "packed documents"
-        raise ValueError(f"layer {index} got {came}: an analysis wants whole texts, one in each row")
-    parts: dict[str, Any] = {"index": index, "attention": name, "key_mask": key_mask, "v": v}
-    if isinstance(module, LucidAttention):
-        if module.norm == "qk":
-            q, k = normalize_for_readout(q, k, key_mask)
-        parts |= {"norm": module.norm, "sharpness": module.sharpness(), "beta": module.beta(x)}
-        if module.strength > 0:
-            parts |= {"preconditioned": True, "strength": module.strength}
-    elif isinstance(module, PathAttention):
-        w, beta, _ = module.factors(x, None, key_mask, cu_seqlens)
-        parts |= {"factors": (w, beta)}
-        if isinstance(module, LucidPathAttention):
-            parts |= {"preconditioned": True, "sharpness": module.sharpness()}
-    elif isinstance(module, DiffAttention):
-        parts |= {"lam": float(module.lam())}
-    elif isinstance(module, SlidingAttention):
-        parts |= {"window": module.window}
-    elif type(module) not in (SoftmaxAttention, CausalAttention):
+        got = "a cache" if past is not None else "packed documents"
+        raise ValueError(f"layer {index} got {got}: analysis expects whole texts, one in each row")
+    inputs = module.analysis_inputs(x, q, k, key_mask)
+    if inputs is None:
         raise ValueError(
-            f"layer {index} has attention {name!r}, which has no softmax, so no weights and no P: expected one of "
-            "softmax, sliding, lucid, path, lucid_path, diff. Leave the layer out with layers=..."
+            f"layer {index} has attention {name!r}, which has no softmax that analysis knows (see `analysis_inputs` of "
+            f"{type(module).__name__}), so no weights and no P. Leave the layer out with layers=..."
         )
-    return Layer(q=q, k=k, **parts)
+    given: dict[str, Any] = {"q": q, "k": k, "v": v, "key_mask": key_mask}
+    return Layer(index=index, attention=name, **(given | inputs))

@@ -1,43 +1,45 @@
-"""`lucid analyze`: what the attention of a checkpoint does with a text."""
+"""`lucid analyze`: run the analyses on a checkpoint and a text; write numbers and pictures, print a summary."""
 
 import argparse
 import hashlib
 import json
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
+from ..base.files import write_whole
+from ..base.tables import text_table
 from ..data import DataError
 from ..models.checkpoint import DTYPES, CheckpointError, checkpoint_name, load_model, load_tokenizer
-from ..report.maps import draw_condition_numbers, draw_maps
+from ..report.pictures import draw_condition_numbers, draw_maps
 from .conditioning import condition_numbers
-from .hit_rate import average, hit_rates
+from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
+from .inputs import TASKS, ModelInput, from_source, from_task, from_text, read_samples
 from .jacobian import jacobians
 from .maps import attention_maps
-from .samples import hit_rates_of, read_samples
-from .summary import summary
-from .text import TASKS, Shown, from_source, from_task, from_text
 
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 FORMAT = 1
 DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
-# Of maps, if nothing was chosen: a picture of every head of a large model is a thousand pictures.
-SOME_HEADS = 4
+# Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
+MAP_HEADS = 4
 EPILOG = """\
 examples:
   lucid analyze ./model --tokens-from stdlib --length 1024
-      everything but the hit rate, on the first 1024 tokens of Python's standard library
+      all analyses but the hit rate, on the first 1024 tokens of Python's standard library
   lucid analyze ./model --what conditioning --tokens-from stdlib --length 8192 --lengths 512,2048,8192
       κ(P) against the length, for every layer and head
   lucid analyze ./model --what hit_rate,maps --text prompt.txt --find "magic number is 4711" --layers 0,3
       how much weight the last token gives to that phrase, by softmax and after P⁻¹
   lucid analyze ./model --what hit_rate --samples needles.jsonl
-      the same over many prompts: lucid make-data needles needles.jsonl --tokenizer ./model --lengths 1024
+      the same over many prompts, written by: lucid make-data needles needles.jsonl --tokenizer ./model --lengths 1024
   lucid analyze ./runs/memory_update-lucid-0/model --task memory_update
       a model of a synthetic task, which has no tokenizer
 
-For a softmax model κ is that of the P which LUCID would have, and both maps are the same.
+For a softmax model κ is that of the P that LUCID would have, and both maps are equal.
 """
 
 
@@ -47,31 +49,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{parser.epilog}\n\n{EPILOG}" if parser.epilog else EPILOG
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder with config.json and weights")
     parser.add_argument(
-        "--what", type=_names, default=None, metavar="NAMES", help=f"some of {','.join(WHAT)} (default: all there is)"
+        "--what",
+        type=_names,
+        default=None,
+        metavar="NAMES",
+        help=f"some of {','.join(WHAT)} (default: all that apply)",
     )
-    shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--text", metavar="TEXT", help="file with a text, or the text itself")
-    shown.add_argument("--tokens-from", metavar="SOURCE", help="corpus: stdlib, a file, a folder (default: stdlib)")
-    shown.add_argument("--task", metavar="NAME", help=f"synthetic task instead of a text: {', '.join(TASKS)}")
-    shown.add_argument(
-        "--samples", metavar="FILE", help="prompts with the places of their answers, for hit_rate: of `lucid make-data`"
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--text", metavar="TEXT", help="file with a text, or the text itself")
+    source.add_argument("--tokens-from", metavar="SOURCE", help="corpus: stdlib, a file, a folder (default: stdlib)")
+    source.add_argument("--task", metavar="NAME", help=f"synthetic task instead of a text: {', '.join(TASKS)}")
+    source.add_argument(
+        "--samples",
+        metavar="FILE",
+        help="prompts with the places of their answers, from `lucid make-data`: for hit_rate",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="of the samples, the first (default: 100)")
-    parser.add_argument("--length", type=int, default=None, metavar="N", help="tokens to look at (512; of a task 65)")
+    parser.add_argument("--limit", type=int, metavar="N", help="use the first N samples (default: 100)")
+    parser.add_argument(
+        "--length", type=int, default=None, metavar="N", help="tokens to analyse (default: 512, of a task 65)"
+    )
     parser.add_argument(
         "--lengths", type=_counts, default=None, metavar="N,N", help="of prefixes, for κ (default: doubling from 32)"
     )
     parser.add_argument(
-        "--find", action="append", default=[], metavar="PHRASE", help="what should be read, for hit_rate (repeatable)"
+        "--find",
+        action="append",
+        default=[],
+        metavar="PHRASE",
+        help="phrase that should be read, for hit_rate (repeatable)",
     )
-    parser.add_argument("--last", type=int, metavar="N", help="how many of the last tokens ask (default: 1)")
+    parser.add_argument("--last", type=int, metavar="N", help="the last N tokens ask, for hit_rate (default: 1)")
     parser.add_argument("--layers", type=_counts, default=None, metavar="N,N", help="counted from 0 (default: all)")
     parser.add_argument("--heads", type=_counts, default=None, metavar="N,N", help="query heads (default: all)")
-    parser.add_argument("--bins", type=int, metavar="N", help="largest size of maps (default: 128)")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the item of a task (default: 0)")
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="for a checkpoint that has none")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as they are saved)")
-    parser.add_argument("--out", metavar="FOLDER", help="of numbers and pictures (default: runs/analysis/NAME)")
+    parser.add_argument("--bins", type=int, metavar="N", help="rows and columns of the largest map (default: 128)")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the task's item (default: 0)")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as saved)")
+    parser.add_argument("--out", metavar="FOLDER", help="folder for numbers and pictures (default: runs/analysis/NAME)")
     parser.set_defaults(**DEFAULTS)
 
 
@@ -85,62 +99,66 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _counts(text: str) -> tuple[int, ...]:
     try:
-        numbers = tuple(int(each) for each in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
         numbers = (-1,)
     if min(numbers) < 0:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas between them, such as 0,3, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, such as 0,3, got {text!r}")
     return numbers
 
 
 def run(args: argparse.Namespace) -> int:
-    """`lucid analyze`. What stops it is said in one message."""
+    """`lucid analyze`. An error is printed in one message."""
     try:
         folder = Path(args.checkpoint)
         out = Path(args.out) if args.out else Path("runs") / "analysis" / checkpoint_name(folder)
         model = load_model(folder, args.dtype)
         if args.samples is not None:
-            return _of_samples(model, args, folder, out)
-        shown = _shown(args, model)
-        what = _what(args, shown)
-        found = analyse(model, shown, what, args)
+            return _analyse_samples(model, args, folder, out)
+        model_input = _model_input(args, model)
+        results = analyse(model, model_input, _what(args, model_input), args)
     except (ValueError, TypeError, DataError, OSError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped: nothing was written", file=sys.stderr)
         return 130
-    head = {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder)}
-    ids = shown.ids[0].tolist()
+    ids = model_input.ids[0].tolist()
     digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
-    head["input"] = {"about": shown.about, "tokens": len(ids), "sha256": digest}
-    written = _write(out, head, found)
-    print(summary(head, found))
-    print(f"\n{', '.join(str(path) for path in written)}")
+    about = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
+    _finish(out, _head(args, model, folder, about), results)
     return 0
 
 
-def _of_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -> int:
+def _analyse_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -> int:
     """Hit rates over many prompts."""
     if args.what not in (None, ("hit_rate",)) or args.find:
         raise ValueError(
-            "--samples is for --what hit_rate, and brings its own places: expected no others and no --find"
+            "--samples is for --what hit_rate and has its own spans: expected no other --what and no --find"
         )
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
     samples = read_samples(Path(args.samples), args.limit)
     tokenizer = _tokenizer(args)
-    records = hit_rates_of(model, tokenizer, samples, layers=args.layers, heads=args.heads)
-    found = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
-    about = f"{len(samples)} samples of {Path(args.samples).name}"
-    head = {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder), "input": {"about": about}}
-    written = _write(out, head, found)
-    print(summary(head, found))
-    print(f"\n{written[0]}")
+    records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads)
+    results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
+    about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
+    _finish(out, _head(args, model, folder, about), results)
     return 0
 
 
-def _shown(args: argparse.Namespace, model: Any) -> Shown:
+def _head(args: argparse.Namespace, model: Any, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """What the numbers are of: the first entries of every file."""
+    return {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder), "input": about}
+
+
+def _finish(out: Path, head: dict[str, Any], results: dict[str, Any]) -> None:
+    written = _write(out, head, results)
+    print(summary(head, results))
+    print(f"\n{', '.join(str(path) for path in written)}")
+
+
+def _model_input(args: argparse.Namespace, model: Any) -> ModelInput:
     if args.task is not None:
         if args.find or args.last != 1:
             raise ValueError("--task brings its own questions: --find and --last are for texts")
@@ -151,13 +169,14 @@ def _shown(args: argparse.Namespace, model: Any) -> Shown:
     tokenizer = _tokenizer(args)
     options = (tokenizer, length, args.find, args.last)
     if args.text is not None:
-        made = from_text(args.text, *options)
+        model_input = from_text(args.text, *options)
     else:
-        made = from_source(args.tokens_from or "stdlib", *options)
+        model_input = from_source(args.tokens_from or "stdlib", *options)
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
-    if int(made.ids.max()) >= vocabulary:
-        raise ValueError(f"the tokenizer has ids up to {int(made.ids.max())}, the model {vocabulary}: it is another's")
-    return made
+    largest = int(model_input.ids.max())
+    if largest >= vocabulary:
+        raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")
+    return model_input
 
 
 def _tokenizer(args: argparse.Namespace) -> Any:
@@ -167,35 +186,31 @@ def _tokenizer(args: argparse.Namespace) -> Any:
         raise ValueError(f"{error}: give one with --tokenizer, or a synthetic task with --task") from error
 
 
-def _what(args: argparse.Namespace, shown: Shown) -> tuple[str, ...]:
+def _what(args: argparse.Namespace, model_input: ModelInput) -> tuple[str, ...]:
     if args.what is None:
-        return tuple(name for name in WHAT if name != "hit_rate" or shown.queries)
-    if "hit_rate" in args.what and not shown.queries:
+        return tuple(name for name in WHAT if name != "hit_rate" or model_input.queries)
+    if "hit_rate" in args.what and not model_input.queries:
         raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE, or --task NAME")
     return args.what
 
 
-def analyse(model: Any, shown: Shown, what: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
-    """The records of every analysis that was asked for, by name."""
-    ids, layers, heads = shown.ids.to(model.device), args.layers, args.heads
-    found: dict[str, Any] = {}
+def analyse(model: Any, model_input: ModelInput, what: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
+    """The records of the chosen analyses, by name."""
+    ids, layers, heads = model_input.ids.to(model.device), args.layers, args.heads
+    results: dict[str, Any] = {}
     if "conditioning" in what:
         lengths = _prefixes(args.lengths, ids.shape[1])
-        found["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=_groups(model, heads))
+        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=_groups(model, heads))
     if "hit_rate" in what:
-        found["hit_rate"] = hit_rates(model, ids, shown.queries, layers=layers, heads=heads)
-        found["mean_hit_rate"] = average(found["hit_rate"], ())[0]
+        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers, heads=heads)
+        results["mean_hit_rate"] = average(results["hit_rate"], ())[0]
     if "jacobian" in what:
-        found["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
+        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
     if "maps" in what:
-        config = model.config.get_text_config(decoder=True)
-        count = config.num_hidden_layers
+        count = model.config.get_text_config(decoder=True).num_hidden_layers
         chosen = sorted({0, count // 2, count - 1}) if layers is None else layers
-        # Two heads of differential attention make one map.
-        maps = config.num_attention_heads // (2 if "diff" in getattr(config, "attention", ()) else 1)
-        few = range(min(SOME_HEADS, maps)) if heads is None else heads
-        found["maps"] = attention_maps(model, ids, layers=chosen, heads=few, bins=args.bins)
-    return found
+        results["maps"] = attention_maps(model, ids, layers=chosen, heads=heads, most_heads=MAP_HEADS, bins=args.bins)
+    return results
 
 
 def _groups(model: Any, heads: tuple[int, ...] | None) -> list[int] | None:
@@ -207,11 +222,11 @@ def _groups(model: Any, heads: tuple[int, ...] | None) -> list[int] | None:
 
 def _prefixes(lengths: tuple[int, ...] | None, tokens: int) -> list[int]:
     if lengths is None:
-        # The last step is no tiny one.
+        # Up to 0.75 of the tokens, so that the last step is not a tiny one.
         return [*(n for n in (1 << i for i in range(5, 30)) if n <= 0.75 * tokens), tokens]
-    longer = [n for n in lengths if not 1 <= n <= tokens]
-    if longer:
-        raise ValueError(f"--lengths must be 1 to {tokens}, the tokens that are looked at, got {longer[0]}")
+    wrong = [n for n in lengths if not 1 <= n <= tokens]
+    if wrong:
+        raise ValueError(f"--lengths must be 1 to {tokens}, the number of analysed tokens, got {wrong[0]}")
     return sorted(set(lengths))
 
 
@@ -222,13 +237,13 @@ def _about(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """As it could be typed on any machine: paths that begin at the root are shortened to names."""
+    """The command line, for any machine: absolute paths are shortened to their names."""
     words = ["lucid", "analyze", _short(args.checkpoint)]
     for name, value in vars(args).items():
         if name in ("checkpoint", "out") or value in (None, [], DEFAULTS.get(name)):
             continue
-        for each in value if isinstance(value, list) else [value]:
-            text = ",".join(map(str, each)) if isinstance(each, tuple) else _short(str(each))
+        for item in value if isinstance(value, list) else [value]:
+            text = ",".join(map(str, item)) if isinstance(item, tuple) else _short(str(item))
             words += [f"--{name.replace('_', '-')}", text]
     return shlex.join(words)
 
@@ -238,23 +253,20 @@ def _short(text: str) -> str:
     return path.name if path.is_absolute() and path.exists() else text
 
 
-def _write(out: Path, head: dict[str, Any], found: dict[str, Any]) -> list[Path]:
-    """Numbers and pictures. Maps are large, and have a file of their own."""
-    out.mkdir(parents=True, exist_ok=True)
+def _write(out: Path, head: dict[str, Any], results: dict[str, Any]) -> list[Path]:
+    """Write numbers and pictures. Maps are large, so they have a file of their own."""
     title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
-    written = [out / "analysis.json"]
-    results = {name: records for name, records in found.items() if name != "maps"}
-    written[0].write_text(json.dumps(head | {"results": results}, indent=1) + "\n")
-    if "conditioning" in found:
+    numbers = {name: records for name, records in results.items() if name != "maps"}
+    written = [write_whole(out / "analysis.json", json.dumps(head | {"results": numbers}, indent=1) + "\n")]
+    if "conditioning" in results:
         written.append(out / "condition_numbers.png")
-        draw_condition_numbers(found["conditioning"], written[-1], title)
-    if "maps" in found:
-        records = [_listed(each) for each in found["maps"]]
-        written.append(out / "maps.json")
-        written[-1].write_text(json.dumps(head | {"maps": records}) + "\n")
-        for layer in dict.fromkeys(each["layer"] for each in records):
+        draw_condition_numbers(results["conditioning"], written[-1], title)
+    if "maps" in results:
+        maps = [_listed(record) for record in results["maps"]]
+        written.append(write_whole(out / "maps.json", json.dumps(head | {"maps": maps}) + "\n"))
+        for layer in dict.fromkeys(record["layer"] for record in maps):
             written.append(out / f"maps_layer_{layer}.png")
-            draw_maps([each for each in records if each["layer"] == layer], written[-1], f"{title}, layer {layer}")
+            draw_maps([record for record in maps if record["layer"] == layer], written[-1], f"{title}, layer {layer}")
     return written
 
 
@@ -264,3 +276,52 @@ def _listed(record: dict[str, Any]) -> dict[str, Any]:
         name: [[float(f"{x:.5g}") for x in line] for line in record[name].tolist()] for name in ("softmax", "effective")
     }
     return record | lists
+
+
+def summary(head: Record, results: dict[str, Any]) -> str:
+    """A table for every analysis, with a line for every layer. head: what the numbers are of."""
+    about, source = head["checkpoint"], head["input"]
+    size = f"{source['tokens']} tokens: " if "tokens" in source else ""
+    parts = [f"{about['name']} ({about['model_type']}, {about['attention']}), {size}{source['about']}"]
+    if "conditioning" in results:
+        rows = _condition_rows(results["conditioning"])
+        parts.append(f"κ(P) by length, median (largest) of the heads\n{text_table(rows)}")
+    if "hit_rate" in results:
+        rows = _by_layer(results["hit_rate"], {name: _mean_of(name) for name in MEASURES}, "{:.4f}")
+        rows.append(["all", *(f"{results['mean_hit_rate'][name]:.4f}" for name in MEASURES)])
+        parts.append(f"hit rate: A, W and |W|/Σ|W| on what should be read; negative share of |W|\n{text_table(rows)}")
+    if "jacobian" in results:
+        columns = {"off-diagonal": _mean_of("off_diagonal"), "‖∂o/∂q‖": _mean_of("query_jacobian")}
+        rows = _by_layer(results["jacobian"], columns, "{:.3g}")
+        parts.append(f"softmax Jacobian, mean of the heads\n{text_table(rows)}")
+    return "\n\n".join(parts)
+
+
+def _condition_rows(records: Sequence[Record]) -> list[list[str]]:
+    lengths = sorted({record["length"] for record in records})
+    rows = [["layer", *map(str, lengths), "‖P⁻¹‖"]]
+    for layer in dict.fromkeys(record["layer"] for record in records):
+        members = [record for record in records if record["layer"] == layer]
+        cells = [[record["kappa"] for record in members if record["length"] == length] for length in lengths]
+        kappas = [f"{median(cell):.4g} ({max(cell):.4g})" if cell else "" for cell in cells]
+        rows.append([str(layer), *kappas, f"{max(record['inverse_norm'] for record in members):.4f}"])
+    return rows
+
+
+Column = Callable[[Sequence[Record]], float | None]
+
+
+def _mean_of(name: str) -> Column:
+    def column(records: Sequence[Record]) -> float | None:
+        values = [record[name] for record in records if record[name] is not None]
+        return mean(values) if values else None
+
+    return column
+
+
+def _by_layer(records: Sequence[Record], columns: dict[str, Column], number: str) -> list[list[str]]:
+    rows = [["layer", *columns]]
+    for layer in dict.fromkeys(record["layer"] for record in records):
+        values = [column([record for record in records if record["layer"] == layer]) for column in columns.values()]
+        rows.append([str(layer), *("-" if value is None else number.format(value) for value in values)])
+    return rows

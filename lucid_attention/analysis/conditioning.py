@@ -1,7 +1,7 @@
-"""Condition numbers: how far P is from the identity, κ₂(P) = σ_max/σ_min, against the length of a prefix.
+"""Condition numbers κ₂(P) = σ_max/σ_min against the length of a prefix: how far P is from the identity.
 
-P of a prefix is the leading block of P. Short ones are decomposed; long ones are only multiplied with and solved, so
-that no N × N matrix is made. ‖P⁻¹‖ = 1/σ_min is at most 2 for normalised keys, whatever they are.
+P of a prefix is the leading block of P. Short prefixes get a singular value decomposition; long ones an iteration with
+products and solves, which needs no N × N matrix. ‖P⁻¹‖ = 1/σ_min is at most 2 for all normalised keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ from .layer import Layer
 from .matrix import KeyMatrix, LikeKeys
 
 Record = dict[str, Any]
-# Longest prefix that is decomposed. Twice as long takes eight times as long.
+# Longest prefix that is decomposed. Twice the length takes eight times the time.
 EXACT_UP_TO = 1024
-# How well the square of a singular value of a longer one must be known, relative to it; and steps to get there.
+# Of the iteration for longer prefixes: relative error of a squared singular value, and most steps.
 TOLERANCE, STEPS = 4e-3, 200
 
 
@@ -36,11 +36,13 @@ def condition_numbers(
     heads: Sequence[int] | None = None,
     exact_up_to: int = EXACT_UP_TO,
 ) -> list[Record]:
-    """κ of every layer and key/value head, for prefixes of these lengths. For a softmax model: of the P that LUCID has.
+    """κ of every layer and key/value head, for prefixes of these lengths.
+
+    For a softmax model: κ of the P that LUCID would have.
 
     Args:
         model, inputs, layers: as in `visit_layers`.
-        lengths: of prefixes, in tokens, without padding. A row that is shorter is left out.
+        lengths: of prefixes in tokens, without padding. Rows shorter than a length have no record for it.
         heads: key/value heads, None for all.
         exact_up_to: longest prefix whose singular values are computed exactly.
 
@@ -57,14 +59,14 @@ def condition_numbers(
         for chosen in heads or ():
             if not 0 <= chosen < H:
                 raise ValueError(f"heads must be key/value heads of layer {layer.index}, 0 to {H - 1}, got {chosen}")
-        for head in layer.heads([G * each for each in (range(H) if heads is None else heads)]):
+        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)]):
             place = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
-            records.extend(place | each for each in _measure(head.P, fitting, exact_up_to))
+            records.extend(place | record for record in _measure(head.P, fitting, exact_up_to))
 
     visit_layers(model, inputs, measure, layers=layers)
     if not records:
-        raise ValueError(f"lengths must hold one that the input has, got {list(lengths)} for a shorter input")
+        raise ValueError(f"lengths must hold one up to that of the input, got {list(lengths)} for a shorter input")
     return records
 
 
@@ -78,7 +80,7 @@ def key_condition_numbers(
     beta: Tensor | None = None,
     exact_up_to: int = EXACT_UP_TO,
 ) -> list[Record]:
-    """The same for keys alone, k: [N, D]; beta: [N]. Other arguments as in `lucid_attention`."""
+    """`condition_numbers` for keys without a model. k: [N, D]; beta: [N]; other arguments as in `lucid_attention`."""
     _check_lengths(lengths)
     if k.ndim != 2 or max(lengths) > k.shape[0]:
         raise ValueError(f"k must be [N, D] with N of at least {max(lengths)}, got shape {list(k.shape)}")
@@ -89,7 +91,7 @@ def key_condition_numbers(
 
 def _check_lengths(lengths: Sequence[int]) -> None:
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"lengths must be numbers of tokens, at least one of them, got {list(lengths)}")
+        raise ValueError(f"lengths must hold at least one number of tokens, each from 1 on, got {list(lengths)}")
 
 
 def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Record]:
@@ -105,11 +107,11 @@ def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Rec
         else:
             start = torch.ones(n, 1, dtype=torch.float64, device=device)
             largest = largest_singular_value(P.gram, start)
-            # The least singular direction alternates where keys are alike: 1, −1, 1, ...
+            # For equal keys the direction of σ_min alternates: 1, −1, 1, ...
             start[1::2] = -1
             inverse = largest_singular_value(lambda x: P.solve_transposed(P.solve(x)), start)
-        found = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
-        records.append({"length": n, **found, "exact": n <= exact_up_to})
+        norms = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
+        records.append({"length": n, **norms, "exact": n <= exact_up_to})
     return records
 
 
@@ -120,31 +122,31 @@ def largest_singular_value(
     tolerance: float = TOLERANCE,
     steps: int = STEPS,
 ) -> float:
-    """σ_max of a matrix M from x -> Mᵀ M x, by Lanczos' iteration with full orthogonalisation.
+    """σ_max of a matrix M from gram(x) = Mᵀ M x, by Lanczos' iteration with full orthogonalisation.
 
-    start: [n, 1], not at right angles to what is looked for. A little noise is added to it.
+    start: [n, 1], not orthogonal to the singular vector of σ_max. Noise is added to it, in case it is.
     """
     noise = torch.randn(start.shape, dtype=start.dtype, generator=torch.Generator().manual_seed(0)).to(start.device)
     v = start + 0.1 * noise
     basis = (v / v.norm()).expand(-1, 1)
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     value = 0.0
     for _ in range(min(steps, start.shape[0])):
         w = gram(basis[:, -1:])
         diagonal.append((basis[:, -1:] * w).sum().item())
-        # Twice is enough (Kahan and Parlett).
+        # Orthogonalise twice, which is enough (Kahan and Parlett).
         for _ in range(2):
             w = w - basis @ (basis.mT @ w)
         rest = w.norm().item()
         T = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-        for i, each in enumerate(beside):
-            T[i, i + 1] = T[i + 1, i] = each
+        for i, entry in enumerate(off_diagonal):
+            T[i, i + 1] = T[i + 1, i] = entry
         values, vectors = torch.linalg.eigh(T)
         value = values[-1].item()
-        # The eigenvalue of Mᵀ M is no further away than this.
+        # The left side bounds the distance to an eigenvalue of Mᵀ M.
         if rest * vectors[-1, -1].abs().item() <= tolerance * value:
             break
-        beside.append(rest)
+        off_diagonal.append(rest)
         basis = torch.cat([basis, w / rest], 1)
     return value**0.5

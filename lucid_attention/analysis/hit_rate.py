@@ -1,11 +1,11 @@
-"""Hit rates: how much weight the tokens get that hold the answer.
+"""Hit rates: how much weight a query gives to the tokens that hold the answer.
 
-A LUCID layer reads W = A P⁻¹: its weights have signs and do not sum to one, so three numbers are told instead of one.
-Only the rows that are asked for are computed, and P is never inverted: one transposed solve per group of heads.
+A LUCID layer reads with W = A P⁻¹, whose entries have signs and do not sum to one, so there are several measures.
+Only the rows of the queries are computed, and P is never inverted: one transposed solve per group of heads.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,9 +21,9 @@ MEASURES = ("softmax", "signed", "magnitude", "negative")
 
 @dataclass(frozen=True)
 class Query:
-    """Who asks, and which tokens hold the answer.
+    """A query, and the tokens that hold its answer.
 
-    position: of the query in the input. spans: (first, last + 1) of the tokens it should read. row: of the batch.
+    position: of the query in the input. spans: (first, last + 1) of the tokens that it should read. row: of the batch.
     """
 
     position: int
@@ -52,12 +52,12 @@ def hit_rates(
 
     Args:
         model, inputs, layers: as in `visit_layers`.
-        queries: which rows are looked at.
+        queries: positions that ask, with the spans of their answers.
         heads: query heads, None for all.
 
     Returns:
-        {"layer", "row", "head", "query", "softmax", "signed", "magnitude", "negative"}: the sum of A on the spans; the
-        sum of W on them; the sum of |W| on them over that of all; and the share of all |W| that is negative.
+        {"layer", "row", "head", "query", "softmax", "signed", "magnitude", "negative"}: ΣA on the spans; ΣW on the
+        spans; Σ|W| on the spans divided by Σ|W| of the row; and the negative part of Σ|W| divided by Σ|W|.
     """
     if not queries:
         raise ValueError("queries must hold at least one Query, got none")
@@ -78,7 +78,7 @@ def hit_rates(
 
 
 def head_hit_rates(head: Head, queries: Sequence[Query]) -> list[Record]:
-    """The same for the queries of one head and row."""
+    """`hit_rates` of one head, for queries of its row."""
     rows = head.rows_of([query.position for query in queries])
     inside = torch.stack([_inside(head.positions, query) for query in queries]).to(head.q.device)
     softmaxes = head.softmaxes(rows)
@@ -108,27 +108,59 @@ def _inside(positions: Tensor, query: Query) -> Tensor:
 
 
 def average(records: Sequence[Record], by: Sequence[str] = ("layer", "head")) -> list[Record]:
-    """The means of records that agree in `by`, in the order in which they come; by=() for one mean of all."""
+    """Means of the records that agree in `by`, in order of first appearance; by=() for one mean of all records."""
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
         groups[tuple(record[key] for key in by)].append(record)
     return [
-        dict(zip(by, key, strict=True)) | {name: sum(each[name] for each in group) / len(group) for name in MEASURES}
+        dict(zip(by, key, strict=True)) | {name: _mean(group, name) for name in MEASURES}
         for key, group in groups.items()
     ]
 
 
+def _mean(records: Sequence[Record], name: str) -> float:
+    return sum(record[name] for record in records) / len(records)
+
+
+def sample_hit_rates(
+    model: nn.Module,
+    tokenizer: Any,
+    samples: Sequence[Mapping[str, Any]],
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> list[Record]:
+    """`hit_rates` of the last token of every sample, with the index of the "sample" in each record.
+
+    samples: {"prompt": text, "spans": of the answer in tokens}, from `inputs.read_samples`.
+    """
+    records: list[Record] = []
+    for index, sample in enumerate(samples):
+        ids = tokenizer(sample["prompt"], return_attention_mask=False, verbose=False)["input_ids"]
+        last = max(stop for _, stop in sample["spans"])
+        if last > len(ids):
+            raise ValueError(
+                f"sample {index} has an answer at tokens up to {last}, its prompt {len(ids)} tokens: it was made for "
+                "another tokenizer"
+            )
+        device = next(model.parameters()).device
+        query = Query(len(ids) - 1, sample["spans"])
+        rates = hit_rates(model, torch.tensor([ids], device=device), [query], layers=layers, heads=heads)
+        records += [{"sample": index, **record} for record in rates]
+    return records
+
+
 class Pairs(Protocol):
-    """A task of `data.synthetic`: ids are an end token, then keys, then values, then fillers."""
+    """A task of `data.synthetic`. Its ids in order: an end token, keys, values, fillers."""
 
     first_value: int
     first_filler: int
 
 
 def synthetic_queries(task: Pairs, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
-    """The questions in items of `Needles` or `MemoryUpdate`, with the place where their key was last written.
+    """The questions in items of `Needles` or `MemoryUpdate`, each with the place where its key was last written.
 
-    task: the task, for its ids. input_ids: [T] or [B, T]. whole_pair: key and value, or the value alone.
+    task: the task of the items. input_ids: [T] or [B, T]. whole_pair: spans hold key and value, or the value alone.
     """
     if input_ids.ndim == 1:
         input_ids = input_ids[None]

@@ -1,6 +1,6 @@
 """How much an attention can still learn: the softmax Jacobian diag(a) − a aᵀ, and ∂o/∂q of the paper's theorem.
 
-Nothing of size N × N per query is made: sums over pairs have closed forms, and products with the Jacobian are
+No query needs an N × N matrix: sums over pairs have closed forms, and products with the Jacobian are
 
     (diag(a) − a aᵀ) x = a ∘ (x − a·x)
 """
@@ -15,14 +15,14 @@ from .capture import Inputs, visit_layers
 from .layer import Difference, Head, Layer, PathHead
 
 Record = dict[str, Any]
-# Queries whose ∂o/∂q is taken, if none were chosen.
+# Queries whose ∂o/∂q is computed by default.
 ROWS = 64
 
 
 def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     """The mean of a_j a_k over all rows and pairs j ≠ k of keys that the row sees: [..] for weights [.., n, N].
 
-    It is the mean size of what stands beside the diagonal of the softmax Jacobian. A row that sees one key has no pair.
+    This is the mean size of the off-diagonal entries of the softmax Jacobian. A row that sees one key has no pair.
 
     visible: [n], how many keys each row sees; None for 1, 2, …, n, as in a causal map.
     """
@@ -30,20 +30,20 @@ def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     seen = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
     pairs = (seen * (seen - 1)).sum()
     if pairs == 0:
-        raise ValueError("weights must have a row that sees two keys: there are no pairs in one")
+        raise ValueError("weights must have a row that sees at least two keys, got rows that see one")
     return _pair_sums(weights).sum(-1) / pairs
 
 
 def _pair_sums(weights: Tensor) -> Tensor:
     """Σ_{j≠k} a_j a_k of every row: [.., n].
 
-    As Σ_j a_j (Σa − a_j): close to one-hot rows (Σa)² − Σa² would be a difference of two ones. And the largest weight
-    is subtracted from the sum of all others, not from one.
+    Computed without cancellation: in nearly one-hot rows (Σa)² − Σa² would be a difference of two ones. The sum over
+    the other weights leaves the largest one out, instead of subtracting it from one.
     """
     top, at = weights.max(-1, keepdim=True)
     others = weights.scatter(-1, at, 0)
     rest = others.sum(-1)
-    # Pairs with the largest weight, twice, and pairs of the others, whose differences are no larger than they are.
+    # Pairs with the largest weight, in both orders, and pairs of the other weights.
     return 2 * top[..., 0] * rest + (others * (rest[..., None] - others)).sum(-1)
 
 
@@ -55,16 +55,16 @@ def jacobians(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> list[Record]:
-    """Both measures for every layer and head.
+    """The mean off-diagonal entry and ‖∂o/∂q‖, for every layer and head.
 
     Args:
         model, inputs, layers: as in `visit_layers`.
-        rows: positions of the queries whose ∂o/∂q is taken; None for at most 64, evenly spread.
+        rows: positions of the queries whose ∂o/∂q is computed; None for at most 64, evenly spread.
         heads: query heads, None for all.
 
     Returns:
         {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `mean_off_diagonal` over all queries, and the mean
-        of ‖∂o/∂q‖ over `rows`; None for PaTH and differential attention, of which the theorem does not speak.
+        of ‖∂o/∂q‖ over `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
     """
     records: list[Record] = []
 
@@ -91,7 +91,7 @@ def _chosen(head: Head, positions: Sequence[int] | None) -> Tensor:
 
 
 def head_off_diagonal(head: Head) -> Tensor:
-    """`mean_off_diagonal` of all queries of a head: [G]. Weights are made in blocks of rows."""
+    """`mean_off_diagonal` over all queries of a head: [G]. Weights are computed in blocks of rows."""
     N = len(head.positions)
     total: Tensor | float = 0.0
     pairs = 0
@@ -100,7 +100,7 @@ def head_off_diagonal(head: Head) -> Tensor:
         total = total + _pair_sums(head.weights(rows)).sum(-1)
         pairs += int((seen * (seen - 1)).sum())
     if pairs == 0:
-        raise ValueError(f"row {head.row} must have at least two tokens: one sees no pair of keys")
+        raise ValueError(f"row {head.row} must have at least two tokens, got {N}")
     assert isinstance(total, Tensor)
     return total / pairs
 
@@ -108,15 +108,15 @@ def head_off_diagonal(head: Head) -> Tensor:
 def query_jacobian_norms(head: Head, rows: Tensor) -> Tensor:
     """‖∂o/∂q‖ (Frobenius) of o = softmax(q Kᵀ · scale) P⁻¹, the weights of the values, for these rows: [G, n].
 
-    ∂o/∂q = scale · Kᵀ (diag(a) − a aᵀ) P⁻¹, [D, N]; without P⁻¹ where values are read as they are.
+    ∂o/∂q = scale · Kᵀ (diag(a) − a aᵀ) P⁻¹, [D, N]; without P⁻¹ if the layer does not precondition its values.
     """
     if isinstance(head, PathHead | Difference):
-        raise ValueError(f"layer {head.layer}: ∂o/∂q is that of softmax and LUCID attention alone")
+        raise ValueError(f"layer {head.layer}: ∂o/∂q is defined for softmax and LUCID attention only")
     norms = []
     for some in head.row_blocks(rows, head.k.shape[-1]):
         slope = head.scores(some)[1]
         a = head.weights(some)
-        # Keys as columns of every row: [G, n, D, N].
+        # Scaled keys as columns, for every row: [G, n, D, N].
         k = slope[:, :, None] * head.k.mT
         J = a[:, :, None] * (k - k @ a[..., None])
         norms.append(torch.linalg.matrix_norm(head.through(J) if head.preconditioned else J))

@@ -1,9 +1,9 @@
-"""What one layer attends with, and the weights that follow from it, for the rows that are asked for.
+"""The inputs of one layer of attention, and its weights for chosen rows.
 
     A = softmax(q kᵀ · scale + causal),     W = A P⁻¹:  the weights of the values themselves
 
-Shapes: B batch, H key/value heads, G query heads per key/value head, T positions of the input, N of them that are no
-padding, n rows (queries) asked for, D key size, E value size.
+Shapes: B batch, H key/value heads, G query heads per key/value head, T positions of the input, N positions without
+padding, n chosen rows (queries), D key size, E value size.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
 
-# Weights that are made together, of all heads of a group: 128 MB.
+# Weights that are in memory at a time, over all heads of a group: 128 MB.
 NUMBERS = 1 << 24
 
 
@@ -24,14 +24,14 @@ NUMBERS = 1 << 24
 class Layer:
     """The arguments of one layer's attention, after rotary embedding and norms, as the softmax sees them.
 
-    index: of the layer among those that attend. attention: its name in `ATTENTIONS`, or "softmax".
+    index: of the layer among those that attend. attention: its name in `ATTENTIONS`, or that of its class.
     q: [B, H·G, T, D]; k: [B, H, T, D]; v: [B, H, T, E]; key_mask: [B, T] bool or None; scale: of the scores.
-    preconditioned: whether the layer reads P⁻¹v. Where not, norm, sharpness and strength say what P would be.
+    preconditioned: whether the layer reads P⁻¹v. If not, norm, sharpness and strength define the P it would have.
     norm, sharpness, strength, beta: of P, as in `lucid_attention`. sharpness: a number, [H], or None for √D.
     window: positions that a token sees, itself included, or None. softcap: of the scores, or None.
     factors: w: [B, H, T, D] and β: [B, H, T] of PaTH, or None.
     lam: λ of differential attention (heads in pairs of neighbours, v: [B, H/2, T, E]), or None.
-    unlike: why weights cannot be told, or None.
+    unlike: why the weights cannot be computed, or None.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Layer:
 
     @property
     def query_heads(self) -> int:
-        """Heads that have weights of their own: half of those of q in differential attention."""
+        """Heads with weights of their own: in differential attention half of the heads of q."""
         return self.q.shape[1] // (1 if self.lam is None else 2)
 
     def heads(self, heads: Sequence[int] | None = None) -> Iterator["Head"]:
@@ -76,7 +76,7 @@ class Layer:
         if self.lam is None:
             return self._part(row, group, members, members)
         first, second = (
-            self._part(row, 2 * group + i, [2 * each + i for each in members], members, value=group) for i in (0, 1)
+            self._part(row, 2 * group + i, [2 * head + i for head in members], members, value=group) for i in (0, 1)
         )
         return Difference(**{**vars(first), "second": second, "lam": self.lam, "head": group})
 
@@ -93,13 +93,13 @@ class Layer:
         shared |= {"v": v, "scale": scale, "positions": kept.cpu(), "preconditioned": self.preconditioned}
         shared |= {"window": self.window, "softcap": self.softcap, "unlike": self.unlike}
         if self.factors is not None:
-            w, b = (_wide(each[row, head, kept]) for each in self.factors)
+            w, b = (_wide(factor[row, head, kept]) for factor in self.factors)
             return PathHead(P=KeyMatrix(LikePathKeys(k, w, b, c), len(k), self.strength), w=w, factor=b, **shared)
         return Head(P=KeyMatrix(LikeKeys(k, self.norm, c), len(k), self.strength, beta), **shared)
 
 
 def _wide(x: Tensor) -> Tensor:
-    """float64, where there is one."""
+    """x in float64, on the CPU if its device has no float64."""
     return (x.cpu() if x.device.type == "mps" else x).to(torch.float64)
 
 
@@ -107,8 +107,8 @@ def _wide(x: Tensor) -> Tensor:
 class Head:
     """One key/value head of one row, without padding: a masked key is neither in P nor in the softmax.
 
-    head: the key/value head; query_heads: those of its group that were asked for, G.
-    positions: [N], where its tokens stand in the input. q: [G, N, D]; k: [N, D]; v: [N, E]; P: of its keys.
+    head: the key/value head; query_heads: the chosen query heads of its group, G.
+    positions: [N], of its tokens in the input. q: [G, N, D]; k: [N, D]; v: [N, E]; P: of its keys.
     """
 
     layer: int
@@ -127,18 +127,18 @@ class Head:
     unlike: str | None = None
 
     def rows_of(self, positions: Sequence[int]) -> Tensor:
-        """Which rows are the queries at these positions of the input: [n]."""
+        """The rows of the queries at these positions of the input: [n]."""
         place = {position: row for row, position in enumerate(self.positions.tolist())}
         for position in positions:
             if position not in place:
                 raise ValueError(
-                    f"a query must be at a token of row {self.row}, which are at {self.positions[0]} to "
-                    f"{self.positions[-1]} without padding, got position {position}"
+                    f"a query must be at a token of row {self.row}, at {self.positions[0]} to {self.positions[-1]} "
+                    f"without padding, got position {position}"
                 )
         return torch.tensor([place[position] for position in positions], dtype=torch.long)
 
     def products(self, rows: Tensor) -> Tensor:
-        """q_i·k_j for every key, or what the attention has in its place: [G, n, N]."""
+        """q_i·k_j for every key, before scaling: [G, n, N]."""
         return self.q[:, rows.to(self.q.device)] @ self.k.mT
 
     def visible(self, rows: Tensor) -> Tensor:
@@ -164,21 +164,21 @@ class Head:
         return self.scores(rows)[0].masked_fill(~self.visible(rows), -math.inf).softmax(-1)
 
     def effective(self, rows: Tensor) -> Tensor:
-        """W = A P⁻¹ of these queries, A where values are read as they are: [G, n, N]."""
+        """W = A P⁻¹ of these queries, or A if the layer does not precondition its values: [G, n, N]."""
         return self.joined(self.softmaxes(rows))
 
     def softmaxes(self, rows: Tensor) -> list[Tensor]:
-        """A, and where there is a second softmax that one, too: [G, n, N] each."""
+        """A, and the second softmax of differential attention: [G, n, N] each."""
         return [self.weights(rows)]
 
     def joined(self, softmaxes: list[Tensor]) -> Tensor:
-        """W from what `softmaxes` gives, or from the same means over rows of it: [G, n, N]."""
+        """W from the result of `softmaxes`, or from means over its rows: [G, n, N]."""
         return self.through(softmaxes[0]) if self.preconditioned else softmaxes[0]
 
     def row_blocks(self, rows: Tensor, numbers_per_weight: int = 1) -> Iterator[Tensor]:
-        """The rows, so many at a time that no more than `NUMBERS` numbers are made of them."""
-        each = self.q.shape[0] * len(self.positions) * numbers_per_weight
-        yield from rows.split(max(1, NUMBERS // each))
+        """The rows in blocks whose weights take at most `NUMBERS` numbers, and at least one row."""
+        numbers_per_row = self.q.shape[0] * len(self.positions) * numbers_per_weight
+        yield from rows.split(max(1, NUMBERS // numbers_per_row))
 
     def through(self, a: Tensor) -> Tensor:
         """a P⁻¹, for a: [.., N]; with step sizes a P⁻¹ diag(β)."""
@@ -188,7 +188,7 @@ class Head:
 
 @dataclass(frozen=True)
 class PathHead(Head):
-    """Keys are moved by the Householder factors of later positions. w: [N, D]; factor: β, [N]."""
+    """A head of PaTH: the Householder factors of later positions move a key. w: [N, D]; factor: β, [N]."""
 
     w: Tensor = field(default_factory=lambda: torch.empty(0))
     factor: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -209,7 +209,7 @@ class PathHead(Head):
 
 @dataclass(frozen=True)
 class Difference(Head):
-    """The difference of two softmaxes: A is that of the first, W = A₁ − λ A₂. P would be that of the first's keys."""
+    """A head of differential attention: A = A₁, W = A₁ − λ A₂, and P of the keys of the first softmax."""
 
     second: Head | None = None
     lam: float = 0.0

@@ -1,8 +1,8 @@
-"""The matrix P of one head, in float64, a block of rows at a time: exact to look at, and never larger than asked for.
+"""The matrix P of one head in float64, computed in blocks of rows.
 
     P = I + s · diag(β) stril exp(…)
 
-Shapes: N positions of one head, D key size, n a prefix of N: every method works with the leading n × n block.
+Shapes: N positions of one head, D key size, n ≤ N the length of a prefix. Methods work with the leading n × n block.
 """
 
 import math
@@ -16,25 +16,24 @@ from ..ops.keys import inverse_norms
 from ..ops.path.factors import keys_at_end
 from ..ops.path.reference import path_scores
 
-# Rows that are made together.
+# Rows in a block.
 BLOCK = 512
-# Up to this many positions the rows of a head are kept, at most 290 MB: iterations need them again and again.
+# Up to this many positions the blocks stay in memory, at most 290 MB, because iterations use them in every step.
 KEPT = 8192
 
 
 class Exponents(Protocol):
-    """Where the entries of P come from."""
+    """A function that computes the exponents of the entries of P."""
 
     def __call__(self, start: int, stop: int) -> Tensor:
-        """What stands in the exponential in rows start to stop, for all columns before stop: [stop − start, stop]."""
+        """The exponents in rows start to stop, for all columns before stop: [stop − start, stop]."""
         ...
 
 
 class KeyMatrix:
     """P of one head.
 
-    exponents: of its entries, the diagonal and what is above it excepted.
-    size: N. strength: s. beta: [N] or None.
+    exponents: of the entries below the diagonal. size: N. strength: s. beta: [N] or None.
     """
 
     def __init__(self, exponents: Exponents, size: int, strength: float = 1.0, beta: Tensor | None = None) -> None:
@@ -47,7 +46,7 @@ class KeyMatrix:
         P = self.strength * self._exponents(start, stop).exp().tril(start - 1)
         if self.beta is not None:
             P = self.beta[start:stop, None] * P
-        # The diagonal is one by definition, and nothing is rounded there.
+        # The diagonal is one by definition: set it, so that it is not rounded.
         P[:, start:].diagonal().fill_(1)
         return P
 
@@ -65,13 +64,13 @@ class KeyMatrix:
             yield start, end, rows[: end - start, :end]
 
     def dense(self, n: int | None = None) -> Tensor:
-        """[n, n]; all of it for None."""
+        """The leading block, [n, n]; all of P for None."""
         n = self.size if n is None else n
         blocks = list(self._blocks(n))
         return torch.cat([torch.nn.functional.pad(rows, (0, n - rows.shape[1])) for _, _, rows in blocks])
 
     def gram(self, x: Tensor) -> Tensor:
-        """Pᵀ P x, for x: [n, m]: every row is made once."""
+        """Pᵀ P x, for x: [n, m], with one pass over the rows of P."""
         out = torch.zeros_like(x)
         for _, stop, rows in self._blocks(x.shape[0]):
             out[:stop] += rows.mT @ (rows @ x[:stop])
@@ -97,7 +96,7 @@ class KeyMatrix:
 
 
 class LikeKeys:
-    """c (cos θ_ij − 1) of normalised keys; for norm="row_max" c/D · k_i·k_j less its largest value up to i.
+    """Exponents of LUCID: c (cos θ_ij − 1); for norm="row_max" c/D · k_i·k_j minus its maximum over j ≤ i.
 
     k: [N, D]; norm: as in `lucid_attention`; sharpness: c, None for √D.
     """
@@ -113,13 +112,13 @@ class LikeKeys:
             return self._c * (products - 1)
         scores = self._c / self._k.shape[-1] * products
         later = torch.ones_like(scores, dtype=torch.bool).triu(start + 1)
-        # What is above the diagonal is not seen, and must not overflow.
+        # Entries above the diagonal are not used: mask them, so that they cannot overflow.
         scores = scores.masked_fill(later, -math.inf)
         return scores - scores.amax(-1, keepdim=True)
 
 
 class LikePathKeys:
-    """c (k̂_jᵀ (∏ H_s) k̂_i − 1): of LUCID-PaTH. k, w: [N, D]; beta: [N], of the Householder factors."""
+    """Exponents of LUCID-PaTH: c (k̂_jᵀ (∏ H_s) k̂_i − 1). k, w: [N, D]; beta: [N], of the Householder factors."""
 
     def __init__(self, k: Tensor, w: Tensor, beta: Tensor, sharpness: float | None = None) -> None:
         self._c = math.sqrt(k.shape[-1]) if sharpness is None else float(sharpness)
@@ -133,10 +132,10 @@ class LikePathKeys:
 def scores_of_path(q: Tensor, k: Tensor, w: Tensor, beta: Tensor, start: int, stop: int) -> Tensor:
     """q_iᵀ H_i … H_{j+1} k_j for queries start to stop: [G, stop − start, stop].
 
-    q: [G, stop − start, D], of these positions; k, w: [N, D]; beta: [N]. No more than this block is in memory.
+    q: [G, stop − start, D], of these positions; k, w: [N, D]; beta: [N]. Only this block of scores is in memory.
     """
-    before, here = slice(0, start), slice(start, stop)
+    before, block = slice(0, start), slice(start, stop)
     past = keys_at_end(k[None, None, before], w[None, None, before], beta[None, None, before]) if start else None
-    new = k[None, None, here], w[None, None, here], beta[None, None, here]
+    new = k[None, None, block], w[None, None, block], beta[None, None, block]
     scores, _ = path_scores(q[None], *new, past, None, None)
     return scores[0]

@@ -1,4 +1,4 @@
-"""Layers of Transformers' architectures, seen where they ask for their attention function."""
+"""Layers of Transformers' architectures, watched where they look up their attention function."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from ..models.dropin.attention import sees_whole_past
 from ..models.dropin.settings import NAME, LucidSettings, uses_lucid
 from .layer import Layer
 
-# Arguments with which an architecture changes its scores in ways that are not followed here.
+# Arguments with which an architecture changes its scores in ways that analysis does not compute.
 OTHER_SCORES = {"s_aux": "its softmax has sinks", "position_bias": "its scores have a bias"}
 
 
@@ -20,9 +20,10 @@ OTHER_SCORES = {"s_aux": "its softmax has sinks", "position_bias": "its scores h
 def watch_interface(
     model: PreTrainedModel, key_mask: Tensor | None, show: Callable[[str, Callable[[int], Layer]], None]
 ) -> Iterator[None]:
-    """Every attention function that a module of this model asks for tells `show` before it works.
+    """Call `show` before every attention function that a module of this model calls.
 
-    key_mask: [B, T] of the batch, or None. show: gets the layer's name, and how to make it for its index.
+    key_mask: [B, T] of the batch, or None. show: takes the name of the attention, and a function from the index of the
+    layer to its `Layer`.
     """
     own = set(model.modules())
     original = AttentionInterface.get_interface
@@ -69,12 +70,12 @@ def _layer_of(
     key_mask: Tensor | None,
     options: dict[str, Any],
 ) -> Layer:
-    """q: [B, H·G, T, D]; k, v: [B, H, T, *]; options: what else the layer passes to its attention function."""
+    """q: [B, H·G, T, D]; k, v: [B, H, T, *]; options: further arguments of the layer's attention function."""
     causal = options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise ValueError(f"layer {index} ({type(module).__name__}) is not causal: expected a decoder")
     if k.shape[2] != q.shape[2]:
-        raise ValueError(f"layer {index} got a cache: an analysis wants whole texts, one in each row")
+        raise ValueError(f"layer {index} got a cache: analysis expects whole texts, one in each row")
     settings = _settings(module)
     return Layer(
         index=index,

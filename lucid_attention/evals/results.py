@@ -15,7 +15,7 @@ from typing import Any
 
 from ..base.files import write_whole
 from ..base.tables import text_table
-from ..report.heatmap import draw_heatmap
+from ..report.pictures import draw_heatmap
 from .cells import Cell, EvalError, Record
 
 RESULTS, SAMPLES = "results.json", "samples"

@@ -1,1 +1,1 @@
-"""Modules for people who build their own models. Plain numbers in constructors, torch only."""
+"""Attention modules for your own models: constructors take plain numbers, and torch is all they need."""

@@ -1,7 +1,7 @@
 """Causal attention as a module: projections, rotary embedding, grouped heads, padding, packing, cache.
 
-A variant overrides `values` (what is stored) and `readout` (how it is read), or `attend` (both, and what the past is).
-As it stands the class is plain softmax attention.
+A variant overrides `values` (what is stored) and `readout` (how it is read), or `attend` (both, and what the past
+holds). `CausalAttention` itself is plain softmax attention.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -17,11 +17,11 @@ from .rotary import Rotary
 
 
 class Past(NamedTuple):
-    """What is kept of the positions so far. k: [B, H, S, D], y: [B, H, S, E]; scalars: [B, H, S], for decoding."""
+    """The S positions so far. k: [B, H, S, D]; y: [B, H, S, E], stored values; inverse_norms: [B, H, S], 1/‖k‖."""
 
     k: Tensor
     y: Tensor
-    scalars: Tensor | None = None
+    inverse_norms: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -30,13 +30,13 @@ class Past(NamedTuple):
 
 
 class CausalAttention(nn.Module):
-    """Softmax attention over what `values` makes of the values.
+    """Softmax attention over the stored values.
 
     Args:
         hidden_size: size of the residual stream.
         num_heads: query heads.
         num_kv_heads: key/value heads, a divisor of num_heads; default num_heads.
-        head_dim: D, default hidden_size / num_heads. Any size, odd ones too (then without rotary embedding).
+        head_dim: D, default hidden_size / num_heads. May be odd without rotary embedding.
         value_dim: E, default head_dim.
         rope_base: base of the rotary embedding, None for none.
         qk_norm: learned RMS norm of every query and key, before the rotary embedding.
@@ -45,9 +45,9 @@ class CausalAttention(nn.Module):
 
     # The name that reports show.
     title: ClassVar[str]
-    # Whether `rope_base` gives queries and keys a rotary embedding. Variants without one tell positions another way.
+    # Whether `rope_base` gives queries and keys a rotary embedding. Other variants know positions by other means.
     takes_rotary: ClassVar[bool] = True
-    # What forward takes and returns as past: a NamedTuple with a `length`.
+    # The type of `past` in forward: a NamedTuple with a `length`.
     past_type: ClassVar[type[Any]] = Past
 
     def __init__(
@@ -85,14 +85,14 @@ class CausalAttention(nn.Module):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> tuple[Tensor, Any]:
-        """Attend, and return the output with what the next call needs as `past`.
+        """Return the output, and the `past` for the next call.
 
         Args:
             x: [B, T, hidden_size].
-            past: as returned for the S positions before.
+            past: what the call for the S positions before returned.
             key_mask: [B, S + T] bool, False at padding.
             cu_seqlens: int32 [n + 1], borders of packed documents (B = 1).
-            positions: [T] or [B, T], for the rotary embedding. Default: counted, without padding where there is a mask.
+            positions: [T] or [B, T], for the rotary embedding. Default: counted from 0, padding not counted.
 
         Returns:
             [B, T, hidden_size] and the past of S + T positions.
@@ -100,7 +100,7 @@ class CausalAttention(nn.Module):
         self._check(x, past, key_mask, cu_seqlens, positions)
         S = 0 if past is None else past.length
         if key_mask is not None:
-            # Nothing that stands at padding may reach the gradients of the projections: 0 · NaN is NaN.
+            # A NaN at padding would reach the gradients of the projections: 0 · NaN is NaN.
             x = x.masked_fill(~key_mask[:, S:, None], 0)
         q, k = split_heads(self.q_proj(x), self.head_dim), split_heads(self.k_proj(x), self.head_dim)
         v = split_heads(self.v_proj(x), self.value_dim)
@@ -162,12 +162,24 @@ class CausalAttention(nn.Module):
     def values(
         self, x: Tensor, k: Tensor, v: Tensor, past: Past | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> Tensor:
-        """What is stored for the new positions: [B, H, T, E]."""
+        """The values that are stored for the new positions: [B, H, T, E]."""
         return v
 
     def readout(self, q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
-        """How it is read: [B, H·G, T, E]."""
+        """The output that q reads from the keys k and the stored values y: [B, H·G, T, E]."""
         return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens)
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any] | None:
+        """How analysis computes the weights of this layer; None if they are not those of a softmax.
+
+        A dictionary of fields of `analysis.layer.Layer` that differ from plain softmax attention: `q` and `k` if the
+        scores take others, `preconditioned`, `norm`, `sharpness`, `strength`, `beta`, `window`, `factors`, `lam`.
+
+        A variant that overrides `values`, `readout` or `attend` overrides this method as well, or analysis refuses it.
+        """
+        own, plain = type(self), CausalAttention
+        changed = own.values != plain.values or own.readout != plain.readout or own.attend != plain.attend
+        return None if changed else {}
 
 
 def split_heads(x: Tensor, size: int) -> Tensor:
@@ -176,7 +188,7 @@ def split_heads(x: Tensor, size: int) -> Tensor:
 
 
 def check_sizes(hidden_size: int, num_heads: int, num_kv_heads: int | None, head_dim: int | None) -> tuple[int, int]:
-    """Return num_kv_heads and head_dim with their defaults filled in."""
+    """Return num_kv_heads and head_dim, with defaults for None."""
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     for name, value in (("hidden_size", hidden_size), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
         check_size(name, value)

@@ -1,4 +1,4 @@
-"""RMS norm per head, with an optional gate."""
+"""RMS norm, with an optional gate."""
 
 import torch
 import torch.nn.functional as F
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 class HeadNorm(nn.RMSNorm):
-    """Learned RMS norm over the last dimension, in at least float32; the dtype of x outside."""
+    """Learned RMS norm over the last dimension, computed in at least float32, returned in the dtype of x."""
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        """norm(x), times silu(gate) where there is a gate of the shape of x."""
+        """norm(x), or norm(x) · silu(gate) with a gate of the shape of x."""
         wide = torch.promote_types(x.dtype, torch.float32)
         y = F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps)
         if gate is not None:

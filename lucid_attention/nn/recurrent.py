@@ -1,4 +1,4 @@
-"""What the linear-time members share: a state instead of keys and values, short convolutions, published sizes."""
+"""The base of the linear-time variants: a state instead of keys and values, short convolutions, published sizes."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
@@ -13,9 +13,9 @@ from .short_convolution import ShortConvolution
 
 
 class RecurrentPast(NamedTuple):
-    """What is kept of the positions so far: the state of the recurrence and the tails of the convolutions of q, k, v.
+    """The state of the recurrence, and the tails of the convolutions of q, k and v.
 
-    `length` counts the positions, padding included. Nothing here grows with it.
+    length: positions so far, padding included. The sizes of state and tails do not depend on it.
     """
 
     state: Any
@@ -28,17 +28,18 @@ class RecurrentAttention(CausalAttention, ABC):
 
     Args:
         hidden_size, num_heads, num_kv_heads, bias: as in `CausalAttention`.
-        head_dim: the head size of the softmax attention to be compared with; default hidden_size / num_heads.
-        key_dim: D. Default: so that all projections together have as many weights as those of softmax attention with
-            `head_dim`.
+        head_dim: head size of the softmax attention that this variant is compared with; default
+            hidden_size / num_heads.
+        key_dim: D. The default gives the projections as many weights as softmax attention with `head_dim` has.
         value_dim: E. Default: the published multiple of key_dim.
         conv_size: tokens that the short convolutions of q, k and v see; None for no convolutions.
-        rope_base: None. The recurrence knows the order of its tokens.
+        rope_base: must be None. The recurrence knows the order of its tokens.
         impl: "auto", "reference", "chunkwise" or "fla".
     """
 
+    takes_rotary = False
     past_type = RecurrentPast
-    # Weights per query head and per key/value head, in units of hidden_size · D, and E/D. Softmax attention: 2, 2, 1.
+    # Weights per query head and per key/value head in units of hidden_size · D, and E/D. Softmax attention: 2, 2, 1.
     query_weights: ClassVar[int] = 2
     kv_weights: ClassVar[int] = 2
     value_ratio: ClassVar[int] = 1
@@ -91,8 +92,8 @@ class RecurrentAttention(CausalAttention, ABC):
     def check_past(self, past: RecurrentPast, k: Tensor, v: Tensor) -> None:
         expected = 0 if self.convolutions is None else len(self.convolutions)
         if not isinstance(past.tails, tuple) or len(past.tails) != expected:
-            came = len(past.tails) if hasattr(past.tails, "__len__") else type(past.tails).__name__
-            raise ValueError(f"past.tails must be a tuple of {expected} convolution tails, got {came}")
+            got = len(past.tails) if hasattr(past.tails, "__len__") else type(past.tails).__name__
+            raise ValueError(f"past.tails must be a tuple of {expected} convolution tails, got {got}")
 
     def attend(
         self,
@@ -108,10 +109,10 @@ class RecurrentAttention(CausalAttention, ABC):
         state, tails, S = (None, (), 0) if past is None else past
         new = None if key_mask is None else key_mask[:, S:]
         if self.convolutions is not None:
-            befores = tails or (None,) * len(self.convolutions)
+            old_tails = tails or (None,) * len(self.convolutions)
             convolved = [
-                convolution(each.transpose(1, 2).flatten(2), before, new, cu_seqlens)
-                for convolution, each, before in zip(self.convolutions.values(), (q, k, v), befores, strict=True)
+                convolution(projected.transpose(1, 2).flatten(2), tail, new, cu_seqlens)
+                for convolution, projected, tail in zip(self.convolutions.values(), (q, k, v), old_tails, strict=True)
             ]
             q, k, v = (
                 split_heads(y, size)
@@ -135,10 +136,10 @@ class RecurrentAttention(CausalAttention, ABC):
         """From q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new state."""
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
-        """What is done to the output before o_proj: [B, H·G, T, E] to the same."""
+        """Norm and gate of the output before o_proj: [B, H·G, T, E] to the same shape."""
         return o
 
 
 def log_sigmoid_gate(x: Tensor, temperature: float) -> Tensor:
-    """log σ(x)^(1/τ), in at least float32: a decay that begins near 1."""
+    """log σ(x)^(1/τ) in at least float32, τ the temperature: the log of a decay that starts near 1."""
     return F.logsigmoid(x.to(torch.promote_types(x.dtype, torch.float32))) / temperature

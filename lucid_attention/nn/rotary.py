@@ -27,7 +27,7 @@ class Rotary(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """x: [B, H, T, D], positions: [T] or [B, T] -> [B, H, T, D] in the dtype of x."""
         wide = torch.promote_types(x.dtype, torch.float32)
-        # Made here: a buffer would be rounded by module.bfloat16() and lost by module.to_empty().
+        # Not a buffer: module.bfloat16() would round it and module.to_empty() would lose it.
         exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=x.device) / self.head_dim
         angles = positions[..., None].to(wide) * (self.base**-exponent).to(wide)
         if positions.ndim == 2:

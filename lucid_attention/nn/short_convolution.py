@@ -1,4 +1,4 @@
-"""The short convolution that linear attention puts before its recurrence."""
+"""The short convolution before the recurrence of linear attention, and on the w of PaTH."""
 
 import math
 
@@ -12,11 +12,11 @@ from ..ops.checks import check_float, check_shape, check_tensor
 class ShortConvolution(nn.Module):
     """Causal depthwise convolution over tokens: y_t = silu(Σ_j w_j x_{t − j}), j < size.
 
-    A masked token is as if it were not there: those around it are neighbours. Packed documents do not see each other.
+    Masked tokens are skipped: the tokens around them are neighbours. Packed documents do not see each other.
 
     Args:
         channels: C.
-        size: how many tokens the convolution sees, its own included.
+        size: tokens that the convolution sees, the current one included.
         activation: whether silu follows.
     """
 
@@ -26,7 +26,7 @@ class ShortConvolution(nn.Module):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         self.channels, self.size, self.activation = channels, size, activation
-        # As torch.nn.Conv1d begins; the last column is the weight of the token itself.
+        # Initialised as torch.nn.Conv1d; the last column is the weight of the current token.
         self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-1, 1) / math.sqrt(size))
 
     def forward(
@@ -36,11 +36,11 @@ class ShortConvolution(nn.Module):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Convolve, and return the output with what the next call needs as `tail`.
+        """Return the output, and the `tail` for the next call.
 
         Args:
             x: [B, T, C].
-            tail: [B, size − 1, C], the tokens before, as returned for them.
+            tail: [B, size − 1, C], what the call for the tokens before returned.
             key_mask: [B, T] bool, False at padding.
             cu_seqlens: int [n + 1], borders of packed documents.
 
@@ -53,7 +53,7 @@ class ShortConvolution(nn.Module):
         ends = None if document is None else document[:, -1:]
         before, order = self._tail(x, tail), None
         if padding is not None:
-            # Real tokens move to the front, where neighbours among them are neighbours in memory, and back afterwards.
+            # Move real tokens to the front, so that neighbours among them are neighbours in memory; undone below.
             order = padding[..., 0].to(torch.uint8).argsort(dim=1, stable=True)
             x = _take(x.masked_fill(padding, 0), order)
             document = None if document is None else document.gather(1, order)
@@ -85,16 +85,16 @@ class ShortConvolution(nn.Module):
         return F.silu(y) if self.activation else y
 
     def _last(self, padded: Tensor, key_mask: Tensor | None, document: Tensor | None, ends: Tensor | None) -> Tensor:
-        """The last size − 1 tokens that are no padding and, of packed documents, belong to the last one."""
+        """The last size − 1 tokens without padding, of the last of packed documents: [B, size − 1, C]."""
         B, length, _ = padded.shape
         own = self.size - 1
         first = length - own if key_mask is None else key_mask.sum(1, keepdim=True)
         index = (first + torch.arange(own, device=padded.device)).expand(B, own)
-        # Gathered, not sliced: a view would keep the whole sequence in memory for as long as the past lives.
+        # Gather, not slice: a view would keep the whole sequence in memory as long as the past lives.
         tail = _take(padded, index)
         if document is not None and ends is not None:
-            there = F.pad(document, (own, 0), value=-1).gather(1, index)
-            tail = tail.masked_fill((there != ends)[..., None], 0)
+            tail_document = F.pad(document, (own, 0), value=-1).gather(1, index)
+            tail = tail.masked_fill((tail_document != ends)[..., None], 0)
         return tail
 
     def extra_repr(self) -> str:

@@ -1,1 +1,1 @@
-"""Pictures and tables from records. Reads numbers, computes none."""
+"""Pictures, tables and the HTML page, from the files of experiments, training runs and evaluations."""

@@ -1,14 +1,15 @@
-"""Bars: a panel for each group, a named bar for each attention, its number at the end."""
+"""Bars: a panel for each group, a bar for each attention with its name before and its number behind it."""
 
 from typing import Any
 
-from .numbers import places_of, with_spread
-from .svg import SENTINELS, draw, fitted
+from .drawing import Colours, draw_svg, fitted
+from .numbers import bar_places, with_spread
+from .palette import colour_of
 
 WIDTH = 4.4
-# Height of a bar's row, in inches; of one whose name takes two lines.
+# Height of the row of a bar in inches; the second if names take two lines.
 ROW, DOUBLE_ROW = 0.25, 0.37
-# Groups of so few bars share a panel.
+# Groups of at most this many bars share a panel.
 FEW = 3
 LONGEST_NAME = 24
 # Width of a letter and height of a line of text, in inches.
@@ -36,7 +37,7 @@ def _limits(figure: dict[str, Any]) -> tuple[float, float]:
     for bar in (bar for group in figure["groups"] for bar in group["bars"]):
         if bar.get("value") is not None:
             ends += [bar["value"] - (bar.get("spread") or 0.0), bar["value"] + (bar.get("spread") or 0.0)]
-    ends += [each["value"] for each in figure.get("references") or [] if each.get("value") is not None]
+    ends += [line["value"] for line in figure.get("references") or [] if line.get("value") is not None]
     low, high = min(ends), max(ends)
     return (low * 1.05, high * 1.05) if high > low else (0.0, 1.0)
 
@@ -49,14 +50,14 @@ def _panel(
         if len(groups) > 1:
             rows.append((str(group.get("name", "")), None))
         rows += [(bar["name"], bar) for bar in group["bars"]]
-    references = [each for each in figure.get("references") or [] if each.get("value") is not None]
+    references = [line for line in figure.get("references") or [] if line.get("value") is not None]
     names = {place: fitted(name, LONGEST_NAME, 2) for place, (name, bar) in enumerate(rows) if bar is not None}
     row = DOUBLE_ROW if any("\n" in name for name in names.values()) else ROW
     height = 0.75 + row * len(rows) + LINE * len(references)
     letters = max((len(line) for name in names.values() for line in name.split("\n")), default=0)
     places = bar_places(figure)
 
-    def plot(axes: Any) -> None:
+    def plot(axes: Any, colours: Colours) -> None:
         axes.grid(visible=False, axis="y")
         for place, (name, bar) in enumerate(rows):
             if bar is None:
@@ -64,8 +65,8 @@ def _panel(
                     0, place + 0.1, fitted(name, 40), transform=axes.get_yaxis_transform(), va="center", weight="bold"
                 )
             else:
-                _bar(axes, place, bar, limits, places)
-        axes.set_yticks(list(names), list(names.values()), color=SENTINELS["ink"], linespacing=0.95)
+                _bar(axes, place, bar, limits, places, colours)
+        axes.set_yticks(list(names), list(names.values()), color=colours["ink"], linespacing=0.95)
         for name_drawn, place in zip(axes.get_yticklabels(), names, strict=True):
             name_drawn.set_weight("bold" if (rows[place][1] or {})["role"] == "lucid" else "normal")
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -75,39 +76,35 @@ def _panel(
         axes.spines["bottom"].set_bounds(low, high)
         axes.spines["left"].set_visible(low >= 0)
         if low < 0:
-            axes.axvline(0, color=SENTINELS["muted"], linewidth=0.8)
+            axes.axvline(0, color=colours["muted"], linewidth=0.8)
         axes.set_xticks([at for at in axes.get_xticks() if low - 1e-9 <= at <= high + 1e-9])
         axes.set_xlabel(fitted(figure["value"].get("label", ""), 40, 2), x=0.5 / (1 + room))
         for level, reference in enumerate(references):
-            _reference(axes, reference, limits, level)
+            _reference(axes, reference, limits, level, colours["muted"])
 
-    return draw(WIDTH, height, plot, label, prefix)
-
-
-def bar_places(figure: dict[str, Any]) -> int:
-    """Places after the point, for all numbers of the figure."""
-    values = [bar.get("value") for group in figure["groups"] for bar in group["bars"]]
-    return places_of([*values, *(figure["value"].get("range") or [])])
+    return draw_svg(WIDTH, height, plot, label, prefix)
 
 
 def _room_for_numbers(rows: list[tuple[str, dict[str, Any] | None]], places: int, width: float) -> float:
-    """Room to keep behind the longest bar, as a share of it. width: of bar and number, in inches."""
+    """Room for the numbers behind the longest bar, as a share of its length. width: of bar and number, in inches."""
     bars = [bar for _, bar in rows if bar is not None]
     numbers = [with_spread(bar.get("value"), bar.get("spread"), places) for bar in bars]
     needed = LETTER * max(map(len, numbers), default=0) + 0.1
     return needed / max(width - needed, 0.8)
 
 
-def _bar(axes: Any, place: int, bar: dict[str, Any], limits: tuple[float, float], places: int) -> None:
+def _bar(
+    axes: Any, place: int, bar: dict[str, Any], limits: tuple[float, float], places: int, colours: Colours
+) -> None:
     value, spread = bar.get("value"), bar.get("spread")
     low, high = limits
     lucid = bar["role"] == "lucid"
     end = max(0.0, low)
     if value is not None:
         start, reach = max(0.0, low), min(max(value, low), high)
-        axes.barh(place, reach - start, left=start, height=0.66, color=SENTINELS[bar["role"]], linewidth=0)
+        axes.barh(place, reach - start, left=start, height=0.66, color=colours[colour_of(bar["role"])], linewidth=0)
         if spread:
-            whisker = {"ecolor": SENTINELS["ink"], "elinewidth": 1.1, "capsize": 2.2, "fmt": "none"}
+            whisker = {"ecolor": colours["ink"], "elinewidth": 1.1, "capsize": 2.2, "fmt": "none"}
             axes.errorbar(reach, place, xerr=spread, **whisker)
         end = max(end, reach + (spread or 0.0))
     number = axes.annotate(
@@ -120,12 +117,12 @@ def _bar(axes: Any, place: int, bar: dict[str, Any], limits: tuple[float, float]
         fontsize=10,
         annotation_clip=False,
     )
-    # Its room is reserved: all panels of a figure are equally wide.
+    # Its room is reserved above, so that all panels of a figure are equally wide.
     number.set_in_layout(False)
 
 
-def _reference(axes: Any, reference: dict[str, Any], limits: tuple[float, float], level: int) -> None:
-    axes.axvline(reference["value"], color=SENTINELS["muted"], linewidth=1.1, linestyle=(0, (3, 2)), zorder=4)
+def _reference(axes: Any, reference: dict[str, Any], limits: tuple[float, float], level: int, colour: str) -> None:
+    axes.axvline(reference["value"], color=colour, linewidth=1.1, linestyle=(0, (3, 2)), zorder=4)
     late = reference["value"] > (limits[0] + limits[1]) / 2
     axes.annotate(
         fitted(reference.get("name", ""), 40),
@@ -136,5 +133,5 @@ def _reference(axes: Any, reference: dict[str, Any], limits: tuple[float, float]
         ha="right" if late else "left",
         va="bottom",
         fontsize=10,
-        color=SENTINELS["muted"],
+        color=colour,
     )

@@ -1,25 +1,36 @@
-"""`lucid report`: results of experiments as a page."""
+"""`lucid report`: results of experiments, training runs and evaluations as one page."""
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .markdown import write_markdown
-from .page import TITLE
-from .records import ReportError, find_results
-from .write import write_report
+from .page import RUNS_TITLE, TITLE, write_report
+from .records import RESULT, VERDICTS, ReportError, Result, kind_of, read_result
+from .runs import EVALUATION, METRICS, RECIPE, SUMMARY, comparisons, is_evaluation, read_evaluation, read_training
+
+# The folder in which experiments keep the training runs and evaluations of their jobs.
+JOBS = "jobs"
+COUNTED = {"experiment": "experiment", "training": "training run", "evaluation": "evaluation"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid report`."""
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUNS", help="result.json files, or folders that are searched for them"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUNS",
+        help="folders of `lucid experiment`, `lucid train` and `lucid eval`, searched at any depth, or their files "
+        f"({RESULT}, {RECIPE}, {EVALUATION})",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="HTML page (default: report.html); JSON goes beside it"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables as Markdown as well")
-    parser.add_argument("--title", default=TITLE, help=f"of the page (default: {TITLE})")
+    parser.add_argument("--title", help=f"of the page (default: {TITLE}; without experiments: {RUNS_TITLE})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,9 +41,70 @@ def run(args: argparse.Namespace) -> int:
             print(write_markdown(results, args.markdown))
         if args.out is not None or args.markdown is None:
             out = write_report(results, args.out or Path("report.html"), args.title)
-            count = f"{len(results)} experiment{'' if len(results) == 1 else 's'}"
-            print(f"{out}: {count}; numbers in {out.with_suffix('.json')}")
+            print(f"{out}: {_counts(results)}; numbers in {out.with_suffix('.json')}")
     except (ReportError, OSError) as error:
         print(f"lucid report: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _counts(results: Sequence[Result]) -> str:
+    counts = Counter(map(kind_of, results))
+    return ", ".join(
+        f"{counts[kind]} {noun}{'' if counts[kind] == 1 else 's'}" for kind, noun in COUNTED.items() if counts[kind]
+    )
+
+
+def find_results(paths: Iterable[Path]) -> list[Result]:
+    """The results in files and folders: experiments first, then comparisons, training runs and evaluations.
+
+    In the order of the paths; of a folder by verdict, the best first, and then by path. No file counts twice.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            files += _files_in(path)
+        elif path.exists():
+            files.append(path.parent / RECIPE if path.name in (METRICS, SUMMARY) else path)
+        else:
+            raise ReportError(f"{path}: no such file or folder")
+    unique = {file.resolve(): file for file in reversed(files)}
+    results = [_read(file) for file in reversed(unique.values())]
+    experiments, trainings, evaluations = (
+        [result for result in results if kind_of(result) == kind] for kind in COUNTED
+    )
+    for runs in (trainings, evaluations):
+        _name_apart(runs)
+    return [*experiments, *comparisons(results), *trainings, *evaluations]
+
+
+def _files_in(folder: Path) -> list[Path]:
+    experiments = sorted(folder.rglob(RESULT))
+    experiments.sort(key=lambda file: VERDICTS.index(read_result(file)["verdict"]))
+    trainings, evaluations = (
+        [file for file in sorted(folder.rglob(name)) if JOBS not in file.relative_to(folder).parts]
+        for name in (RECIPE, EVALUATION)
+    )
+    files = [*experiments, *trainings, *(file for file in evaluations if is_evaluation(file))]
+    if not files:
+        raise ReportError(
+            f"{folder}: no {RESULT}, {RECIPE} or {EVALUATION} in it; `lucid experiment`, `lucid train` and "
+            "`lucid eval` write them"
+        )
+    return files
+
+
+def _read(file: Path) -> Result:
+    if file.name == RECIPE:
+        return read_training(file.parent)
+    return read_evaluation(file) if file.name == EVALUATION else read_result(file)
+
+
+def _name_apart(runs: list[Result]) -> None:
+    """Number the titles of runs that have the same name."""
+    counts = Counter(run["name"] for run in runs)
+    numbers: Counter[str] = Counter()
+    for run in runs:
+        numbers[run["name"]] += 1
+        if counts[run["name"]] > 1:
+            run["title"] = f"{run['name']} ({numbers[run['name']]})"

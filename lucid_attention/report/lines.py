@@ -1,60 +1,64 @@
 """Curves: learning curves, κ against N, cost against N."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from .drawing import Colours, draw_svg, fitted
 from .numbers import tick
 from .palette import DASHED, Look, looks
-from .svg import SENTINELS, draw, fitted
 
 WIDTH, HEIGHT = 4.7, 3.1
-# Up to so many points each is marked; of longer curves only a few are, to tell the curves apart.
+# A curve of at most this many points has a marker at each, a longer one at a few.
 MARKED = 25
 TICKS = 8
-# Names of marks that are nearer, as a share of the width, do not fit side by side.
+# Names of marks that are closer than this share of the width do not fit side by side.
 NEAR = 0.5
 
 
 def draw_lines(figure: dict[str, Any], prefix: str) -> str:
-    """A `lines` figure as SVG. The legend is the page's."""
-    return draw(WIDTH, HEIGHT, lambda axes: _plot(axes, figure), figure["title"], prefix)
+    """A `lines` figure as SVG, without a legend: the page has its own."""
+    return draw_svg(WIDTH, HEIGHT, lambda axes, colours: plot_lines(axes, figure, colours), figure["title"], prefix)
 
 
-def _plot(axes: Any, figure: dict[str, Any]) -> None:
+def plot_lines(axes: Any, figure: dict[str, Any], colours: Colours, styles: Sequence[Look] | None = None) -> None:
+    """Plot the series of a `lines` figure. styles: of the series, None for those of their roles."""
     x, y = figure["x"], figure["y"]
     if x.get("log"):
         axes.set_xscale("log")
     if y.get("log"):
         axes.set_yscale("log")
-    styles = looks(figure["series"])
+    styles = looks(figure["series"]) if styles is None else styles
     for order, (series, style) in enumerate(zip(figure["series"], styles, strict=True)):
-        _curve(axes, series, style, bool(y.get("log")), order)
+        _curve(axes, series, style, colours, bool(y.get("log")), order)
     if y.get("range"):
         axes.set_ylim(*y["range"])
     axes.set(xlabel=fitted(x.get("label", ""), 50, 2), ylabel=fitted(y.get("label", ""), 32, 2))
     _ticks(axes, figure)
-    _marks(axes, [mark for mark in figure.get("marks") or [] if mark.get("x") is not None])
+    _marks(axes, [mark for mark in figure.get("marks") or [] if mark.get("x") is not None], colours["muted"])
     if not any(value is not None for series in figure["series"] for value in series["y"]):
-        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color=SENTINELS["muted"])
+        axes.text(0.5, 0.5, "no values", transform=axes.transAxes, ha="center", color=colours["muted"])
 
 
-def _curve(axes: Any, series: dict[str, Any], style: Look, log: bool, order: int) -> None:
+def _curve(axes: Any, series: dict[str, Any], style: Look, colours: Colours, log: bool, order: int) -> None:
     x = [math.nan if value is None else float(value) for value in series["x"]]
     y = [math.nan if value is None or (log and value <= 0) else float(value) for value in series["y"]]
-    colour = SENTINELS[style.colour]
+    # A look may also bring a colour of its own.
+    colour, paper = colours.get(style.colour, style.colour), colours["paper"]
     # LUCID lies above the others.
     height = 6.0 if style.colour == "lucid" else 3.0
     every = 1 if len(x) <= MARKED else (order * 3 % 7 + 2, max(1, len(x) // 7))
     axes.plot(
         x,
         y,
+        label=series["name"],
         color=colour,
         linewidth=style.width,
         linestyle=(0, style.dashes) if style.dashes else "-",
         marker=style.marker,
         markersize=7 if style.marker == "*" else 5.5 if style.colour == "lucid" else 4.8,
-        markeredgecolor=SENTINELS["paper"],
+        markeredgecolor=paper,
         markeredgewidth=0.6,
         markevery=every,
         zorder=height,
@@ -62,7 +66,7 @@ def _curve(axes: Any, series: dict[str, Any], style: Look, log: bool, order: int
     if series.get("spread"):
         spread = [0.0 if value is None else float(value) for value in series["spread"]]
         top = [value + by for value, by in zip(y, spread, strict=True)]
-        # On a logarithmic axis the band must not reach zero.
+        # On a logarithmic axis the band must stay above zero.
         bottom = [max(value - by, value / 10) if log else value - by for value, by in zip(y, spread, strict=True)]
         axes.fill_between(x, bottom, top, color=colour, alpha=0.17, linewidth=0, zorder=height - 1)
 
@@ -78,7 +82,7 @@ def _ticks(axes: Any, figure: dict[str, Any]) -> None:
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     elif 1 < len(points) <= TICKS and all(float(value).is_integer() for value in points):
-        # A handful of whole numbers: ticks where the points are, if they do not crowd.
+        # Few whole numbers: a tick at every point, unless ticks would crowd.
         gaps = [b - a for a, b in pairwise(points)]
         if min(gaps) >= (points[-1] - points[0]) / 10:
             axes.xaxis.set_major_locator(FixedLocator(points))
@@ -87,7 +91,7 @@ def _ticks(axes: Any, figure: dict[str, Any]) -> None:
         decades = math.log10(high / low) if low > 0 else math.inf
         axes.yaxis.set_minor_locator(NullLocator())
         if decades < 0.5:
-            # So little of the axis that it is as good as linear.
+            # Over less than half a decade a logarithmic axis looks linear.
             axes.yaxis.set_major_locator(MaxNLocator(5))
             axes.yaxis.set_major_formatter(ScalarFormatter())
             return
@@ -102,18 +106,18 @@ def _evenly(count: int) -> list[int]:
     return sorted(range(count - 1, -1, -step))
 
 
-def _marks(axes: Any, marks: list[dict[str, Any]]) -> None:
-    """Lines from top to bottom, named above the plot; a name goes a line up where its neighbour is near."""
+def _marks(axes: Any, marks: list[dict[str, Any]], colour: str) -> None:
+    """Vertical lines with names above the plot. A name moves a line up if its neighbour is near."""
     level, before = 0, -1.0
-    for mark in sorted(marks, key=lambda each: each["x"]):
+    for mark in sorted(marks, key=lambda mark: mark["x"]):
         share = _share(axes, mark["x"])
         level = (level + 1) % 3 if share - before < NEAR else 0
         before = share
-        _mark(axes, mark, level, late=share > 0.5)
+        _mark(axes, mark, colour, level, late=share > 0.5)
 
 
-def _mark(axes: Any, mark: dict[str, Any], level: int, late: bool) -> None:
-    axes.axvline(mark["x"], color=SENTINELS["muted"], linewidth=1.0, linestyle=(0, DASHED), zorder=2)
+def _mark(axes: Any, mark: dict[str, Any], colour: str, level: int, late: bool) -> None:
+    axes.axvline(mark["x"], color=colour, linewidth=1.0, linestyle=(0, DASHED), zorder=2)
     axes.annotate(
         fitted(mark.get("name", ""), 30),
         (mark["x"], 1),
@@ -122,11 +126,11 @@ def _mark(axes: Any, mark: dict[str, Any], level: int, late: bool) -> None:
         textcoords="offset points",
         ha="right" if late else "left",
         va="bottom",
-        color=SENTINELS["muted"],
+        color=colour,
     )
 
 
 def _share(axes: Any, x: float) -> float:
-    """How far from left to right a value lies: 0 to 1."""
+    """Where a value of x lies between the left and the right end of the axis: 0 to 1."""
     left, right = axes.get_window_extent().intervalx
     return float((axes.transData.transform((x, axes.get_ylim()[0]))[0] - left) / (right - left))

@@ -1,44 +1,52 @@
-"""The results as a Markdown page: tables, no pictures."""
+"""The results as a Markdown page: tables without pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .data import tables_of
-from .numbers import duration, shown
-from .write import checked_all, write_text
+from ..base.files import write_whole
+from .numbers import duration, shown, tables_of
+from .records import checked_all, kind_of
 
 TITLE = "Results"
 MOST_ROWS = 12
-# What Markdown or HTML would take for itself.
-SPECIAL = {each: f"\\{each}" for each in "\\`*_[]|#~"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;", "\n": " ", "\r": " "}
+# Characters with a meaning in Markdown or HTML.
+SPECIAL = {sign: f"\\{sign}" for sign in "\\`*_[]|#~"}
+SPECIAL |= {"<": "&lt;", ">": "&gt;", "&": "&amp;", "\n": " ", "\r": " "}
 
 
 def write_markdown(results: Sequence[dict[str, Any]], out: Path, title: str = TITLE) -> Path:
-    """Write a page of `results` (as in result.json) to `out`. The same results give the same bytes."""
-    return write_text(out, markdown(checked_all(results), title))
+    """Write a page of `results` to `out`. Equal results give equal bytes."""
+    return write_whole(out, markdown(checked_all(results), title))
 
 
 def markdown(results: Sequence[dict[str, Any]], title: str = TITLE) -> str:
     """The page, from checked results."""
-    columns = ["claim", "paper", "here", "verdict", "because"]
-    rows = [
-        [result["title"], result["paper"], result["ours"], result["verdict"], result["because"]] for result in results
-    ]
+    experiments = [result for result in results if kind_of(result) == "experiment"]
+    runs = [result for result in results if kind_of(result) != "experiment"]
+    source = "the records of the commands below" if experiments else "the files of `lucid train` and `lucid eval`"
+    spreads = " Spreads are standard deviations over seeds." if experiments else ""
     parts = [
         f"# {plain(title)}",
-        "Written by `lucid report RUNS --markdown FILE` from the records of the commands below; not edited by hand. "
-        "Spreads are standard deviations over seeds.",
-        _table(columns, rows),
+        f"Written by `lucid report RUNS --markdown FILE` from {source}; not edited by hand.{spreads}",
     ]
-    for result in results:
+    if experiments:
+        keys = ("title", "paper", "ours", "verdict", "because")
+        rows = [[result[key] for key in keys] for result in experiments]
+        parts.append(_table(["claim", "paper", "here", "verdict", "because"], rows))
+    if runs:
+        rows = [[kind_of(result), result["title"], result["about"], result["ours"]] for result in runs]
+        parts.append(_table(["kind", "name", "what", "result"], rows))
+    for result in experiments:
         parts += _section(result)
+    for result in runs:
+        parts += _run_section(result)
     return "\n\n".join(parts) + "\n"
 
 
 def plain(text: Any) -> str:
-    """Text that means itself."""
-    return "".join(SPECIAL.get(each, each) for each in str(text).strip())
+    """The text with its special characters escaped."""
+    return "".join(SPECIAL.get(character, character) for character in str(text).strip())
 
 
 def _section(result: dict[str, Any]) -> list[str]:
@@ -55,6 +63,18 @@ def _section(result: dict[str, Any]) -> list[str]:
     if result.get("seeds") is not None:
         facts.append(f"{result['seeds']} seed{'' if result['seeds'] == 1 else 's'}")
     parts.append(plain(", ".join([*facts, result["machine"], result["finished"]])) + ".")
+    return [*parts, *_tables(result)]
+
+
+def _run_section(result: dict[str, Any]) -> list[str]:
+    parts = [f"## {plain(result['title'])}", plain(result["about"]), f"**{plain(result['ours'])}**"]
+    if result["facts"]:
+        parts.append("; ".join(f"{plain(name)} {plain(value)}" for name, value in result["facts"]) + ".")
+    return [*parts, *_tables(result)]
+
+
+def _tables(result: dict[str, Any]) -> list[str]:
+    parts: list[str] = []
     for table in result["tables"]:
         parts += _titled(table["title"], table.get("note"), _table(table["columns"], table["rows"]))
     for figure in result["figures"]:
@@ -63,13 +83,13 @@ def _section(result: dict[str, Any]) -> list[str]:
 
 
 def _figure(figure: dict[str, Any]) -> list[str]:
-    # A large map says nothing as numbers.
+    # A large map is left out: nobody reads its numbers.
     tables = [table for table in tables_of(figure, MOST_ROWS) if "text" not in table]
     parts: list[str] = []
     for number, table in enumerate(tables):
         title = f"{figure['title']}: {table['title']}" if table["title"] else figure["title"]
         notes = [table["note"], figure.get("note") if number == len(tables) - 1 else ""]
-        parts += _titled(title, " ".join(each for each in notes if each), _table(table["columns"], table["rows"]))
+        parts += _titled(title, " ".join(text for text in notes if text), _table(table["columns"], table["rows"]))
     return parts
 
 

@@ -1,10 +1,13 @@
-"""One look for each attention, the same on the whole page: a colour, a marker and a weight of line.
+"""One look for each attention, the same on every figure: a colour, a marker and a width of line.
 
 The colours are those of Okabe and Ito, darkened or lightened where they would fade on white or on black. There are more
-roles than colours that stay apart for everyone: markers, dashes and names tell what colours do not.
+attentions than colours that everyone can tell apart, so series also differ in markers, dashes and names.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,18 @@ ROLES = {
     "sliding": Role("#8b2635", "#f08a96", "h"),
     "control": Role("#5b6470", "#aab4c0", "*"),
 }
-# Several series of one role: the first looks as above, the others take these markers and dashes.
+# Looks for roles that are not in ROLES, such as the name of a new attention.
+RESERVE = {
+    "reserve-1": Role("#00747f", "#63d2dc", "D"),
+    "reserve-2": Role("#a3238e", "#ee8fe0", "^"),
+    "reserve-3": Role("#4d7a12", "#a8d66a", "v"),
+    "reserve-4": Role("#4a4fd0", "#a5a9ff", "s"),
+    "reserve-5": Role("#c2185b", "#ff8bb4", "P"),
+    "reserve-6": Role("#8c5a3c", "#dcae8f", "X"),
+    "reserve-7": Role("#2f6f4f", "#86cfa8", "h"),
+    "reserve-8": Role("#6a737c", "#c3ccd4", "o"),
+}
+# Markers and dashes of further series of one colour in a figure.
 MORE_MARKERS = ("s", "^", "D", "v", "P", "X", "o")
 DASHES = ((), (5, 2.2), (1.2, 1.8), (7, 2, 1.5, 2))
 DASHED = (5, 2.2)
@@ -50,7 +64,7 @@ OUTLINES = {
     "h": "M0-3.8 3.3-1.9 3.3 1.9 0 3.8-3.3 1.9-3.3-1.9z",
 }
 
-# Colours of the page that pictures use as well.
+# Colours of the page that figures use as well.
 SURFACES = {
     "ink": ("#1b232c", "#e8edf3"),
     "muted": ("#5a6673", "#9fabb8"),
@@ -58,11 +72,13 @@ SURFACES = {
     "paper": ("#ffffff", "#161c24"),
     "missing": ("#eceff3", "#242d38"),
 }
+# Every colour of a figure by name: (on light, on dark).
+COLOURS = SURFACES | {name: (role.light, role.dark) for name, role in (ROLES | RESERVE).items()}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is drawn. `colour` is a role; dashes are lengths on and off in points."""
+    """How one series is drawn. `colour` is a name in COLOURS; dashes are lengths on and off in points."""
 
     colour: str
     marker: str
@@ -70,35 +86,35 @@ class Look:
     dashes: tuple[float, ...]
 
 
+def colour_of(role: str) -> str:
+    """The name in COLOURS of a role. An unknown role gets one of RESERVE, always the same one."""
+    return role if role in ROLES else list(RESERVE)[crc32(role.encode()) % len(RESERVE)]
+
+
 def look(role: str, earlier: int = 0, dashed: bool = False) -> Look:
-    """Of a series of a role, after so many `earlier` ones of the same role in the figure."""
-    style = ROLES[role]
+    """The look of a series. earlier: series of the same colour before it in the figure."""
+    colour = colour_of(role)
+    style = (ROLES | RESERVE)[colour]
     marker = style.marker
     if earlier:
-        others = [each for each in MORE_MARKERS if each != style.marker]
+        others = [other for other in MORE_MARKERS if other != style.marker]
         marker = others[(earlier - 1) % len(others)]
     dashes = DASHED if dashed else DASHES[earlier % len(DASHES)]
-    return Look(role, marker, style.width if not earlier else max(1.4, style.width - 0.8), dashes)
+    return Look(colour, marker, style.width if not earlier else max(1.4, style.width - 0.8), dashes)
 
 
-def looks(series: list[dict[str, object]]) -> list[Look]:
-    """Of all series of a figure, in order."""
-    seen: dict[str, int] = {}
-    found = []
-    for each in series:
-        role = str(each["role"])
-        found.append(look(role, seen.get(role, 0), bool(each.get("dashed"))))
-        seen[role] = seen.get(role, 0) + 1
-    return found
-
-
-def colour_names() -> list[str]:
-    """Everything that a picture may be coloured with, in a fixed order."""
-    return [*SURFACES, *ROLES]
+def looks(series: Sequence[dict[str, Any]]) -> list[Look]:
+    """The looks of all series of a figure, in order."""
+    earlier: dict[str, int] = {}
+    styles = []
+    for line in series:
+        colour = colour_of(line["role"])
+        styles.append(look(line["role"], earlier.get(colour, 0), bool(line.get("dashed"))))
+        earlier[colour] = earlier.get(colour, 0) + 1
+    return styles
 
 
 def style_sheet() -> str:
-    """The colours as CSS variables: light first, dark where the reader prefers it and does not print."""
-    pairs = {**SURFACES, **{name: (role.light, role.dark) for name, role in ROLES.items()}}
-    light, dark = ("".join(f"--{name}:{pair[which]};" for name, pair in pairs.items()) for which in (0, 1))
+    """The colours as CSS variables: light by default, dark on a screen whose reader prefers it."""
+    light, dark = ("".join(f"--{name}:{pair[which]};" for name, pair in COLOURS.items()) for which in (0, 1))
     return f":root{{color-scheme:light dark;{light}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -1,18 +1,19 @@
 """Heat maps side by side on one scale: scores with their numbers, or large matrices as pixels."""
 
 import math
+from functools import partial
 from typing import Any
 
+from .drawing import Colours, draw_svg, fitted
 from .numbers import places_of, shown, with_spread
-from .svg import SENTINELS, draw, fitted
 
-# Both look the same with and without red-green blindness; brightness alone tells the first one.
+# Both look the same with and without red-green blindness. The first one also rises evenly in brightness.
 SEQUENTIAL, DIVERGING = "cividis", "RdBu"
 STOPS = 9
-# More columns than these leave room for small numbers only.
+# With more columns than this the numbers are small.
 CROWDED = 8
 FEW_COLUMNS = 4
-# Of names that are too many to write all.
+# With too many names for an axis, every STEPS-th is written.
 STEPS = (1, 2, 4, 5, 8, 10, 20, 40, 50, 80, 100, 200, 400, 500, 800, 1000, 2000, 5000, 10_000, 100_000)
 
 
@@ -22,8 +23,8 @@ def draw_panels(figure: dict[str, Any], prefix: str) -> list[tuple[str, str]]:
     for number, panel in enumerate(figure["panels"]):
         width, height = _size(panel, figure)
         label = f"{figure['title']}: {panel.get('name', '')}"
-        picture = draw(width, height, lambda axes, panel=panel: _plot(axes, figure, panel), label, f"{prefix}p{number}")  # type: ignore[misc]
-        drawn.append((str(panel.get("name", "")), picture))
+        plot = partial(_plot_alone, figure=figure, panel=panel)
+        drawn.append((str(panel.get("name", "")), draw_svg(width, height, plot, label, f"{prefix}p{number}")))
     return drawn
 
 
@@ -38,7 +39,7 @@ def gradient(figure: dict[str, Any]) -> list[str]:
 
 def limits(figure: dict[str, Any]) -> tuple[float, float]:
     """Ends of the scale; around zero for signed values."""
-    low, high = (float(each) for each in figure["range"])
+    low, high = (float(end) for end in figure["range"])
     if figure.get("signed"):
         high = max(abs(low), abs(high))
         low = -high
@@ -46,7 +47,7 @@ def limits(figure: dict[str, Any]) -> tuple[float, float]:
 
 
 def is_small(figure: dict[str, Any]) -> bool:
-    """Whether more panels fit side by side: all have few columns."""
+    """Whether all panels have few columns, so that more of them fit side by side."""
     return all(len(panel["columns"]) <= FEW_COLUMNS for panel in figure["panels"])
 
 
@@ -66,50 +67,55 @@ def _size(panel: dict[str, Any], figure: dict[str, Any]) -> tuple[float, float]:
     return width, 0.55 + (width - 0.55) * min(max(rows / columns, 0.3), 1.6)
 
 
-def _plot(axes: Any, figure: dict[str, Any], panel: dict[str, Any]) -> None:
+def _plot_alone(axes: Any, colours: Colours, *, figure: dict[str, Any], panel: dict[str, Any]) -> None:
+    plot_panel(axes, figure, panel, colours)
+
+
+def plot_panel(axes: Any, figure: dict[str, Any], panel: dict[str, Any], colours: Colours) -> Any:
+    """Plot one panel of a `heatmaps` figure; give matplotlib's image, for a colour bar."""
     import numpy as np
-    from matplotlib import colormaps
 
     low, high = limits(figure)
     grid = np.array([[math.nan if value is None else value for value in row] for row in panel["values"]], dtype=float)
     axes.grid(visible=False)
-    axes.set_facecolor(SENTINELS["missing"])
+    axes.set_facecolor(colours["missing"])
+    cells = np.ma.masked_invalid(grid)
+    scale = {"cmap": _colours(figure), "vmin": low, "vmax": high}
     if _numbers(figure):
         rows, columns = grid.shape
-        edges = {"edgecolors": SENTINELS["paper"], "linewidth": 1.5}
         sides = np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5
-        axes.pcolormesh(*sides, np.ma.masked_invalid(grid), cmap=_colours(figure), vmin=low, vmax=high, **edges)
+        image = axes.pcolormesh(*sides, cells, edgecolors=colours["paper"], linewidth=1.5, **scale)
         axes.set_xlim(-0.5, columns - 0.5)
         axes.set_ylim(rows - 0.5, -0.5)
-        _write_numbers(axes, grid, colormaps[_colours(figure)], (low, high), _places(figure, columns > CROWDED))
+        _write_numbers(axes, grid, image, colours["muted"], _places(figure, columns > CROWDED))
     else:
-        # Pixels stay pixels: the page enlarges them without blurring.
-        shape = {"aspect": "auto", "interpolation": "none"}
-        axes.imshow(np.ma.masked_invalid(grid), cmap=_colours(figure), vmin=low, vmax=high, **shape)
+        # Without interpolation, so that an enlarged map is not blurred.
+        image = axes.imshow(cells, aspect="auto", interpolation="none", **scale)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
     _name(axes.set_xticks, panel["columns"], 10 if _numbers(figure) else 4)
     _name(axes.set_yticks, panel["rows"], 30 if _numbers(figure) else 5)
     axes.set(xlabel=fitted(figure["columns"].get("label", ""), 36), ylabel=fitted(figure["rows"].get("label", ""), 24))
+    return image
 
 
 def _places(figure: dict[str, Any], crowded: bool) -> int:
-    """After the point, for all panels of a figure."""
+    """Places after the point, the same in all panels of a figure."""
     if crowded and limits(figure)[1] >= 10:
         return 0
     values = [value for panel in figure["panels"] for row in panel["values"] for value in row]
     return places_of([*values, *figure["range"]])
 
 
-def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float], places: int) -> None:
-    low, high = ends
+def _write_numbers(axes: Any, grid: Any, image: Any, missing: str, places: int) -> None:
+    """A number in every cell, in black or white; a dash in the colour `missing` for a missing one."""
     for y, row in enumerate(grid):
         for x, value in enumerate(row):
             if math.isnan(value):
-                axes.text(x, y, "–", ha="center", va="center_baseline", color=SENTINELS["muted"])
+                axes.text(x, y, "–", ha="center", va="center_baseline", color=missing)
                 continue
-            red, green, blue, _ = colours(min(max((value - low) / (high - low), 0.0), 1.0))
+            red, green, blue, _ = image.to_rgba(value)
             ink = "white" if _brightness(red, green, blue) < 0.179 else "black"
             axes.text(
                 x,
@@ -123,13 +129,13 @@ def _write_numbers(axes: Any, grid: Any, colours: Any, ends: tuple[float, float]
 
 
 def _brightness(red: float, green: float, blue: float) -> float:
-    """Relative luminance (WCAG): below 0.18 white letters have more contrast than black ones."""
-    linear = [each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in (red, green, blue)]
+    """Relative luminance (WCAG). Below 0.179 white letters have more contrast than black ones."""
+    linear = [light / 12.92 if light <= 0.04045 else ((light + 0.055) / 1.055) ** 2.4 for light in (red, green, blue)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _name(set_ticks: Any, names: list[Any], most: int) -> None:
-    """Names at rows or columns, every second, third, ... if there are too many."""
+    """Names at rows or columns: all, or every n-th if there are more than `most`."""
     step = next(step for step in STEPS if len(names) <= most * step)
     places = list(range(0, len(names), step))
     set_ticks(places, [fitted(shown(names[place]), 14) for place in places])

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from ..base.files import PARTIAL, partial_path, write_whole
 from ..base.processes import distributed_state
 from ..models.ramps import StrengthRamp, set_strength
-from ..report.curves import draw_loss
+from ..report.pictures import draw_loss
 from .checkpoints import UNFINISHED, newest_whole
 from .inputs import load_inputs, make_model
 from .loss import use_chunked_loss
@@ -167,7 +167,7 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         shutil.rmtree(run / MODEL, ignore_errors=True)
         partial.rename(run / MODEL)
-        draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}")
+        draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}", recipe.attention)
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary

@@ -1,4 +1,4 @@
-"""Models to look into, with correlated keys, and what they should show."""
+"""Models to analyse, with correlated keys."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ LLAMA: dict[str, Any] = {
 
 
 class Plain(nn.Module):
-    """Layers of attention with residuals, as people write them: no configuration, nothing of Transformers."""
+    """Layers of attention with residuals, without configuration and without Transformers."""
 
     def __init__(self, *attentions: str, width: int = 24, **options: Any) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Plain(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.layers = nn.ModuleList(ATTENTIONS[name](width, 4, num_kv_heads=2, **options) for name in attentions)
         with torch.no_grad():
-            # Tokens share a direction, and so do their keys: P is far from the identity.
+            # Tokens and their keys share a direction, so that P is far from the identity.
             self.embedding.weight += 1
 
     def forward(self, input_ids: Tensor, key_mask: Tensor | None = None) -> Tensor:

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lucid_attention import cli
 from lucid_attention.analysis.conditioning import condition_numbers
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
+from lucid_attention.analysis.inputs import find
 from lucid_attention.analysis.jacobian import jacobians
-from lucid_attention.analysis.text import find
 
 from .conftest import TEXT
 
@@ -57,7 +57,7 @@ def test_numbers_are_those_of_the_functions(kind, checkpoints, tmp_path, capsys)
     assert str(out / "condition_numbers.png") in shown
 
 
-def test_everything_is_made_that_can_be_made(checkpoints, tmp_path):
+def test_by_default_every_analysis_that_applies_is_made(checkpoints, tmp_path):
     out = tmp_path / "out"
     assert analyze(checkpoints["lucid"], "--text", TEXT * 2, "--out", out) == 0
     written = results(out)
@@ -79,7 +79,7 @@ def test_everything_is_made_that_can_be_made(checkpoints, tmp_path):
         assert len(picture.getcolors(1 << 24)) > 20
 
 
-def test_what_is_written_knows_no_machine(checkpoints, tmp_path):
+def test_files_hold_no_path_of_the_machine(checkpoints, tmp_path):
     out = tmp_path / "out"
     words = ("--what", "conditioning", "--text", TEXT, "--length", 20, "--heads", "3", "--layers", "1", "--out", out)
     assert analyze(checkpoints["lucid"], *words) == 0
@@ -157,15 +157,15 @@ ERRORS = {
 
 
 @pytest.mark.parametrize(("words", "message"), ERRORS.values(), ids=ERRORS)
-def test_errors_say_what_was_expected_and_what_came(words, message, checkpoints, tmp_path, monkeypatch, capsys):
+def test_errors_name_what_was_expected_and_what_it_got(words, message, checkpoints, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     if message.startswith("--task needles has"):
         monkeypatch.setitem(checkpoints, "lucid", _small_vocabulary(checkpoints["lucid"], tmp_path))
     assert analyze(*(word.format(**checkpoints) for word in words)) == 1
-    said = capsys.readouterr()
-    assert said.err.splitlines()[-1].startswith("lucid analyze: error: ")
-    assert message in said.err
-    assert "Traceback" not in said.err
+    output = capsys.readouterr()
+    assert output.err.splitlines()[-1].startswith("lucid analyze: error: ")
+    assert message in output.err
+    assert "Traceback" not in output.err
     assert not (tmp_path / "runs").exists()
 
 

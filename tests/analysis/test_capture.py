@@ -1,4 +1,4 @@
-"""Looking into a pass leaves nothing behind, and says what it cannot look at."""
+"""Watching a forward pass changes nothing, and refuses models that it cannot read."""
 
 import weakref
 

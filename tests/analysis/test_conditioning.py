@@ -1,4 +1,4 @@
-"""κ(P): exact where it is decomposed, close where it is only multiplied with, and never with an N × N matrix there."""
+"""κ(P): exact for short prefixes, close for long ones, and there without an N × N matrix."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_prefixes_of_every_layer_row_and_head_have_the_condition_number_of_their
         for row in range(2):
             for head in range(layer.k.shape[1]):
                 for n in lengths:
-                    # From the keys of the prefix alone.
+                    # The matrix of the prefix, from its keys alone.
                     P = preconditioner(layer.k[row, head, :n].double()[None, None])[0, 0]
                     largest, inverse = by_definition(P)
                     place = {"layer": layer.index, "row": row, "head": head, "length": n, "exact": True}

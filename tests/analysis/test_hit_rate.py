@@ -1,4 +1,4 @@
-"""Hit rates: sums of the dense maps on the spans, for the rows that are asked for and no others."""
+"""Hit rates are sums of the dense maps on the spans, and only the rows of the queries are computed."""
 
 import pytest
 import torch
@@ -98,12 +98,12 @@ def test_only_the_rows_that_are_asked_for_are_computed(monkeypatch):
     assert 0 < largest <= 16 * N
 
 
-def test_chosen_layers_and_heads():
+def test_records_are_those_of_the_chosen_layers_and_heads():
     records = hit_rates(llama("lucid"), tokens(2, T), QUERIES[:1], layers=[1], heads=[3, 0])
     assert [(each["layer"], each["head"], each["row"]) for each in records] == [(1, 0, 0), (1, 3, 0)]
 
 
-def test_averages():
+def test_averages_are_means_of_records_that_agree():
     base = {"softmax": 1.0, "signed": 0.0, "magnitude": 0.5, "negative": 0.0}
     records = [
         {"layer": 0, "head": 0, "query": 5, **base},

@@ -1,4 +1,4 @@
-"""The softmax Jacobian and the theorem, against matrices written out and against autograd."""
+"""The softmax Jacobian and the theorem, against dense matrices and against autograd."""
 
 import math
 
@@ -158,11 +158,11 @@ def test_windows_count_the_pairs_that_are_seen():
     assert head_off_diagonal(head).item() == pytest.approx(sum(pairs).item() / 16, rel=1e-12)
 
 
-def test_the_theorem_speaks_of_softmax_and_lucid_alone():
+def test_the_jacobian_of_the_query_is_that_of_softmax_and_lucid_only():
     for name in ("path", "lucid_path", "diff"):
         records = jacobians(Plain(name), tokens(1, T))
         assert all(each["query_jacobian"] is None and each["off_diagonal"] > 0 for each in records)
-    with pytest.raises(ValueError, match="alone"):
+    with pytest.raises(ValueError, match="softmax and LUCID attention only"):
         query_jacobian_norms(next(layers_of(Plain("path"), tokens(1, T))[0].heads()), torch.tensor([3]))
 
 

@@ -1,4 +1,4 @@
-"""Weights: read with them, the values give what the layer gives; with identity values, what the operators give."""
+"""Weights: applied to the values they give the output of the layer, with identity values that of the operators."""
 
 import pytest
 import torch
@@ -104,7 +104,7 @@ def test_identity_values_show_the_effective_weights(build):
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid"])
 def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
-    # Transformers' eager attention is one of float32: its masks overflow in float64.
+    # Transformers' eager attention needs float32: its masks overflow in float64.
     model = llama(implementation).to(torch.float32 if implementation == "eager" else torch.float64)
     ids, mask = tokens(2, T), torch.ones(2, T, dtype=torch.long)
     mask[0, :6] = 0

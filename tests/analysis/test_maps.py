@@ -1,4 +1,4 @@
-"""Maps: the dense ones as they are, and means over squares of them for longer texts."""
+"""Maps are the dense weights, averaged over squares for long texts."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_both_softmaxes_of_a_difference_are_averaged():
         assert (fine["effective"] - fine["softmax"]).abs().max() > 0.01
 
 
-def test_chosen_heads_and_bad_bins():
+def test_heads_can_be_chosen_and_bad_bins_are_refused():
     records = attention_maps(Plain("lucid", "softmax"), tokens(1, T), layers=[1], heads=[2])
     assert [(each["layer"], each["head"]) for each in records] == [(1, 2)]
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):

@@ -1,4 +1,4 @@
-"""P in blocks of rows is P."""
+"""P, computed in blocks of rows, equals the dense P."""
 
 import pytest
 import torch
@@ -46,13 +46,13 @@ def test_products_and_solves_are_those_of_the_dense_matrix_and_its_leading_block
     truth = dense[:n, :n]
     x = torch.randn(n, 3, dtype=torch.float64)
     given = x.clone()
-    for _ in range(2):  # the second time rows may be kept ones
+    for _ in range(2):  # the second time from rows in memory
         torch.testing.assert_close(P.dense(n), truth, rtol=1e-13, atol=1e-13)
         torch.testing.assert_close(P.gram(x), truth.T @ truth @ x, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(P.solve(x), torch.linalg.solve(truth, x), rtol=1e-11, atol=1e-11)
         torch.testing.assert_close(P.solve_transposed(x), torch.linalg.solve(truth.T, x), rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(x, given, rtol=0, atol=0)
-    # What was kept for a prefix serves the whole.
+    # Rows that were kept for a prefix serve the whole matrix.
     torch.testing.assert_close(P.dense(), dense, rtol=1e-13, atol=1e-13)
 
 

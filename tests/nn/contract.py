@@ -1,6 +1,6 @@
-"""What the contract tests share: every attention by its name, with the settings that deserve the whole contract.
+"""Shared by the contract tests: every attention of `ATTENTIONS`, and further settings that run the whole contract.
 
-A name in `ATTENTIONS` is picked up by itself; `SETTINGS` adds variations of it.
+A new name in `ATTENTIONS` needs no line here; `SETTINGS` adds variations.
 """
 
 from typing import Any
@@ -39,7 +39,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gsa, convolution": ("gsa", {"conv_size": 4, "num_slots": 3}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ATTENTIONS} | SETTINGS
-# A window counts positions, padding among them: a row with a hole is not like its tokens alone.
+# A window counts padding, too: a row with padding between tokens does not equal its tokens alone.
 WINDOWED = {"sliding, narrow"}
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 every_case = pytest.mark.parametrize("case", CASES)
@@ -52,7 +52,7 @@ def build(case: str, **options: Any) -> CausalAttention:
     name, settings = CASES[case]
     module = ATTENTIONS[name](HIDDEN, **(GROUPED | settings | options)).double()
     for parameter in module.parameters():
-        # Norms and learned scalars begin alike for all heads: a mix-up of heads would not show.
+        # Norms and learned inverse_norms start equal for all heads. Change them, so that a mix-up of heads shows.
         if parameter.ndim < 2:
             parameter.data += 0.3 * torch.rand_like(parameter)
     return module
@@ -64,7 +64,7 @@ def inputs(batch: int = B, length: int = T) -> Tensor:
 
 
 def gradients(module: CausalAttention, output: Tensor) -> dict[str, Tensor]:
-    """Of a fixed weighting of the output, for every parameter."""
+    """The gradients of a fixed weighted sum of the output, for every parameter."""
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output.dtype)
     names, parameters = zip(*module.named_parameters(), strict=True)
     grads = torch.autograd.grad((output * weight).sum(), parameters, retain_graph=True)
@@ -74,7 +74,7 @@ def gradients(module: CausalAttention, output: Tensor) -> dict[str, Tensor]:
 def in_chunks(
     module: CausalAttention, x: Tensor, sizes: list[int], key_mask: Tensor | None = None
 ) -> tuple[Tensor, Any]:
-    """Feed x piece by piece, each with the past of those before."""
+    """The output and past of x, fed in chunks of these sizes."""
     outputs: list[Tensor] = []
     past, seen = None, 0
     for chunk in x.split(sizes, 1):
@@ -86,15 +86,15 @@ def in_chunks(
 
 
 def alone(module: CausalAttention, x: Tensor, key_mask: Tensor) -> Tensor:
-    """Every row run by itself, on the tokens that take part: [real tokens, HIDDEN]."""
+    """The output of every row alone, without padding: [real tokens, HIDDEN]."""
     rows = [module(row[None, real])[0][0] for row, real in zip(x, key_mask, strict=True)]
     return torch.cat(rows)
 
 
 def rows(past: Any, order: Tensor) -> Any:
-    """The past with its batch rows chosen anew."""
-    return tree_map(lambda each: each[order] if isinstance(each, Tensor) else each, past)
+    """The past with its batch rows in another order."""
+    return tree_map(lambda leaf: leaf[order] if isinstance(leaf, Tensor) else leaf, past)
 
 
 def detached(past: Any) -> Any:
-    return tree_map(lambda each: each.detach() if isinstance(each, Tensor) else each, past)
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, past)

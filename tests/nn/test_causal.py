@@ -1,4 +1,4 @@
-"""`CausalAttention` as it stands is plain softmax attention: `scaled_dot_product_attention` on its projections."""
+"""`CausalAttention` is plain softmax attention: `scaled_dot_product_attention` on its projections."""
 
 import pytest
 import torch

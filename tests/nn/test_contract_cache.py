@@ -1,4 +1,4 @@
-"""For every attention: tokens may arrive in any portions, and what the past keeps may be reordered and stored."""
+"""For every attention: tokens may arrive in chunks of any size, and a past may be reordered and stored."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""For every attention, which tokens a token sees: those before it, of its own document, that are no padding."""
+"""For every attention: a token sees earlier tokens of its own document, and no padding."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ LENGTHS = torch.tensor([[T], [T - 4], [1]])
 PADDINGS = {
     "left": torch.arange(T) >= T - LENGTHS,
     "right": torch.arange(T) < LENGTHS,
-    # Only here do counted positions differ from all others: a shift of a whole row changes nothing.
+    # Padding inside a row: only here do counted positions matter, as a shift of a whole row changes nothing.
     "inside": (torch.arange(T) < 3) | (torch.arange(T) >= 3 + torch.tensor([[0], [2], [5]])),
 }
 every_padding = pytest.mark.parametrize("side", PADDINGS)
@@ -31,7 +31,7 @@ every_padded_case = pytest.mark.parametrize(
     [(case, side) for case in CASES for side in PADDINGS if side != "inside" or case not in WINDOWED],
 )
 BORDERS = torch.tensor([0, 4, 5, 5, 11], dtype=torch.int32)
-# Positions count on over documents, and float32 angles of a rotary embedding round differently there.
+# Positions run on over packed documents, and the float32 angles of a rotary embedding round differently there.
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -100,7 +100,7 @@ def test_a_row_of_padding_alone_does_no_harm(name: str) -> None:
     torch.testing.assert_close(output[::2], module(x[::2])[0])
     assert output.isfinite().all()
     assert all(grad.isfinite().all() for grad in gradients(module, output).values())
-    # Its first tokens may come later.
+    # The first tokens of the row may come later.
     later, _ = module(x, past=past, key_mask=torch.cat([key_mask, torch.ones_like(key_mask)], 1))
     torch.testing.assert_close(later[1:2], module(x[1:2])[0])
 

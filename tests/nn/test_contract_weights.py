@@ -1,4 +1,4 @@
-"""For every attention: all weights are trained, saved and loaded; any sizes."""
+"""For every attention: all weights are trained, saved and loaded, at any sizes."""
 
 import copy
 import io
@@ -60,7 +60,7 @@ def test_any_sizes_will_do(name: str, shape: str) -> None:
     torch.testing.assert_close(module(x[:, :1])[0], full[:, :1])
 
 
-# Values of diff have the size of two keys by definition.
+# In differential attention a value has the size of two keys by definition.
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if name != "diff"])
 @pytest.mark.parametrize("value_dim", [3, 9])
 def test_values_may_have_another_size_than_keys(name: str, value_dim: int) -> None:

@@ -1,4 +1,4 @@
-"""`LucidAttention` is `lucid_attention` on its projections; what all attentions have in common is in the contract."""
+"""`LucidAttention` is `lucid_attention` on its projections. The contract tests cover the rest."""
 
 import copy
 from typing import Any
@@ -143,8 +143,8 @@ def test_the_past_is_keys_and_preconditioned_values_however_the_tokens_arrive(va
             _, whole = module(x, key_mask=mask)
             _, past = in_chunks(module, x, [4, 1, 1, 3, 1, 1], mask)
             torch.testing.assert_close((past.k, past.y), (whole.k, whole.y))
-            if past.scalars is not None:
-                torch.testing.assert_close(past.scalars, inverse_key_norms(past.k))
+            if past.inverse_norms is not None:
+                torch.testing.assert_close(past.inverse_norms, inverse_key_norms(past.k))
         assert not past.y.masked_fill(key_mask[:, None, :, None], 0).any()
 
 

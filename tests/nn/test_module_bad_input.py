@@ -1,4 +1,4 @@
-"""Bad arguments of `LucidAttention`: every error names the argument, what was expected and what came."""
+"""Bad arguments of `LucidAttention`: every error names the argument, what was expected and what it got."""
 
 import copy
 import math
@@ -71,7 +71,7 @@ MODULE = LucidAttention(HIDDEN, 4, num_kv_heads=2, learn_beta=True)
 with torch.no_grad():
     PAST = MODULE(X[:, :S])[1]
 PAIR = PAST.k, PAST.y
-ONE_ROW = Past(PAST.k[:1], PAST.y[:1], PAST.scalars)
+ONE_ROW = Past(PAST.k[:1], PAST.y[:1], PAST.inverse_norms)
 
 CALLS = [
     Case("x is a list", {"x": [1.0]}, TypeError, ("x must be", "torch.Tensor", "got list")),
@@ -151,11 +151,11 @@ def test_a_bad_continuation_is_explained_and_leaves_no_trace(case: Case, way: st
         refused(case, arguments)
 
 
-def test_scalars_that_were_not_cropped_with_the_keys_are_explained() -> None:
+def test_inverse_norms_that_were_not_cropped_with_the_keys_are_explained() -> None:
     with torch.no_grad():
         past = MODULE(X[:, :1], past=PAST)[1]
-        stale = Past(past.k[:, :, :3], past.y[:, :, :3], past.scalars)
-        case = Case("", {}, ValueError, ("scalars must be", "[2, 2, 4]", "[2, 2, 7]"))
+        stale = Past(past.k[:, :, :3], past.y[:, :, :3], past.inverse_norms)
+        case = Case("", {}, ValueError, ("inverse_norms must be", "[2, 2, 4]", "[2, 2, 7]"))
         refused(case, {"x": X[:, :1], "past": stale})
 
 

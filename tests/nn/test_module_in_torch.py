@@ -1,4 +1,4 @@
-"""Attention modules inside torch: compile, export, vmap. Most of it for `LucidAttention`: its operators are our own."""
+"""Attention modules under torch.compile, export and vmap, mostly `LucidAttention`, whose operators are our own."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -71,7 +71,7 @@ def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(name: str, 
             output, past = compiled(token, past=past)
             outputs.append(output)
     torch.testing.assert_close(torch.cat(outputs, 1), full)
-    # A past without scalars, a past with them, and that at any length.
+    # Three graphs: a past without inverse_norms, a past with them, and such a past of any length.
     assert counter.frame_count <= 3
 
 
@@ -84,7 +84,7 @@ def test_a_compiled_module_follows_a_schedule_of_strengths_in_few_graphs(dynamo:
         output, expected = compiled(x)[0], module(x)[0]
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(gradients(module, output), gradients(module, expected))
-    # One for the first value, one for any other, one for 1.
+    # Three graphs: for the first value, for any other, and for 1.
     assert counter.frame_count <= 4
 
 

@@ -1,4 +1,4 @@
-"""What is special about the PaTH modules: keys that are moved late, by pending factors."""
+"""The PaTH modules apply the moves of keys late: pending factors give the same as moved keys."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def build(name: str) -> tuple[PathAttention, Tensor]:
     module = ATTENTIONS[name](HIDDEN, 4, num_kv_heads=2).double()
     assert isinstance(module, PathAttention)
     with torch.no_grad():
-        module.b_proj.bias.fill_(-2.0)  # a small β: what is far away stays in reach
+        module.b_proj.bias.fill_(-2.0)  # a small β, so that distant tokens keep their weight
     return module, torch.randn(2, T, HIDDEN, dtype=torch.float64) + 0.5
 
 
@@ -40,7 +40,7 @@ def test_single_tokens_equal_the_full_pass_across_flushes(
         for t in range(5, T):
             o, past = module(x[:, t : t + 1], past=past, key_mask=mask[:, : t + 1])
             outputs.append(o)
-            flushes.append(past.flushed)
+            flushes.append(past.pending)
     torch.testing.assert_close(torch.cat(outputs, 1)[mask], full[mask])
     assert flushes == [5 + 3 * ((t - 5) // 3) for t in range(5, T)]
 
@@ -109,11 +109,11 @@ def test_a_past_without_the_lengths_of_its_keys_is_refused(grad: bool, tokens: i
     other, _ = build("path")
     with torch.set_grad_enabled(grad):
         _, past = other(x[:, :5])
-        with pytest.raises(ValueError, match=r"past\.scalars must be"):
+        with pytest.raises(ValueError, match=r"past\.inverse_norms must be"):
             module(x[:, :tokens], past=past)
         _, past = module(x[:, :5])
-        with pytest.raises(ValueError, match=r"past\.scalars must be"):
-            module(x[:, :tokens], past=past._replace(scalars=past.scalars[:, :, :4]))
+        with pytest.raises(ValueError, match=r"past\.inverse_norms must be"):
+            module(x[:, :tokens], past=past._replace(inverse_norms=past.inverse_norms[:, :, :4]))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""The rotary embedding against complex numbers: features i and i + D/2 are one number that is turned."""
+"""The rotary embedding against complex numbers: features i and i + D/2 are one number that is rotated."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_features_are_turned_as_complex_numbers(dtype: torch.dtype, base: float)
     expected = turned(x, positions, base)
     output = Rotary(D, base)(x, positions)
     assert output.dtype == dtype
-    # Besides the rounding of the dtype: frequencies are float32, so that at position 100 an angle is off by 100 · 2⁻²⁴.
+    # Frequencies are float32: at position 100 an angle has an error of 100 · 2⁻²⁴, beside the rounding of the dtype.
     error = max(2e-5, 2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(output.double(), expected, rtol=error, atol=error)
 

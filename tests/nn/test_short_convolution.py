@@ -1,4 +1,4 @@
-"""`ShortConvolution` against `torch.nn.functional.conv1d` on the tokens that are there."""
+"""`ShortConvolution` against `torch.nn.functional.conv1d` on the tokens without padding."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_it_is_a_causal_depthwise_convolution(size: int, activation: bool) -> No
 
 @SIZES
 @pytest.mark.parametrize("mask", MASKS)
-def test_padding_is_skipped_whatever_stands_there(size: int, mask: str) -> None:
+def test_padding_is_skipped_even_if_it_is_nan(size: int, mask: str) -> None:
     module, key_mask = build(size), MASKS[mask]
     x = inputs().masked_fill(~key_mask[..., None], torch.nan).requires_grad_()
     output, tail = module(x, key_mask=key_mask)

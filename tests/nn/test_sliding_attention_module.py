@@ -1,4 +1,4 @@
-"""`SlidingAttention`: the window, the past that forgets, and rows with holes. The rest is in the contract."""
+"""`SlidingAttention`: its window, its short past, and padding between tokens. The contract tests cover the rest."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A browser that tests can ask: Chromium, spoken to over a pipe in its own protocol (CDP), without further packages."""
+"""Chromium for tests, controlled over a pipe with its own protocol (CDP), without further packages."""
 
 import base64
 import fcntl
@@ -68,7 +68,7 @@ class Browser:
         self.ask("Page.navigate", url=page.resolve().as_uri())
         while not any(each["method"] == "Page.loadEventFired" for each in self.messages):
             self.messages.append(self._next())
-        # One frame, so that everything is laid out.
+        # Wait two frames, so that everything is laid out.
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def run(self, script: str) -> Any:
@@ -130,13 +130,13 @@ def opened() -> Iterator[Browser]:
 def _start(command: list[str]) -> tuple[int, int, int]:
     """Its process, and where to write commands and read answers: Chromium's files 3 and 4."""
     pipes = [os.pipe(), os.pipe()]
-    # Ends of pipes that may themselves be 3 or 4 must not overwrite each other.
+    # Move the ends of the pipes to 10 and above: one of them may be 3 or 4 itself, and would be overwritten.
     ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (pipes[0][0], pipes[1][1])]
     nothing = os.open(os.devnull, os.O_RDWR)
     wiring = [(os.POSIX_SPAWN_DUP2, nothing, stream) for stream in (0, 1, 2)]
     wiring += [(os.POSIX_SPAWN_DUP2, ends[0], 3), (os.POSIX_SPAWN_DUP2, ends[1], 4)]
     try:
-        # A group of its own, so that it can be ended with all its processes.
+        # In its own process group, so that all its processes can be ended together.
         process = os.posix_spawn(command[0], command, os.environ, file_actions=wiring, setpgroup=0)
     finally:
         for end in (pipes[0][0], pipes[1][1], *ends, nothing):

@@ -1,14 +1,17 @@
-"""The report in a real browser: figures are there, nothing is fetched, nothing complains, it fits a phone."""
+"""The report in a real browser: it shows every figure, fetches nothing, logs nothing and fits a phone."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lucid_attention.report.command import find_results
+from lucid_attention.report.page import write_report
 from lucid_attention.report.palette import ROLES
 
 from .breaking import all_results
 from .browser import Browser, opened
+from .test_runs import write_evaluation, write_run
 
 WINDOWS = {
     "desktop, light": (1280, 900, "light"),
@@ -31,7 +34,7 @@ FIGURES = """
     }
 }))
 """
-# What sticks out of the window, except inside boxes that scroll in themselves.
+# Elements that stick out of the window, except inside boxes that scroll.
 OUTSIDE = """
 [...document.querySelectorAll("body *")].filter(each =>
     !each.parentElement.closest(".scroll, pre") && each.getClientRects().length &&
@@ -57,7 +60,7 @@ def rgb(colour: str) -> str:
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-def test_every_figure_is_there_and_nothing_complains(
+def test_every_figure_is_drawn_and_the_browser_logs_nothing(
     window: tuple[int, int, str], browser: Browser, report: Path
 ) -> None:
     browser.open(report, *window)
@@ -98,7 +101,7 @@ def test_light_and_dark_differ_in_the_page_and_in_its_drawings(browser: Browser,
         assert rgb(role.dark) in dark["strokes"]
     assert light["ground"] != dark["ground"]
     assert light["ink"] != dark["ink"]
-    # Light is light, and dark is dark.
+    # The light page is light, and the dark page is dark.
     assert sum(map(int, light["ground"][4:-1].split(","))) > 600 > 150 > sum(map(int, dark["ground"][4:-1].split(",")))
 
 
@@ -154,3 +157,21 @@ def test_the_browser_notices_what_is_fetched_and_what_is_too_wide(browser: Brows
     assert "http://localhost:9/x.css" in browser.requests()
     assert browser.run("document.documentElement.scrollWidth") > 390
     assert len(browser.run(OUTSIDE.replace("WIDTH", "390"))) == 1
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+def test_a_page_of_training_runs_and_evaluations_fits_the_window(
+    window: tuple[int, int, str], browser: Browser, tmp_path: Path
+) -> None:
+    for name in ("lucid", "softmax"):
+        write_run(tmp_path / name, name)
+        write_evaluation(tmp_path / "scores" / name, name, name)
+    page = write_report(find_results([tmp_path]), tmp_path / "page.html")
+    browser.open(page, *window)
+    browser.run("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert browser.complaints() == []
+    assert browser.run("document.documentElement.scrollWidth") <= window[0]
+    assert browser.run(OUTSIDE.replace("WIDTH", str(window[0]))) == []
+    assert all(plots for plots in browser.run(FIGURES))
+    # No word of the overview is broken into letters.
+    assert browser.run("Math.min(...[...document.querySelectorAll('.overview .kind')].map(e => e.offsetWidth))") >= 60

@@ -1,4 +1,4 @@
-"""tools/browser.py finds a browser, or installs one, or says what to do; it never blocks the other tests."""
+"""tools/browser.py finds a browser, installs one, or prints what to do; it never stops the other tests."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def test_the_variable_is_obeyed_or_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("user", [0, 1000], ids=["root", "with sudo"])
 def test_where_there_is_none_apt_installs_one(user: int, tmp_path: Path) -> None:
     log, browser = tmp_path / "log", tmp_path / "chromium"
-    # An update that fails decides nothing, and the first package may be unknown.
+    # Installing goes on after a failed update, and after a package that is unknown.
     script = f"""echo "$@" >> {log}
 case "$*" in
 *update*|*headless-shell) echo no >&2; exit 100;;

@@ -1,4 +1,4 @@
-"""What is drawn is what was measured: values, gaps, numbers, tables, colours."""
+"""Figures show what was measured: values, gaps, numbers, tables, colours."""
 
 import math
 import re
@@ -10,10 +10,10 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from lucid_attention.report import bars, lines, panels
-from lucid_attention.report.data import tables_of
+from lucid_attention.report.drawing import SENTINELS, fitted
 from lucid_attention.report.figures import figure_html
-from lucid_attention.report.palette import OUTLINES, ROLES, SURFACES, look, looks
-from lucid_attention.report.svg import SENTINELS, fitted
+from lucid_attention.report.numbers import tables_of
+from lucid_attention.report.palette import COLOURS, OUTLINES, RESERVE, ROLES, SURFACES, colour_of, look, looks
 
 from .samples import attention_maps, condition_number, cost, learnability, memory_update, needle_grid
 
@@ -36,7 +36,7 @@ def contrast(one: Any, other: Any) -> float:
 
 def test_curves_go_through_their_points_and_break_where_a_value_is_missing() -> None:
     figure = learnability()["figures"][0]
-    axes = drawn(lines._plot, figure)
+    axes = drawn(lines.plot_lines, figure, SENTINELS)
     curves = [line for line in axes.lines if len(line.get_xdata()) > 2]
     assert len(curves) == len(figure["series"])
     for curve, series in zip(curves, figure["series"], strict=True):
@@ -50,7 +50,7 @@ def test_curves_go_through_their_points_and_break_where_a_value_is_missing() -> 
 def test_zero_is_left_out_of_a_logarithmic_axis_and_bands_stay_above_it() -> None:
     series = {"name": "a", "role": "lucid", "x": [1, 2, 3], "y": [0.0, 1.0, 2.0], "spread": [1.0, 5.0, None]}
     figure = {"title": "", "x": {"log": True}, "y": {"log": True}, "series": [series], "marks": []}
-    axes = drawn(lines._plot, figure)
+    axes = drawn(lines.plot_lines, figure, SENTINELS)
     assert math.isnan(axes.lines[0].get_ydata()[0])
     (band,) = axes.collections
     heights = band.get_paths()[0].vertices[:, 1]
@@ -60,7 +60,7 @@ def test_zero_is_left_out_of_a_logarithmic_axis_and_bands_stay_above_it() -> Non
 
 def test_lucid_is_blue_thick_and_on_top_on_every_figure() -> None:
     for made in (learnability, condition_number, cost):
-        axes = drawn(lines._plot, made()["figures"][0])
+        axes = drawn(lines.plot_lines, made()["figures"][0], SENTINELS)
         curves = [line for line in axes.lines if len(line.get_xdata()) > 2]
         first, others = curves[0], curves[1:]
         assert first.get_color() == SENTINELS["lucid"]
@@ -73,14 +73,29 @@ def test_series_differ_in_more_than_colour() -> None:
     assert len({(each.marker, each.dashes) for each in looks(figure["series"])}) == len(figure["series"])
     repeated = [look("control", earlier) for earlier in range(6)]
     assert len({(each.marker, each.dashes) for each in repeated}) == 6
-    assert {style.marker for style in ROLES.values()} <= set(OUTLINES)
+    assert {style.marker for style in (ROLES | RESERVE).values()} <= set(OUTLINES)
     assert look("softmax", 0, dashed=True).dashes
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_colours_stand_out_from_light_and_dark_paper(role: str) -> None:
-    assert contrast(ROLES[role].light, SURFACES["paper"][0]) >= 3
-    assert contrast(ROLES[role].dark, SURFACES["paper"][1]) >= 4.5
+@pytest.mark.parametrize("colour", ROLES | RESERVE)
+def test_colours_stand_out_from_light_and_dark_paper(colour: str) -> None:
+    light, dark = COLOURS[colour]
+    assert contrast(light, SURFACES["paper"][0]) >= 3
+    assert contrast(dark, SURFACES["paper"][1]) >= 4.5
+
+
+def test_an_unknown_role_always_has_the_same_colour_which_no_known_role_has() -> None:
+    names = [f"attention_{number}" for number in range(40)]
+    assert {colour_of(name) for name in names} == set(RESERVE)
+    assert colour_of("toy") == colour_of("toy") == look("toy").colour == "reserve-7"
+    assert not {pair for name, pair in COLOURS.items() if name in RESERVE} & {COLOURS[name] for name in ROLES}
+    assert all(colour_of(name) == name for name in ROLES)
+
+
+def test_unknown_roles_of_one_colour_differ_in_marker_and_dashes() -> None:
+    names = [name for name in (f"attention_{number}" for number in range(40)) if colour_of(name) == "reserve-1"]
+    styles = looks([{"role": name} for name in names[:3]])
+    assert len({(style.marker, style.dashes) for style in styles}) == 3
 
 
 # Machado, Oliveira and Fernandes (2009), severity 1, on linear RGB.
@@ -102,7 +117,7 @@ def test_lucid_and_softmax_look_different_to_everyone(matrix: tuple[tuple[float,
         lucid = seen(getattr(ROLES["lucid"], shade))
         softmax = seen(getattr(ROLES["softmax"], shade))
         assert math.dist(lucid, softmax) > 0.4
-    # The measure notices two colours that the red-green blind confuse.
+    # The measure is small for two colours that red-green blind people confuse.
     if matrix is BLINDNESS["deuteranopia"]:
         assert math.dist(seen("#b58a00"), seen("#7da800")) < 0.2
 
@@ -111,7 +126,7 @@ def test_lucid_and_softmax_look_different_to_everyone(matrix: tuple[tuple[float,
 def test_every_number_of_a_map_stands_in_its_cell_and_can_be_read(signed: bool) -> None:
     figure = needle_grid()["figures"][0] | {"signed": signed, "range": [-100 if signed else 0, 100]}
     panel = figure["panels"][1]
-    axes = drawn(panels._plot, figure, panel)
+    axes = drawn(panels.plot_panel, figure, panel, SENTINELS)
     texts = {tuple(map(int, text.get_position()[::-1])): text for text in axes.texts}
     assert len(texts) == 16
     low, high = panels.limits(figure)
@@ -130,7 +145,7 @@ def test_every_number_of_a_map_stands_in_its_cell_and_can_be_read(signed: bool) 
 def test_signed_maps_have_zero_in_the_middle_and_large_ones_are_pixels() -> None:
     figure = attention_maps()["figures"][1] | {"range": [-0.5, 1]}
     assert panels.limits(figure) == (-1, 1)
-    axes = drawn(panels._plot, figure, figure["panels"][0])
+    axes = drawn(panels.plot_panel, figure, figure["panels"][0], SENTINELS)
     (image,) = axes.images
     assert image.get_array().shape == (64, 64)
     assert image.get_clim() == (-1, 1)
@@ -151,7 +166,7 @@ def test_bars_have_their_lengths_and_numbers() -> None:
             assert ("–" if bar["value"] is None else f"{bar['value']:.1f} ± {bar['spread']:.1f}") in texts
         assert "chance" in texts
     axes = Figure().subplots()
-    bars._bar(axes, 3, {"name": "a", "role": "lucid", "value": -2.0, "spread": 0.5}, (-4.0, 4.0), 1)
+    bars._bar(axes, 3, {"name": "a", "role": "lucid", "value": -2.0, "spread": 0.5}, (-4.0, 4.0), 1, SENTINELS)
     (bar,) = axes.patches
     assert (bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2) == (-2.0, pytest.approx(3))
 
@@ -221,5 +236,5 @@ def test_a_figure_has_caption_legend_note_numbers_and_command() -> None:
         (3, 5, 1, "3"),
     ],
 )
-def test_labels_fit(text: Any, width: int, rows: int, kept: str) -> None:
+def test_a_long_label_is_wrapped_and_cut(text: Any, width: int, rows: int, kept: str) -> None:
     assert fitted(text, width, rows) == kept

@@ -24,7 +24,7 @@ from lucid_attention.report.numbers import duration, places_of, shown, tick, typ
         (True, "True"),
     ],
 )
-def test_cells(value: Any, text: str) -> None:
+def test_a_cell_has_four_digits_or_its_text(value: Any, text: str) -> None:
     assert shown(value) == text
 
 
@@ -42,7 +42,7 @@ def test_cells(value: Any, text: str) -> None:
         (3e-9, 1e-9, None, "3.00·10⁻⁹ ± 1.00·10⁻⁹"),
     ],
 )
-def test_spreads(value: Any, spread: Any, places: int | None, text: str) -> None:
+def test_a_spread_has_two_digits_or_the_places_given(value: Any, spread: Any, places: int | None, text: str) -> None:
     assert with_spread(value, spread, places) == text
 
 
@@ -67,7 +67,7 @@ def test_numbers_that_stand_together_have_the_same_places(values: list[Any], pla
         (5e6, "5·10⁶"),
     ],
 )
-def test_ticks(value: float, text: str) -> None:
+def test_ticks_are_short(value: float, text: str) -> None:
     assert tick(value) == text
 
 
@@ -75,7 +75,7 @@ def test_ticks(value: float, text: str) -> None:
     ("seconds", "text"),
     [(None, "–"), (3.14, "3.1 s"), (43, "43 s"), (59.7, "1 min 0 s"), (312.4, "5 min 12 s"), (7400, "2 h 3 min")],
 )
-def test_durations(seconds: Any, text: str) -> None:
+def test_durations_are_in_two_units_at_most(seconds: Any, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -87,5 +87,5 @@ def test_durations(seconds: Any, text: str) -> None:
         ("2026-11-16, 32-64, M-NIAH, --seed, a-1", "2026-11-16, 32-64, M-NIAH, --seed, a-1"),
     ],
 )
-def test_minus_signs_and_breaks(text: str, set_text: str) -> None:
+def test_hyphens_before_numbers_become_minus_signs_and_numbers_keep_their_units(text: str, set_text: str) -> None:
     assert typeset(text) == set_text

@@ -1,4 +1,4 @@
-"""The page is one sound file: everything said and escaped, ids that do not collide, the same bytes every time."""
+"""The page is one sound file: complete, escaped, with unique ids, and the same bytes every time."""
 
 import json
 import re
@@ -11,11 +11,9 @@ from typing import Any
 import matplotlib
 import pytest
 
-from lucid_attention.report import write
-from lucid_attention.report.page import page_html
+from lucid_attention.report.drawing import SENTINELS
+from lucid_attention.report.page import page_html, write_report
 from lucid_attention.report.records import checked
-from lucid_attention.report.svg import SENTINELS
-from lucid_attention.report.write import write_report
 
 from .breaking import NASTY, nasty
 from .samples import needle_grid, result
@@ -68,14 +66,14 @@ def page() -> str:
     return page_html(results())
 
 
-def test_every_result_is_told_in_full(page: str) -> None:
+def test_the_page_has_all_texts_of_every_result(page: str) -> None:
     text = Outline(page).text.replace("\u00a0", " ")
     for each in results():
         for key in ("title", "claim", "paper", "ours", "because", "command", "machine", "finished"):
             assert each[key] in text, key
         for figure in each["figures"]:
             assert figure["title"] in text
-        # At a glance, in the section, and with every figure.
+        # The command is in the section and with every figure; the verdict in the overview and in the section.
         assert text.count(each["command"]) >= 1 + len(each["figures"])
         assert text.count(each["verdict"]) >= 2
     for cell in ("closes the gap: what is missing is the neighbour", "99.1 ± 0.7", "65536"):
@@ -96,7 +94,7 @@ def test_ids_are_unique_and_every_reference_is_in_the_page(page: str) -> None:
     for address in outline.addresses:
         assert address.startswith(("#", "data:")), address
         assert not address.startswith("#") or address[1:] in outline.ids, address
-    # The same name twice: two sections.
+    # Two results of one name have two sections.
     assert outline.ids["needle_grid"] == outline.ids["needle_grid-3"] == 1
 
 
@@ -138,7 +136,7 @@ def test_a_failure_leaves_the_old_page_as_it_was(tmp_path: Path, monkeypatch: py
     def full(*_: Any, **__: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(write.Path, "replace", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="no space"):
         write_report([result("b")], out)
     assert [file.read_text() for file in (out, out.with_suffix(".json"))] == before

@@ -1,4 +1,4 @@
-"""Results are found and checked; what cannot be shown is refused by name."""
+"""Results are found and checked; one that cannot be shown is refused by name."""
 
 import copy
 import json
@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.report.records import ReportError, checked, find_results
+from lucid_attention.report.command import find_results
+from lucid_attention.report.records import ReportError, checked
 
 from .samples import attention_maps, learnability, memory_update, needle_grid, result
 
@@ -37,11 +38,11 @@ def test_of_a_folder_what_holds_comes_first(tmp_path: Path) -> None:
     assert [each["name"] for each in find_results([tmp_path])] == ["c", "d", "b", "a"]
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="nowhere: no such"):
         find_results([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ReportError, match=r"empty: no result\.json in it"):
+    with pytest.raises(ReportError, match=r"empty: no result\.json, recipe\.json or results\.json in it"):
         find_results([tmp_path / "empty"])
 
 
@@ -76,11 +77,17 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], Change, str]] = {
         "figures[0]: kind must be one of lines",
     ),
     "a figure that is none": (memory_update, lambda r: r["figures"].append(3), "figures[3]: kind"),
-    "a new role": (
+    "a role that is no name": (
         memory_update,
-        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(role="best"),
-        "figures[0]: groups[1]: bars[2]: role must be one of lucid",
+        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(role=3),
+        "figures[0]: groups[1]: bars[2]: role must be of type str, got 3",
     ),
+    "an empty role": (
+        memory_update,
+        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(role=""),
+        "bars[2]: role must be the name of an attention or 'control', got ''",
+    ),
+    "a new kind of result": (memory_update, lambda r: r.update(kind="poll"), "kind must be one of experiment"),
     "unequal lengths": (
         learnability,
         lambda r: r["figures"][0]["series"][1]["y"].pop(),
@@ -127,6 +134,6 @@ def test_numbers_that_json_lacks_become_nothing_and_the_given_result_stays(tmp_p
     before = copy.deepcopy(given)
     assert checked(given, "here")["tables"][0]["rows"][3][1] is None
     assert repr(given) == repr(before)
-    # Python writes NaN into JSON, and reads it.
+    # Python writes NaN to JSON files and reads it back.
     put(tmp_path, given)
     assert find_results([tmp_path])[0]["tables"][0]["rows"][3][1] is None

@@ -49,7 +49,9 @@ def test_markdown_alone_writes_no_page(runs: Path, tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "report.html").exists()
 
 
-def test_what_is_wrong_is_said_in_one_line(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_line_that_names_the_file(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (runs / "a" / "result.json").write_text("{")
     assert cli.main(["report", str(runs), "--out", str(tmp_path / "x.html")]) == 1
     message = capsys.readouterr().err

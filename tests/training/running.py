@@ -119,7 +119,7 @@ def _child(argv: list[str], rank: int, processes: int, port: int, output: str, b
             os.environ |= {name: str(value) for name, value in names.items()}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         if not draw:
-            runs.draw_loss = lambda entries, path, title: path.write_bytes(b"")  # type: ignore[assignment]
+            runs.draw_loss = lambda entries, path, *others: path.write_bytes(b"")  # type: ignore[assignment]
         if before is not None:
             before()
         code = cli.main(argv)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.processes import available_cores
-from ...report.write import write_report
+from ...report.page import write_report
 from .command import STOPPED, table_lines
 from .pool import JobsFailed, clock
 from .scale import DEMO, QUICK

@@ -158,7 +158,9 @@ def _with_growing_cache(
     if y_past is None:
         visible = find_documents(visible, q.shape[0], T, readout.others)
     if y_past is not None and _can_decode_in_one_step(q, readout, options):
-        step = lucid_decode(q, k, v, y_past, pending.scalars, key_mask=visible.key_mask, scale=readout.scale, **options)
+        step = lucid_decode(
+            q, k, v, y_past, pending.inverse_norms, key_mask=visible.key_mask, scale=readout.scale, **options
+        )
         pending.commit(step.y)
         return step.o
     past = None if y_past is None else (k[:, :, : total - T], y_past)
@@ -182,7 +184,7 @@ def _with_static_cache(
         raise ValueError(f"the mask of a static cache must be [B, {M}], one bit per place in it, got {form}")
     if _can_decode_in_one_step(q, readout, options):
         step = lucid_decode(
-            q, k, v, buffer, pending.scalars, key_mask=mask, scale=readout.scale, position=position, **options
+            q, k, v, buffer, pending.inverse_norms, key_mask=mask, scale=readout.scale, position=position, **options
         )
         pending.commit(step.y)
         return step.o

@@ -64,10 +64,10 @@ class PendingValues:
 
     Of a growing cache:
         k: [B, H, S + T, D], all keys; v: [B, H, T, E], the new values; y_past: [B, H, S, E], None without a past;
-        scalars: [B, H, S + T], 1/‖k‖; y_all: [B, H, S + T, E], y_past and the place where y is written.
+        inverse_norms: [B, H, S + T], 1/‖k‖; y_all: [B, H, S + T, E], y_past and the place where y is written.
     Of a static cache:
-        k, y_past and scalars are whole buffers [B, H, M, *]; position: [] int64, where the new keys begin. y_past is
-        zero from there on.
+        k, y_past and inverse_norms are whole buffers [B, H, M, *]; position: [] int64, where the new keys begin. y_past
+        is zero from there on.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class PendingValues:
         k: Tensor,
         v: Tensor,
         y_past: Tensor | None,
-        scalars: Tensor,
+        inverse_norms: Tensor,
         position: Tensor | None = None,
         y_all: Tensor | None = None,
     ) -> None:
-        self.layer, self.k, self.v, self.y_past, self.scalars = layer, k, v, y_past, scalars
+        self.layer, self.k, self.v, self.y_past, self.inverse_norms = layer, k, v, y_past, inverse_norms
         self.position, self.y_all = position, y_all
 
     def check(self, options: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class _CommittedLayer:
 
 
 class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
-    """Keys, y and key scalars that grow with the sequence, in place; see `GrowingTensor`."""
+    """Keys, y and key inverse_norms that grow with the sequence, in place; see `GrowingTensor`."""
 
     _layer_type = LAYER_TYPE
 
@@ -163,12 +163,12 @@ class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
         self.owner, self.uncommitted, self.options = _ConfigReference(config), False, None
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self.scalars: Tensor | None = None
-        self._growing = {name: GrowingTensor() for name in ("keys", "values", "scalars")}
+        self.inverse_norms: Tensor | None = None
+        self._growing = {name: GrowingTensor() for name in ("keys", "values", "inverse_norms")}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys = self.values = self.scalars = None
+        self.keys = self.values = self.inverse_norms = None
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -178,12 +178,14 @@ class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
         y_past = self.values
         keys = self._growing["keys"].append(self.keys, key_states)
         with torch.no_grad():
-            self.scalars = self._growing["scalars"].append(self.scalars, inverse_key_norms(key_states))
+            self.inverse_norms = self._growing["inverse_norms"].append(
+                self.inverse_norms, inverse_key_norms(key_states)
+            )
         self.keys = keys
         # The new rows hold v until `commit` writes y: other code may expect as many values as keys.
         y_all = self._growing["values"].append(y_past, value_states)
         return keys, self.with_pending(
-            y_all, PendingValues(self, keys, value_states, y_past, self.scalars, None, y_all)
+            y_all, PendingValues(self, keys, value_states, y_past, self.inverse_norms, None, y_all)
         )
 
     def commit(self, pending: PendingValues, y: Tensor) -> Tensor:
@@ -206,30 +208,30 @@ class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
         if self.keys is None:
             return
         super().crop(tokens_to_remove)
-        if tokens_to_remove and self.scalars is not None:
-            self.scalars = self.scalars[:, :, : -abs(tokens_to_remove)]
+        if tokens_to_remove and self.inverse_norms is not None:
+            self.inverse_norms = self.inverse_norms[:, :, : -abs(tokens_to_remove)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
-        if self.scalars is not None:
-            self.scalars = self.scalars.index_select(0, beam_idx.to(self.scalars.device))
+        if self.inverse_norms is not None:
+            self.inverse_norms = self.inverse_norms.index_select(0, beam_idx.to(self.inverse_norms.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)
-        if self.scalars is not None:
-            self.scalars = self.scalars.repeat_interleave(repeats, dim=0)
+        if self.inverse_norms is not None:
+            self.inverse_norms = self.inverse_norms.repeat_interleave(repeats, dim=0)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
-        if self.scalars is not None:
-            self.scalars = self.scalars[indices, ...]
+        if self.inverse_norms is not None:
+            self.inverse_norms = self.inverse_norms[indices, ...]
 
 
 class LucidStaticLayer(_CommittedLayer, StaticLayer):
-    """Preallocated keys, y and key scalars for torch.compile: no buffer changes its shape or address."""
+    """Preallocated keys, y and key inverse_norms for torch.compile: no buffer changes its shape or address."""
 
     _layer_type = LAYER_TYPE
-    scalars: Tensor
+    inverse_norms: Tensor
 
     def __init__(self, max_cache_len: int, config: Any = None, **kwargs: Any) -> None:
         super().__init__(max_cache_len, **kwargs)
@@ -238,9 +240,9 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         wide = torch.promote_types(self.dtype, torch.float32)
-        self.scalars = torch.zeros(self.keys.shape[:3], dtype=wide, device=self.device)
+        self.inverse_norms = torch.zeros(self.keys.shape[:3], dtype=wide, device=self.device)
         if not torch.compiler.is_compiling():
-            torch._dynamo.mark_static_address(self.scalars)
+            torch._dynamo.mark_static_address(self.inverse_norms)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.begin_update()
@@ -249,8 +251,8 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
         position = self.cumulative_length.clone()
         # Zeros until `commit` writes y: the decoding step reads the whole buffer before it knows the new y.
         super().update(key_states, torch.zeros_like(value_states))
-        self._write(self.scalars, position, inverse_key_norms(key_states))
-        pending = PendingValues(self, self.keys, value_states, self.values, self.scalars, position)
+        self._write(self.inverse_norms, position, inverse_key_norms(key_states))
+        pending = PendingValues(self, self.keys, value_states, self.values, self.inverse_norms, position)
         return self.keys, self.with_pending(self.values, pending)
 
     def commit(self, pending: PendingValues, y: Tensor) -> Tensor:
@@ -273,9 +275,9 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
         super().reset()
         self.uncommitted, self.options = False, None
         if self.is_initialized:
-            self.scalars.zero_()
+            self.inverse_norms.zero_()
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
         if self.get_seq_length() > 0:
-            self.scalars = self.scalars.index_select(0, beam_idx.to(self.scalars.device))
+            self.inverse_norms = self.inverse_norms.index_select(0, beam_idx.to(self.inverse_norms.device))

@@ -12,7 +12,7 @@ from .path import PathAttention
 from .sliding import SlidingAttention
 from .softmax import SoftmaxAttention
 
-# The registry: contract tests, benchmarks and models pick up what stands here.
+# The registry. Contract tests, models, training, experiments and analysis find an attention here by its name.
 ATTENTIONS: dict[str, type[CausalAttention]] = {
     "softmax": SoftmaxAttention,
     "sliding": SlidingAttention,

@@ -14,17 +14,16 @@ from ..recurrent import RecurrentAttention
 class DeltaAttention(RecurrentAttention):
     """DeltaNet as published: the delta rule on unit keys, after short convolutions.
 
-    With D = E = head_dim its projections are as large as those of softmax attention.
+    With D = E = head_dim its projections have the sizes of softmax attention.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, key_dim, value_dim, bias, impl: as in `RecurrentAttention`.
-        conv_size: tokens that the short convolutions of q, k and v see; None for silu alone.
-        double_beta: β = 2σ(W x) instead of σ(W x), so that a write can reverse what was stored (negative eigenvalues
-            of the transition, Grazzi et al.).
+        conv_size: tokens that the short convolutions of q, k and v see; None for silu without convolutions.
+        double_beta: β = 2σ(W x) instead of σ(W x), so that a write can reverse a stored value (negative eigenvalues of
+            the transition, Grazzi et al.).
     """
 
     title = "DeltaNet"
-    takes_rotary = False
 
     def __init__(
         self,
@@ -46,7 +45,7 @@ class DeltaAttention(RecurrentAttention):
         return 2 * beta if self.double_beta else beta
 
     def log_decay(self, x: Tensor) -> Tensor | None:
-        """How much of the state each token forgets: [B, H, T], None for nothing."""
+        """The log of the decay of the state at each token: [B, H, T], None for no decay."""
         return None
 
     def recur(
@@ -60,7 +59,7 @@ class DeltaAttention(RecurrentAttention):
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         if self.convolutions is None:
-            # They would have brought it.
+            # Without convolutions, apply their silu here.
             q, k, v = F.silu(q), F.silu(k), F.silu(v)
         return delta_attention(
             unit(q),
@@ -79,6 +78,6 @@ class DeltaAttention(RecurrentAttention):
 
 
 def unit(x: Tensor) -> Tensor:
-    """x/‖x‖ with the published ε, which keeps the gradient of a vanishing key finite."""
+    """x/‖x‖ with the published ε, which keeps the gradient at x = 0 finite."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * (wide.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)

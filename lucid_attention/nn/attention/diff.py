@@ -15,13 +15,13 @@ class DiffAttention(CausalAttention):
     """Differential attention as published (V1): the difference of two softmaxes per head, λ learned, heads normalised.
 
     λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init with λ_init = 0.8 − 0.6 exp(−0.3 · layer_index). Two query or key heads
-    of size D make one head of values of size 2·D, so all projections are as large as those of softmax attention.
+    of size D share one value head of size 2·D, so the projections have the sizes of softmax attention.
 
     Args:
         hidden_size, head_dim, rope_base, qk_norm, bias: as in `CausalAttention`.
-        num_heads, num_kv_heads: those of the softmax attention to be compared with, both even. There are half as many
-            outputs of twice the size.
-        layer_index: of the layer in the model, from 0: later layers begin with a larger λ.
+        num_heads, num_kv_heads: of the softmax attention that this variant is compared with, both even. There are half
+            as many outputs of twice the size.
+        layer_index: of the layer in the model, from 0: later layers start with a larger λ.
     """
 
     title = "Diff Transformer"
@@ -61,6 +61,9 @@ class DiffAttention(CausalAttention):
     def readout(self, q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
         o = read_difference(q, k, y, self.lam(), key_mask=key_mask, cu_seqlens=cu_seqlens)
         return (1 - self.lambda_init) * self.o_norm(o)
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        return {"lam": float(self.lam())}
 
     def extra_repr(self) -> str:
         return f"lambda_init={self.lambda_init:.3g}"

@@ -14,9 +14,9 @@ from .delta import DeltaAttention
 class GatedDeltaAttention(DeltaAttention):
     """Gated DeltaNet as published: the delta rule with a decay per token and head, and a gated norm of the output.
 
-    The publication takes 6 · hidden_size² weights (D and E chosen so that q, k have 0.75 and v, o, the gate 1.5). To be
-    compared with softmax attention it has the same proportions E = 2·D here and as many weights as softmax attention
-    of the same heads: D = head_dim/2, E = head_dim without grouped heads, somewhat less of both with them.
+    The publication has 6 · hidden_size² weights: 0.75 each for q and k, 1.5 each for v, o and the gate. Here E = 2·D as
+    published, but D is smaller, so that the layer has as many weights as softmax attention: D = head_dim/2 and
+    E = head_dim without grouped heads, somewhat less with them.
 
     Args:
         hidden_size, num_heads, conv_size, double_beta: as in `DeltaAttention`.
@@ -24,7 +24,6 @@ class GatedDeltaAttention(DeltaAttention):
     """
 
     title = "Gated DeltaNet"
-    takes_rotary = False
 
     query_weights, kv_weights, value_ratio = 5, 3, 2
 
@@ -32,7 +31,7 @@ class GatedDeltaAttention(DeltaAttention):
         super().__init__(hidden_size, num_heads, **options)
         self.a_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False)
         self.g_proj = nn.Linear(hidden_size, self.num_heads * self.value_dim, bias=False)
-        # Rates up to 16 and, by the bias, steps between 0.001 and 0.1, as in Mamba 2.
+        # As in Mamba 2: rates up to 16, and a bias that gives steps between 0.001 and 0.1.
         self.A_log = nn.Parameter(torch.empty(self.num_kv_heads).uniform_(1e-3, 16).log())
         step = torch.empty(self.num_kv_heads).uniform_(math.log(0.001), math.log(0.1)).exp()
         self.dt_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
@@ -41,7 +40,7 @@ class GatedDeltaAttention(DeltaAttention):
         a = self.a_proj(x).transpose(1, 2)
         wide = torch.promote_types(a.dtype, torch.float32)
         rate, bias = self.A_log.to(wide).exp()[:, None], self.dt_bias.to(wide)[:, None]
-        # −softplus(z) = log σ(−z): the gradient of softplus itself fails in compiled graphs (aot_eager) of torch 2.13.
+        # log σ(−z) = −softplus(z), because the gradient of softplus fails in compiled graphs (aot_eager) of torch 2.13.
         return rate * F.logsigmoid(-(a.to(wide) + bias))
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:

@@ -14,18 +14,17 @@ from ..recurrent import RecurrentAttention, log_sigmoid_gate
 class GlaAttention(RecurrentAttention):
     """Gated linear attention (GLA) as published: a decay per feature of the keys, and a gated norm of the output.
 
-    The published sizes are the defaults: D = head_dim/2, E = head_dim, which makes as many weights as softmax attention
-    has. With grouped heads both are somewhat smaller, for the same reason.
+    The defaults are the published sizes D = head_dim/2 and E = head_dim, which give as many weights as softmax
+    attention has. With grouped heads D and E are somewhat smaller, so that this stays true.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, key_dim, value_dim, conv_size, bias, impl: as in
             `RecurrentAttention`.
-        gate_rank: inner size of the two matrices that make the decays.
+        gate_rank: inner size of the two-matrix projection of the decays.
         gate_temperature: τ in the decay σ(W x)^(1/τ).
     """
 
     title = "GLA"
-    takes_rotary = False
 
     query_weights, kv_weights, value_ratio = 5, 3, 2
 

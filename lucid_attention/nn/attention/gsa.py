@@ -15,8 +15,8 @@ from ..recurrent import RecurrentAttention, log_sigmoid_gate
 class GsaAttention(RecurrentAttention):
     """Gated slot attention (GSA) as published: softmax attention over slots of keys and values that forget.
 
-    As published there are D slots by default and E = D. Their gate is a fifth projection; so that all together have as
-    many weights as softmax attention, D is 0.8 · head_dim without grouped heads and nearly head_dim with them.
+    By default there are D slots and E = D, as published. The gate of the slots is a fifth projection. D = 0.8 ·
+    head_dim (nearly head_dim with grouped heads) gives the layer as many weights as softmax attention.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, key_dim, value_dim, conv_size, bias, impl: as in
@@ -26,7 +26,6 @@ class GsaAttention(RecurrentAttention):
     """
 
     title = "GSA"
-    takes_rotary = False
 
     kv_weights = 3
 
@@ -45,7 +44,7 @@ class GsaAttention(RecurrentAttention):
         check_positive("gate_temperature", gate_temperature)
         self.gate_temperature = gate_temperature
         self.f_proj = nn.Linear(hidden_size, self.num_kv_heads * self.num_slots, bias=False)
-        # Over all heads together, unlike the others.
+        # One norm over all heads together, as published.
         self.o_norm = HeadNorm(self.num_heads * self.value_dim, eps=1e-5)
 
     def recur(
@@ -63,7 +62,7 @@ class GsaAttention(RecurrentAttention):
             F.silu(q),
             F.silu(k),
             F.silu(v),
-            -log_decay.expm1(),  # a slot takes in as much as it forgets
+            -log_decay.expm1(),  # 1 − decay: a slot takes in as much as it forgets
             log_decay,
             state=state,
             key_mask=key_mask,

@@ -24,8 +24,8 @@ class LucidAttention(CausalAttention):
         learn_beta: step sizes β = σ(W x) of the writes, per token and key/value head.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)); default √head_dim. About 4 makes LUCID act on large heads.
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
-        strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. The attribute of this name may be
-            changed between calls, for a schedule; a past keeps the values that were made with the strength of its time.
+        strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. A schedule may set this attribute
+            between calls; values already in a past keep the strength they were made with.
         impl: "auto", "blockwise" or "reference".
     """
 
@@ -57,10 +57,11 @@ class LucidAttention(CausalAttention):
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
 
     def beta(self, x: Tensor) -> Tensor | None:
-        """β of every token: [B, H, T] in (0, 1), or None where it is not learned."""
+        """β of every token: [B, H, T] in (0, 1), or None without `learn_beta`."""
         return None if self.b_proj is None else self.b_proj(x).sigmoid().transpose(1, 2)
 
     def sharpness(self) -> float | Tensor | None:
+        """c: learned [H], a number, or None for √D."""
         return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
 
     def attend(
@@ -75,12 +76,12 @@ class LucidAttention(CausalAttention):
     ) -> tuple[Tensor, Past]:
         if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
             return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
-        old = inverse_key_norms(past.k) if past.scalars is None else past.scalars
-        scalars = torch.cat([old, inverse_key_norms(k)], 2)
+        old = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
+        inverse_norms = torch.cat([old, inverse_key_norms(k)], 2)
         k = torch.cat([past.k, k], 2)
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
-        step = lucid_decode(q, k, v, past.y, scalars, key_mask=key_mask, beta=self.beta(x), **settings)
-        return step.o, Past(k, torch.cat([past.y, step.y], 2), scalars)
+        step = lucid_decode(q, k, v, past.y, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
+        return step.o, Past(k, torch.cat([past.y, step.y], 2), inverse_norms)
 
     def values(
         self, x: Tensor, k: Tensor, v: Tensor, past: Past | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
@@ -104,6 +105,13 @@ class LucidAttention(CausalAttention):
         if self.impl == "reference":
             return reference.readout(q, k, y, key_mask, cu_seqlens, None).to(readout_dtype(q))
         return super().readout(q, k, y, key_mask, cu_seqlens)
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        if self.norm == "qk":
+            q, k = normalize_for_readout(q, k, key_mask)
+        inputs = {"q": q, "k": k, "norm": self.norm, "sharpness": self.sharpness(), "beta": self.beta(x)}
+        # At strength 0 analysis shows the P of strength 1, as for softmax attention.
+        return inputs | ({"preconditioned": True, "strength": self.strength} if self.strength > 0 else {})
 
     def extra_repr(self) -> str:
         sharpness = "learned" if self.log_sharpness is not None else self.fixed_sharpness or "√D"

@@ -23,7 +23,6 @@ class LucidPathAttention(PathAttention):
     """
 
     title = "LUCID-PaTH"
-    takes_rotary = False
 
     def __init__(
         self,
@@ -43,20 +42,21 @@ class LucidPathAttention(PathAttention):
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
 
     def sharpness(self) -> float | Tensor | None:
+        """c: learned [H], a number, or None for √D."""
         return self.fixed_sharpness if self.log_sharpness is None else self.log_sharpness.exp()
 
     def check_past(self, past: PathPast, k: Tensor, v: Tensor) -> None:
         super().check_past(past, k, v)
-        if past.scalars is None:
+        if past.inverse_norms is None:
             raise ValueError(
-                "past.scalars must be [B, H, S], 1/‖k‖ of the keys as they came, got None: keys of a past were moved "
-                "and no longer tell (is this a past of PathAttention?)"
+                "past.inverse_norms must be [B, H, S], 1/‖k‖ of the keys before they were moved, got None "
+                "(is this a past of PathAttention?)"
             )
-        check_shape("past.scalars", past.scalars, tuple(past.k.shape[:3]), "[B, H, S]")
+        check_shape("past.inverse_norms", past.inverse_norms, tuple(past.k.shape[:3]), "[B, H, S]")
 
-    def scalars(self, k: Tensor, past: PathPast | None) -> Tensor:
+    def inverse_norms(self, k: Tensor, past: PathPast | None) -> Tensor:
         new = inverse_key_norms(k)
-        return new if past is None or past.scalars is None else torch.cat([past.scalars, new], 2)
+        return new if past is None or past.inverse_norms is None else torch.cat([past.inverse_norms, new], 2)
 
     def read(
         self,
@@ -66,7 +66,7 @@ class LucidPathAttention(PathAttention):
         w: Tensor,
         beta: Tensor,
         past: tuple[Tensor, Tensor] | None,
-        scalars: Tensor | None,
+        inverse_norms: Tensor | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ class LucidPathAttention(PathAttention):
             v,
             w,
             beta,
-            past=None if past is None or scalars is None else (*past, scalars),
+            past=None if past is None or inverse_norms is None else (*past, inverse_norms),
             key_mask=key_mask,
             cu_seqlens=cu_seqlens,
             sharpness=self.sharpness(),
@@ -85,6 +85,10 @@ class LucidPathAttention(PathAttention):
 
     def step_options(self) -> dict[str, Any]:
         return {"sharpness": self.sharpness()}
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        path = super().analysis_inputs(x, q, k, key_mask)
+        return path | {"preconditioned": True, "sharpness": self.sharpness()}
 
     def extra_repr(self) -> str:
         return f"sharpness={'learned' if self.log_sharpness is not None else self.fixed_sharpness or '√D'}"

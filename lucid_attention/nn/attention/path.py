@@ -14,24 +14,26 @@ from ..short_convolution import ShortConvolution
 
 
 class PathPast(NamedTuple):
-    """What is kept of the S positions so far.
+    """The S positions so far.
 
-    k: [B, H, S, D]; y: [B, H, S, E]; scalars: [B, H, S], 1/‖k‖ as the keys came, for LUCID-PaTH; tail: of the
-    convolution of w. Each position moves the keys before it, which is done late, when they are used:
-    w, beta: [B, H, T, D], [B, H, T] of the last T positions, if those still have to move each other and all before;
-    product: [B, H, D, D], pending for the first `flushed` keys while single tokens are decoded; live: those after them,
-    [B, H, S − flushed, D] in at least float32, valid instead of what k has there.
+    k: [B, H, S, D]; y: [B, H, S, E], stored values; inverse_norms: [B, H, S], 1/‖k‖ before keys were moved, for
+    LUCID-PaTH; tail: of the convolution of w.
+
+    Each position moves the keys before it. The moves are applied late, when keys are read:
+    w, beta: [B, H, T, D] and [B, H, T] of the last T positions, if their moves are not yet in k;
+    product: [B, H, D, D], moves that single-token steps have not yet applied to the first `pending` keys;
+    live: [B, H, S − pending, D] in at least float32, the keys after those, which replace the same rows of k.
     """
 
     k: Tensor
     y: Tensor
-    scalars: Tensor | None = None
+    inverse_norms: Tensor | None = None
     tail: Tensor | None = None
     w: Tensor | None = None
     beta: Tensor | None = None
     product: Tensor | None = None
     live: Tensor | None = None
-    flushed: int = 0
+    pending: int = 0
 
     @property
     def length(self) -> int:
@@ -39,12 +41,12 @@ class PathPast(NamedTuple):
         return self.k.shape[2]
 
     def keys_at_end(self) -> Tensor:
-        """Keys re-based to the end of the past: [B, H, S, D]."""
+        """Keys with all moves of the past applied: [B, H, S, D]."""
         if self.w is not None and self.beta is not None:
             S, T = self.k.shape[2], self.w.shape[2]
             return keys_at_end(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
         if self.product is not None and self.live is not None:
-            waiting = apply_factors(self.k[:, :, : self.flushed], self.product)
+            waiting = apply_factors(self.k[:, :, : self.pending], self.product)
             return torch.cat([waiting, self.live.to(self.k.dtype)], 2)
         return self.k
 
@@ -56,13 +58,12 @@ class PathAttention(CausalAttention):
         hidden_size, num_heads, num_kv_heads, head_dim, value_dim, qk_norm, bias: as in `CausalAttention`.
         w_rank: rank of the projection of w, None for a full one.
         conv_size: tokens that the short convolution of w sees; None for none.
-        rope_base: None. w and β say where a token is.
+        rope_base: must be None. w and β encode positions.
         impl: "auto", "blockwise" or "reference".
     """
 
     title = "PaTH"
     takes_rotary = False
-
     past_type = PathPast
 
     def __init__(
@@ -122,18 +123,18 @@ class PathAttention(CausalAttention):
         S, T = 0 if past is None else past.length, x.shape[1]
         new = None if key_mask is None else key_mask[:, S:]
         w, beta, tail = self.factors(x, None if past is None else past.tail, new, cu_seqlens)
-        scalars = self.scalars(k, past)
+        inverse_norms = self.inverse_norms(k, past)
         if past is not None and T == 1 and not torch.is_grad_enabled() and self.impl != "reference":
-            return self._decode(q, k, v, w, beta, past, scalars, tail, key_mask)
+            return self._decode(q, k, v, w, beta, past, inverse_norms, tail, key_mask)
         settled = None if past is None else (past.keys_at_end(), past.y)
-        old_scalars = None if scalars is None else scalars[:, :, :S]
-        o, y = self.read(q, k, v, w, beta, settled, old_scalars, key_mask, cu_seqlens)
+        old_norms = None if inverse_norms is None else inverse_norms[:, :, :S]
+        o, y = self.read(q, k, v, w, beta, settled, old_norms, key_mask, cu_seqlens)
         if settled is not None:
             k, y = torch.cat([settled[0], k], 2), torch.cat([settled[1], y], 2)
-        return o, PathPast(k, y, scalars, tail, w, beta)
+        return o, PathPast(k, y, inverse_norms, tail, w, beta)
 
-    def scalars(self, k: Tensor, past: PathPast | None) -> Tensor | None:
-        """What is kept beside the keys, if anything: [B, H, S + T]."""
+    def inverse_norms(self, k: Tensor, past: PathPast | None) -> Tensor | None:
+        """1/‖k‖ of all keys, [B, H, S + T], if the variant needs them; else None."""
         return None
 
     def read(
@@ -144,12 +145,19 @@ class PathAttention(CausalAttention):
         w: Tensor,
         beta: Tensor,
         past: tuple[Tensor, Tensor] | None,
-        scalars: Tensor | None,
+        inverse_norms: Tensor | None,
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """The output [B, H·G, T, E] and what is stored [B, H, T, E]. past: settled keys, their y; scalars: theirs."""
+        """The output [B, H·G, T, E] and the stored values [B, H, T, E].
+
+        past: settled keys and their y. inverse_norms: of the keys of the past.
+        """
         return path_attention(q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl), v
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        w, beta, _ = self.factors(x, None, key_mask, None)
+        return {"factors": (w, beta)}
 
     def step_options(self) -> dict[str, Any]:
         """Further arguments of `path_decode`."""
@@ -163,13 +171,13 @@ class PathAttention(CausalAttention):
         w: Tensor,
         beta: Tensor,
         past: PathPast,
-        scalars: Tensor | None,
+        inverse_norms: Tensor | None,
         tail: Tensor | None,
         key_mask: Tensor | None,
     ) -> tuple[Tensor, PathPast]:
-        keys, product, live, flushed = past.k, past.product, past.live, past.flushed
-        if product is None or past.length - flushed >= APPLY_EVERY:
-            keys, live, flushed = past.keys_at_end(), None, past.length
+        keys, product, live, pending = past.k, past.product, past.live, past.pending
+        if product is None or past.length - pending >= APPLY_EVERY:
+            keys, live, pending = past.keys_at_end(), None, past.length
             product = identity_factors(keys)
         keys = torch.cat([keys, k], 2)
         step: PathDecoded = path_decode(
@@ -180,11 +188,11 @@ class PathAttention(CausalAttention):
             beta,
             past.y,
             product,
-            flushed,
+            pending,
             live=live,
-            inverse_norms=scalars,
+            inverse_norms=inverse_norms,
             key_mask=key_mask,
             **self.step_options(),
         )
         y = torch.cat([past.y, step.y], 2)
-        return step.o, PathPast(keys, y, scalars, tail, product=step.product, live=step.live, flushed=flushed)
+        return step.o, PathPast(keys, y, inverse_norms, tail, product=step.product, live=step.live, pending=pending)

@@ -11,7 +11,7 @@ from ..causal import CausalAttention
 
 
 class SlidingPast(NamedTuple):
-    """The last min(length, window − 1) positions. k: [B, H, *, D], v: [B, H, *, E]; length: S, of all positions."""
+    """The last n = min(S, window − 1) positions. k: [B, H, n, D]; v: [B, H, n, E]; length: S, all positions so far."""
 
     k: Tensor
     v: Tensor
@@ -21,16 +21,14 @@ class SlidingPast(NamedTuple):
 class SlidingAttention(CausalAttention):
     """Softmax attention in which a token sees itself and the window − 1 positions before it.
 
-    Positions are counted as they stand, padding between tokens included. The past does not grow beyond the window, and
-    cannot be cropped: what has left the window is gone.
+    The window counts positions, padding included. The past never holds more than the window, so it cannot be cropped.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, value_dim, rope_base, qk_norm, bias: as in `CausalAttention`.
-        window: positions that a token sees, itself included: Transformers' `sliding_window`.
+        window: positions that a token sees, itself included, as Transformers' `sliding_window`.
     """
 
     title = "sliding window"
-
     past_type = SlidingPast
 
     def __init__(self, hidden_size: int, num_heads: int, *, window: int = 512, **options: Any) -> None:
@@ -66,9 +64,12 @@ class SlidingAttention(CausalAttention):
         return o, SlidingPast(self._kept(k), self._kept(v), length)
 
     def _kept(self, x: Tensor) -> Tensor:
-        gone = x.shape[2] - (self.window - 1)
-        # A copy: a view would hold on to all of x.
-        return x[:, :, gone:].clone() if gone > 0 else x
+        dropped = x.shape[2] - (self.window - 1)
+        # A copy: a view would keep all of x in memory.
+        return x[:, :, dropped:].clone() if dropped > 0 else x
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        return {"window": self.window}
 
     def extra_repr(self) -> str:
         return f"window={self.window}"

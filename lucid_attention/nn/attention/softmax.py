@@ -4,6 +4,6 @@ from ..causal import CausalAttention
 
 
 class SoftmaxAttention(CausalAttention):
-    """Causal softmax attention, `scaled_dot_product_attention` on projections: `CausalAttention` as it stands."""
+    """Causal softmax attention: `CausalAttention` without changes."""
 
     title = "softmax"

@@ -31,7 +31,7 @@ def decoder(attention: str | list[str] = "lucid", **overrides: Any) -> LucidForC
     with torch.no_grad():
         model.model.embed_tokens.weight[1:] += 0.4
         for parameter in model.parameters():
-            # Norms and learned scalars are initially equal for all heads, which would hide a mix-up of heads.
+            # Norms and learned inverse_norms are initially equal for all heads, which would hide a mix-up of heads.
             if parameter.ndim == 1:
                 parameter += 0.2 * torch.rand_like(parameter)
     return model.eval()

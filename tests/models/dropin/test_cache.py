@@ -64,7 +64,7 @@ def test_a_layer_keeps_keys_lengths_and_y(make):
     for start, stop in ((0, 4), (4, 5), (5, 9)):
         put(layer, k[:, :, start:stop], v[:, :, start:stop])
     assert torch.equal(layer.keys[:, :, :9], k)
-    assert torch.equal(layer.scalars[:, :, :9], inverse_key_norms(k))
+    assert torch.equal(layer.inverse_norms[:, :, :9], inverse_key_norms(k))
     assert relative_error(layer.values[:, :, :9], precondition(k, v)) < 1e-6
     assert int(layer.get_seq_length()) == 9
 
@@ -87,7 +87,7 @@ def test_a_layer_that_was_reset_begins_anew(make):
     put(layer, keys(length=3), keys(length=3, seed=1))
     expected = precondition(keys(length=3), keys(length=3, seed=1))
     assert relative_error(layer.values[:, :, :3], expected) < 1e-6
-    assert torch.equal(layer.scalars[:, :, :3], inverse_key_norms(keys(length=3)))
+    assert torch.equal(layer.inverse_norms[:, :, :3], inverse_key_norms(keys(length=3)))
 
 
 @both_kinds
@@ -118,7 +118,7 @@ def test_a_layer_without_tokens_can_be_cropped_and_reordered():
 
 def content(layer):
     n = int(layer.get_seq_length())
-    return [x[:, :, :n].clone() for x in (layer.keys, layer.values, layer.scalars)]
+    return [x[:, :, :n].clone() for x in (layer.keys, layer.values, layer.inverse_norms)]
 
 
 def assert_same(found, expected):
@@ -150,7 +150,7 @@ def test_a_change_of_a_copy_does_not_change_the_original(copied, change):
     assert_same([x[:, :, :6] for x in content(layer)], before)
 
 
-def test_keys_values_and_scalars_of_a_row_move_together():
+def test_keys_values_and_norms_of_a_row_move_together():
     layer = LucidDynamicLayer()
     put(layer, keys(3, 5), keys(3, 5, 1))
     before = content(layer)
@@ -164,7 +164,7 @@ def test_keys_values_and_scalars_of_a_row_move_together():
     assert_same(content(layer), [x[[2, 0], :, :3] for x in before])
 
 
-def test_keys_values_and_scalars_of_a_row_of_a_static_layer_move_together():
+def test_keys_values_and_norms_of_a_row_of_a_static_layer_move_together():
     layer = LucidStaticLayer(max_cache_len=9)
     put(layer, keys(3, 5), keys(3, 5, 1))
     before = content(layer)
@@ -194,7 +194,7 @@ def test_any_history_gives_the_content_of_one_pass(history):
             put(old, keys(length=2, seed=99), keys(length=2, seed=98))
     assert torch.equal(layer.keys, k)
     assert relative_error(layer.values, precondition(k, v)) < 1e-5
-    assert torch.equal(layer.scalars, inverse_key_norms(k))
+    assert torch.equal(layer.inverse_norms, inverse_key_norms(k))
 
 
 def test_two_answers_to_one_prompt_share_a_copied_cache():
