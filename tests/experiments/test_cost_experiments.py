@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from lucid_attention.experiments.cost import cost_figure, cost_job, operator_cost
 from torch import Tensor
 
 from lucid_attention import lucid_attention
 from lucid_attention.experiments import benchmark_cases, cost, decode_latency, training_overhead
-from lucid_attention.experiments.cost import cost_figure, cost_job, operator_cost
 from lucid_attention.experiments.engine.jobs import Job, Store, Work
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.study import ExperimentError, load
