@@ -147,7 +147,7 @@ def _names(args: argparse.Namespace) -> list[str]:
     options = {"--quick": args.quick, "--resume": args.resume, "--publish": args.publish, "--out": args.out}
     given = [option for option, value in options.items() if value]
     if given and not (args.names or args.all):
-        raise UsageError(f"{', '.join(given)} needs the names of benchmarks, or --all")
+        raise UsageError(f"{', '.join(given)}: name the benchmarks to run, or add --all")
     if args.publish and args.quick:
         raise UsageError("--publish needs results in full size: leave out --quick")
     if args.publish and not ((ROOT / "pyproject.toml").is_file() and (ROOT / "docs").is_dir()):

@@ -17,21 +17,22 @@ SOFTMAX, LUCID = "softmax", "LUCID"
 LEGEND = (
     "Medians and quartiles over rounds. heads: query/key-value heads. tokens: the length, for decoding those in the "
     "cache. softmax: torch's scaled_dot_product_attention; for decoding the faster of it and two matrix products. "
-    "counted: the ratio by the count of operations; the solve is one more attention per key/value head. Attention is a "
-    "part of a model: `lucid bench model_training model_decode` measures whole models, `lucid bench memory` measures "
-    "memory, `lucid bench --help` lists the rest."
+    "counted: the expected ratio, by the count of operations (the solve is one more attention per key/value head), for "
+    "decoding by the numbers read. Attention is a part of a model: `lucid bench model_training model_decode` measures "
+    "whole models. `lucid bench memory` measures memory, `lucid bench --help` lists the rest."
 )
 
 
 def _row(what: str, tokens: int, shape: Shape, record: Record, softmax: str, lucid: str) -> Record:
     """A record of `solve` or `decode` in the columns of this table."""
     entries = {SOFTMAX: record.entries[softmax], LUCID: record.entries[lucid]}
-    counted = f"{shape.bound:.2f}" if record.bound else "1.00"
+    # A decoding step reads one number more for each key and value of D numbers.
+    counted = record.bound or 1 + 1 / (2 * shape.D)
     facts: dict[str, int | str] = {
         "what": what,
         "heads": f"{shape.heads}/{shape.kv_heads}",
         "tokens": tokens,
-        "counted": counted,
+        "counted": f"{counted:.2f}",
     }
     return Record("quick_look", record.threads, facts, entries)
 
