@@ -21,7 +21,7 @@ import torch.nn.functional as F
 SHORT_SECONDS = 0.05
 # Calls longer than this hardly notice a cold start: the first round counts. Otherwise it is a rehearsal.
 LONG_SECONDS = 0.5
-# The least number of rounds, whatever the budget: 5; 3 if a round takes more than 4 seconds; 2 if more than 20.
+# The least number of rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if more than 20.
 ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
 LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
 MOST_ROUNDS = 500

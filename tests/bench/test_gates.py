@@ -16,7 +16,7 @@ from tests.bench.conftest import Bench
 
 SHAPE = path.SHAPES[1]
 
-pytestmark = pytest.mark.usefixtures("short_gates")
+pytestmark = pytest.mark.usefixtures("short_runs")
 
 
 def test_a_contestant_that_skips_the_solve_stops_the_run(

@@ -31,6 +31,8 @@ from lucid_attention.bench.harness import machine
 from lucid_attention.bench.results import Results, Settings
 from tests.bench.conftest import Bench
 
+pytestmark = pytest.mark.usefixtures("short_runs")
+
 
 def test_a_quick_run_of_whole_models_fills_every_cell_of_the_page(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

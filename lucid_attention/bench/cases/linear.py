@@ -192,7 +192,7 @@ def _case(N: int, backward: bool, grows: bool, threads: int, settings: Settings)
 
 
 def _cases(settings: Settings) -> list[Case]:
-    lengths = (512,) if settings.quick else (1024, 2048, 4096, 8192, 16384, 32768)
+    lengths = (256,) if settings.quick else (1024, 2048, 4096, 8192, 16384, 32768)
     threads, context = settings.threads[0], 512 if settings.quick else DECODE_CONTEXT
     cases = [
         _case(N, backward, settings.quick or lengths[0] < N, threads, settings)
