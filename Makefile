@@ -44,8 +44,8 @@ format: $(STAMP) ## Sort imports, apply the safe fixes and format
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## Run the benchmarks (ARGS go to lucid bench)
-	@env $(CPU_ENV) $(BIN)/python -m lucid_attention.cli bench $(ARGS)
+bench: $(STAMP) ## Measure the cost on this machine (ARGS go to lucid bench, such as --all)
+	@env $(CPU_ENV) $(BIN)/lucid bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output
 	@rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

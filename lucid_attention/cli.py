@@ -64,6 +64,12 @@ COMMANDS = {
         "look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps",
         "lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
     ),
+    "bench": Command(
+        "bench.command",
+        "measure what LUCID costs on this machine next to softmax attention",
+        "lucid bench solve decode --threads 1 2",
+        "bench",
+    ),
     "report": Command(
         "report.command",
         "show experiments, training runs and evaluations as a page",

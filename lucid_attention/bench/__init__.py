@@ -1,1 +1,1 @@
-"""Speed and memory beside peers, as ratios within one run."""
+"""Speed and memory next to peers, as ratios within one run: `lucid bench`."""

@@ -1,16 +1,18 @@
-"""`python -m benchmarks`: run benchmarks, write tables."""
+"""`lucid bench`: a quick look at the cost on this machine, or benchmarks with tables."""
 
 import argparse
 import os
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..base.messages import did_you_mean
+from ..base.processes import available_cores
+from ..base.tables import text_table
 from .cases import (
     accuracy,
-    bf16,
     decode,
     growth,
     linear,
@@ -19,114 +21,227 @@ from .cases import (
     model_training,
     path,
     path_decode,
-    path_memory,
+    quick_look,
     small_training,
     solve,
 )
 from .gate import WrongAnswer
 from .harness import attention_speed, machine, threads, today
-from .report import PAGES, Page, brief, count, document, plot_growth, plot_linear
-from .results import ROOT, Benchmark, Case, Record, Settings, Store, fingerprint
+from .report import PAGES, Page, brief, cells, count, document, plot_growth, plot_linear
+from .results import Benchmark, Case, Record, Results, Settings
 
-MODULES = (
-    solve,
-    bf16,
-    decode,
-    memory,
-    growth,
-    accuracy,
-    path,
-    path_decode,
-    path_memory,
-    linear,
-    model_training,
-    model_decode,
-    small_training,
-)
-BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in MODULES}
-# Who draws the records of a benchmark.
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark
+    for benchmark in (
+        solve.SOLVE,
+        solve.BF16,
+        decode.BENCHMARK,
+        memory.MEMORY,
+        growth.BENCHMARK,
+        accuracy.BENCHMARK,
+        path.BENCHMARK,
+        path_decode.BENCHMARK,
+        memory.PATH_MEMORY,
+        linear.BENCHMARK,
+        model_training.BENCHMARK,
+        model_decode.BENCHMARK,
+        small_training.BENCHMARK,
+    )
+}
 PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
-# A load above this is other people's work.
+OUT = Path("bench_results")
+# The folder of the checkout, or of installed packages.
+ROOT = Path(__file__).resolve().parents[2]
+# A greater load before the run means that other programs use the machine.
 BUSY = 0.5
 
 
-def _help() -> str:
-    parts = ["benchmarks (durations on two cores; all of them, which is the default, about 80 minutes):"]
+class UsageError(Exception):
+    """Arguments that do not fit together, or not to this machine."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid bench`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "\n\n".join(filter(None, (_catalogue(), parser.epilog)))
+    parser.add_argument(
+        "names", nargs="*", metavar="BENCHMARK", help="benchmarks to run (below); without any, a quick look is printed"
+    )
+    parser.add_argument("--all", action="store_true", help="run all benchmarks: about 80 minutes on two cores")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="thread counts to run with (default: 1; for --all 1 2). bf16, memory, growth, accuracy, path_memory and "
+        "linear use the first one only, model_training the largest",
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: a test that benchmarks run")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help=f"for results.json, results.md and pictures (default: {OUT}). Results that it holds stay, if they are "
+        "of this machine and of the same code",
+    )
+    parser.add_argument("--resume", action="store_true", help="skip the cases whose results are in --out")
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help=f"write the pages whose benchmarks are all in --out, with pictures, into docs/ of a checkout: {_pages()}",
+    )
+
+
+def _catalogue() -> str:
+    parts = ["benchmarks (durations on two cores):"]
     for benchmark in BENCHMARKS.values():
         text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
-        parts.append(textwrap.fill(f"{benchmark.name:13}{text}", 100, initial_indent="  ", subsequent_indent=" " * 15))
+        parts.append(textwrap.fill(f"{benchmark.name:15}{text}", 100, initial_indent="  ", subsequent_indent=" " * 17))
     parts.append(
         textwrap.fill(
-            "Results are comparisons within one run, so a slow machine does no harm, but a busy one does, above all "
-            "with several threads: run on a quiet one. Before anything is timed, every contestant must agree with the "
-            "defining equation in float64; otherwise the run stops with exit code 1. It also ends with 1 if memory was "
-            "not linear in the length. Being over another limit is reported, and not an error. Some virtual machines "
-            "need a setting for bfloat16; `make bench ARGS=...` finds it.",
+            "Results are ratios within one run: a slow machine does not change them, a busy one does, above all with "
+            "several threads. Before anything is timed, every contestant must agree with the defining equation in "
+            "float64; otherwise the run stops with exit code 1. The exit code is also 1 if memory is not linear in the "
+            "length. Other results over their limit are reported and are no error. Some virtual machines need a "
+            "setting for bfloat16, which `make bench` finds.",
             100,
         )
     )
     return "\n\n".join(parts)
 
 
-def _on(page: str) -> list[Benchmark]:
+def _on_page(page: str) -> list[Benchmark]:
     return [benchmark for benchmark in BENCHMARKS.values() if benchmark.page == page]
 
 
-def _contents() -> str:
-    parts = [f"{page.file} ({', '.join(each.name for each in _on(name))})" for name, page in PAGES.items()]
-    return " and ".join(parts)
+def _pages() -> str:
+    return "; ".join(
+        f"{page.file} ({', '.join(benchmark.name for benchmark in _on_page(name))})" for name, page in PAGES.items()
+    )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description="Speed and memory of lucid_attention next to its peers, as ratios in one run.",
-        epilog=_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("names", nargs="*", metavar="benchmark", help=f"any of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="thread counts to run with; default: 1, or 1 2 for a full run of all benchmarks. bf16, memory, "
-        "growth, accuracy, path_memory and linear run with the first one alone, model_training with the largest",
-    )
-    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: a smoke test of about a minute")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench_results"),
-        help="folder for results.json, results.md and the plots (default: %(default)s); results of the same code and "
-        "machine that it holds already are kept beside the new ones",
-    )
-    parser.add_argument("--resume", action="store_true", help="do not repeat cases that --out already holds")
-    parser.add_argument(
-        "--publish",
-        action="store_true",
-        help=f"write the pages all of whose benchmarks are in --out, and their pictures, into docs/: {_contents()}",
-    )
-    return parser
+def run(args: argparse.Namespace) -> int:
+    """`lucid bench`. Returns 1 after a wrong answer or memory that is not linear."""
+    try:
+        names = _names(args)
+        settings = Settings(_thread_counts(args), args.quick)
+        if names:
+            return _run_benchmarks(args, names, settings)
+        return _look(settings)
+    except UsageError as error:
+        print(f"lucid bench: error: {error}", file=sys.stderr)
+        return 2
+    except WrongAnswer as error:
+        _say(f"stopped: {error}")
+        return 1
 
 
-def _settings(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Settings:
+def _names(args: argparse.Namespace) -> list[str]:
+    """The benchmarks to run; none for the quick look."""
     for name in args.names:
         if name not in BENCHMARKS:
-            parser.error(f"benchmark must be one of {', '.join(BENCHMARKS)}, got {name!r}")
-    cores = os.cpu_count() or 1
-    counts = args.threads or ([1] if args.names or args.quick or cores == 1 else [1, 2])
-    for n in counts:
-        if not 1 <= n <= cores:
-            parser.error(f"--threads must be between 1 and the {cores} cores of this machine, got {n}")
+            hint = did_you_mean(name, BENCHMARKS)
+            raise UsageError(f"unknown benchmark {name!r}{hint}: expected some of {', '.join(BENCHMARKS)}")
+    if args.all and args.names:
+        raise UsageError(f"--all runs every benchmark: leave out {', '.join(args.names)}, or --all")
+    options = {"--quick": args.quick, "--resume": args.resume, "--publish": args.publish, "--out": args.out}
+    given = [option for option, value in options.items() if value]
+    if given and not (args.names or args.all):
+        raise UsageError(f"{', '.join(given)}: name the benchmarks to run, or add --all")
     if args.publish and args.quick:
-        parser.error("--publish wants real numbers: leave out --quick")
-    return Settings(tuple(dict.fromkeys(counts)), args.quick)
+        raise UsageError("--publish needs results in full size: leave out --quick")
+    if args.publish and not ((ROOT / "pyproject.toml").is_file() and (ROOT / "docs").is_dir()):
+        raise UsageError(f"--publish writes into docs/ of a checkout of the project, and there is no {ROOT / 'docs'}")
+    return list(BENCHMARKS) if args.all else list(dict.fromkeys(args.names))
+
+
+def _thread_counts(args: argparse.Namespace) -> tuple[int, ...]:
+    cores = available_cores()
+    default = [1, 2][:cores] if args.all and not args.quick else [1]
+    for n in args.threads or []:
+        if not 1 <= n <= cores:
+            raise UsageError(f"--threads must be between 1 and the {cores} cores of this machine, got {n}")
+    counts = tuple(dict.fromkeys(args.threads or default))
+    if len(counts) > 1 and not (args.names or args.all):
+        raise UsageError(f"the quick look runs with one thread count, got --threads {' '.join(map(str, counts))}")
+    return counts
+
+
+def _look(settings: Settings) -> int:
+    """Print the quick look. Nothing is written."""
+    benchmark = quick_look.BENCHMARK
+    about = machine()
+    _say(f"{about['CPU']}, torch {about['torch']}, {count(settings.threads[0], 'thread')}")
+    try:
+        records = [record for _, record in _measured([("", case) for case in benchmark.cases(settings)])]
+    except KeyboardInterrupt:
+        _say("\ninterrupted")
+        return 130
+    _say(f"\n{benchmark.about}\n\n{text_table(cells(benchmark, records))}\n")
+    _say(textwrap.fill(quick_look.LEGEND, 100))
+    return 0
+
+
+def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settings) -> int:
+    out = args.out or OUT
+    results = Results(out, {"machine": machine(), "quick": settings.quick}, BENCHMARKS)
+    _load(results, args.resume)
+    pages = _complete_pages(names, results) if args.publish else []
+    results.add_command(_command(args, settings), today(), names)
+    chosen = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
+    if args.resume:
+        chosen = [(name, case) for name, case in chosen if case.key not in results.records]
+    try:
+        for key, record in _measured(chosen):
+            results.add(key, record)
+    except KeyboardInterrupt:
+        _say(f"\ninterrupted; finished cases are in {results.path}, --resume continues from there")
+        return 130
+    _write(results, out)
+    _publish(results, pages, ROOT / "docs")
+    broken = [record for record in results.records.values() if record.strict and record.verdict == "over"]
+    for record in broken:
+        _say(f"failed: {record.benchmark}, {record.facts}: {brief(record)}")
+    return 1 if broken else 0
+
+
+def _load(results: Results, resume: bool) -> None:
+    """Read the results of earlier runs. Those that no longer count are kept in another file."""
+    if obstacle := results.load():
+        if resume:
+            raise UsageError(f"--resume: {obstacle}. Leave out --resume, or choose another --out")
+        _say(f"{obstacle}; kept as {results.put_aside()}")
+    elif results.outdated:
+        names = ", ".join(results.outdated)
+        _say(f"the code has changed since these results, which no longer count: {names}; kept in {results.put_aside()}")
 
 
 def _command(args: argparse.Namespace, settings: Settings) -> str:
-    words = ["python -m benchmarks", *args.names, "--threads", *map(str, settings.threads)]
+    words = ["lucid bench", *(["--all"] if args.all else args.names), "--threads", *map(str, settings.threads)]
     return " ".join(words + ["--quick"] * args.quick + ["--resume"] * args.resume + ["--publish"] * args.publish)
+
+
+def _measured(cases: Sequence[tuple[str, Case]]) -> Iterator[tuple[str, Record]]:
+    """Run cases, each with the name of its benchmark, and say how far the run is."""
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
+    speed = attention_speed()
+    expected = {case.key: case.estimate(speed) for _, case in cases}
+    total = sum(expected.values())
+    _say(f"{count(len(cases), 'case')}, about {_duration(total)}")
+    begin, passed = time.perf_counter(), 0.0
+    for n, (name, case) in enumerate(cases, 1):
+        start = time.perf_counter()
+        with threads(case.threads):
+            record = case.run()
+        yield case.key, record
+        now = time.perf_counter()
+        passed += expected[case.key]
+        left = (total - passed) * (now - begin) / passed
+        where = ", ".join(filter(None, (name, name and count(case.threads, "thread"), case.label)))
+        times = f"{_duration(now - start)}, {_duration(left)} left"
+        _say(f"[{n:>3}/{len(cases)}] {where}: {brief(record)}  [{times}]")
 
 
 def _duration(seconds: float) -> str:
@@ -137,98 +252,44 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _run(cases: Sequence[tuple[str, Case]], store: Store, speed: float) -> None:
-    expected = {case.key: case.estimate(speed) for _, case in cases}
-    total = sum(expected.values())
-    _say(f"{count(len(cases), 'case')}, about {_duration(total)}")
-    begin, behind = time.perf_counter(), 0.0
-    for n, (name, case) in enumerate(cases, 1):
-        start = time.perf_counter()
-        with threads(case.threads):
-            record = case.run()
-        store.add(case.key, record)
-        now = time.perf_counter()
-        behind += expected[case.key]
-        left = (total - behind) * (now - begin) / behind
-        _say(
-            f"[{n:>3}/{len(cases)}] {name}, {count(case.threads, 'thread')}, {case.label}: {brief(record)}"
-            f"  [{_duration(now - start)}, {_duration(left)} left]"
-        )
+def _complete_pages(names: Sequence[str], results: Results) -> list[str]:
+    """Pages that can be published once `names` have run. An error if none of the pages of `names` can."""
+    available = {record.benchmark for record in results.records.values()} | set(names)
+    missing = {
+        page: [benchmark.name for benchmark in _on_page(page) if benchmark.name not in available] for page in PAGES
+    }
+    pages = {BENCHMARKS[name].page for name in names}
+    if all(missing[page] for page in pages):
+        lacks = "; ".join(f"{PAGES[page].file} lacks {', '.join(missing[page])}" for page in PAGES if page in pages)
+        raise UsageError(f"--publish needs all benchmarks of a page in --out: {lacks}. Run them first")
+    return [page for page in PAGES if not missing[page]]
 
 
-def _complete_pages(parser: argparse.ArgumentParser, names: Sequence[str], store: Store) -> list[str]:
-    """Pages that can be published once `names` have run; an error if none of those that `names` stand on is one."""
-    there = {record.benchmark for record in store.records.values()} | set(names)
-    missing = {name: [each.name for each in _on(name) if each.name not in there] for name in PAGES}
-    asked = {BENCHMARKS[name].page for name in names}
-    if all(missing[name] for name in asked):
-        lacks = "; ".join(f"{PAGES[name].file} lacks {', '.join(missing[name])}" for name in PAGES if name in asked)
-        parser.error(f"--publish wants all benchmarks of a page in --out: {lacks}. Run them first")
-    return [name for name in PAGES if not missing[name]]
-
-
-def _draw(store: Store, page: Page, folder: Path) -> Path | None:
-    """The picture of a page, if there is anything to be drawn."""
-    records: list[Record] = [record for record in store.records.values() if record.benchmark == page.benchmark]
+def _draw(results: Results, page: Page, folder: Path) -> Path | None:
+    """The picture of a page; None without records to draw."""
+    records: list[Record] = [record for record in results.records.values() if record.benchmark == page.benchmark]
     if not records:
         return None
     PLOTS[page.benchmark](records, folder / page.picture)
     return folder / page.picture
 
 
-def _write(store: Store, out: Path) -> None:
-    drawn = {page.picture: page.caption for page in PAGES.values() if _draw(store, page, out)}
-    text = document("Benchmarks", list(BENCHMARKS.values()), store, drawn)
+def _write(results: Results, out: Path) -> None:
+    pictures = {page.picture: page.caption for page in PAGES.values() if _draw(results, page, out)}
+    text = document("Benchmarks", list(BENCHMARKS.values()), results, pictures)
+    out.mkdir(parents=True, exist_ok=True)
     (out / "results.md").write_text(text)
     _say("\n" + text)
-    _say("written: " + ", ".join(str(out / name) for name in ("results.md", "results.json", *drawn)))
+    _say("written: " + ", ".join(str(out / name) for name in ("results.md", "results.json", *pictures)))
 
 
-def _publish(store: Store, names: Sequence[str], docs: Path) -> None:
+def _publish(results: Results, names: Sequence[str], docs: Path) -> None:
     for name in names:
         page = PAGES[name]
-        picture = _draw(store, page, docs / "images")
+        picture = _draw(results, page, docs / "images")
         pictures = {picture.relative_to(docs).as_posix(): page.caption} if picture else {}
         others = [PAGES[other] for other in PAGES if other != name]
-        see = [other for other in others if (docs / other.file).exists() or other in [PAGES[each] for each in names]]
-        (docs / page.file).write_text(document(page.title, _on(name), store, pictures, see))
-        _say(f"published: {', '.join(['docs/' + page.file, *(f'docs/{each}' for each in pictures)])}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    args = parser.parse_args(argv)
-    settings = _settings(parser, args)
-    about = {"machine": machine(), "code": fingerprint(), "quick": settings.quick}
-    store = Store(args.out, about)
-    if obstacle := store.load():
-        if args.resume:
-            parser.error(f"--resume: {obstacle}. Start anew without --resume, or choose another --out")
-        _say(f"{obstacle}; kept as {store.put_aside()}")
-    names = args.names or list(BENCHMARKS)
-    pages = _complete_pages(parser, names, store) if args.publish else []
-    store.add_command(_command(args, settings), today(), names)
-    load = os.getloadavg()[0]
-    if load > BUSY:
-        _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
-    chosen = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
-    if args.resume:
-        chosen = [(name, case) for name, case in chosen if case.key not in store.records]
-    try:
-        _run(chosen, store, attention_speed())
-    except WrongAnswer as error:
-        _say(f"stopped: {error}")
-        return 1
-    except KeyboardInterrupt:
-        _say(f"\ninterrupted; finished cases are in {store.path}, `--resume` goes on from there")
-        return 130
-    _write(store, args.out)
-    _publish(store, pages, ROOT / "docs")
-    broken = [record for record in store.records.values() if record.strict and record.verdict == "over"]
-    for record in broken:
-        _say(f"failed: {record.benchmark}, {record.facts}: {brief(record)}")
-    return 1 if broken else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        published = [PAGES[other] for other in names]
+        see = [other for other in others if (docs / other.file).exists() or other in published]
+        (docs / page.file).write_text(document(page.title, _on_page(name), results, pictures, see))
+        _say(f"published: {', '.join(['docs/' + page.file, *(f'docs/{file}' for file in pictures)])}")

@@ -1,16 +1,17 @@
-"""The correctness gate: nobody is timed who does not compute the right thing.
+"""The correctness gate: a contestant is timed only after its results agree with the definition in float64.
 
-Keys are correlated everywhere. On independent random keys P is nearly the identity, and a contestant that skipped the
-solve would pass.
+All keys are correlated. On independent random keys P is nearly the identity, and a contestant that skips the solve
+would pass.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# ‖x − truth‖ / ‖truth‖. Right contestants stay at least five times below; without the solve it is near 1.
+# Limits on ‖x − truth‖ / ‖truth‖. Correct contestants stay five times below; without the solve the error is near 1.
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 5e-2}
 
 
@@ -18,8 +19,19 @@ class WrongAnswer(Exception):
     """A contestant does not compute what it claims."""
 
 
+class Shape(NamedTuple):
+    D: int
+    heads: int
+    kv_heads: int
+
+    @property
+    def bound(self) -> float:
+        """LUCID over softmax attention by the count of operations: a solve is one more attention per key/value head."""
+        return 1 + self.kv_heads / self.heads
+
+
 def inputs(D: int, heads: int, kv_heads: int, N: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """q, k, v and the gradient of the output; the keys of a head share a mean, so that their cosines are about 0.86."""
+    """q, k, v and the gradient of the output. The keys of a head share a mean: their cosines are about 0.86."""
     random = torch.Generator().manual_seed(N)
     q, do = (torch.randn(1, heads, N, D, generator=random) for _ in range(2))
     k, v = (torch.randn(1, kv_heads, N, D, generator=random) for _ in range(2))
@@ -42,6 +54,17 @@ def true_attention(q: Tensor, k: Tensor, v: Tensor, solves: bool) -> Tensor:
     scores = q.double() @ k.double().repeat_interleave(G, 1).mT / math.sqrt(k.shape[-1])
     future = torch.ones(N, N, dtype=torch.bool).triu(1)
     return scores.masked_fill(future, -math.inf).softmax(-1) @ y.repeat_interleave(G, 1)
+
+
+def evaluate(run: Callable[..., Tensor], tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
+    """The output of `run` and, if `backward`, the gradients of its inputs. The last tensor is the output's gradient."""
+    *given, do = tensors
+    if not backward:
+        with torch.no_grad():
+            return (run(*given),)
+    given = [x.detach().requires_grad_() for x in given]
+    o = run(*given)
+    return (o.detach(), *torch.autograd.grad(o, given, do.to(o.dtype)))
 
 
 def distance(x: Tensor, truth: Tensor) -> float:
@@ -73,16 +96,19 @@ def check(
 
 
 def check_agreement(where: str, results: Mapping[str, tuple[bool, Sequence[Tensor]]]) -> None:
-    """Decoders that claim to compute the same thing, by their `solves`, are compared with the first of them."""
-    for kind in (False, True):
-        same = {name: tensors for name, (solves, tensors) in results.items() if solves == kind}
+    """Compare each decoder with the first one that claims to compute the same.
+
+    results: by name, whether the decoder solves, and its tensors.
+    """
+    for solving in (False, True):
+        same = {name: tensors for name, (solves, tensors) in results.items() if solves == solving}
         first = next(iter(same), "")
         for name, tensors in same.items():
             check(where, name, tensors, repr(first), same[first], DECODER_PARTS)
 
 
 def check_sharp(where: str, lucid: Tensor, softmax: Tensor, dtype: torch.dtype) -> None:
-    """The gate must be able to fail: with these keys LUCID is far from softmax attention."""
-    apart = distance(lucid, softmax)
-    if apart < 5 * TOLERANCE[dtype]:
-        raise WrongAnswer(f"{where}: the keys are too little correlated to tell LUCID from softmax ({apart:.2g} apart)")
+    """Refuse inputs on which a contestant that computes softmax attention would pass as LUCID."""
+    error = distance(lucid, softmax)
+    if error < 5 * TOLERANCE[dtype]:
+        raise WrongAnswer(f"{where}: the keys are too little correlated to tell LUCID from softmax ({error:.2g} apart)")

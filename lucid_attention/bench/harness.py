@@ -1,4 +1,4 @@
-"""Timing that compares: contestants take turns in one run, so that a busy or slow machine hits all of them alike."""
+"""Timing by comparison: contestants take turns in one run, so a slow spell of the machine slows all of them."""
 
 import contextlib
 import gc
@@ -10,25 +10,23 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import torch
 import torch.nn.functional as F
 
-import lucid_attention
-
-# A shorter call is preceded by an untimed one of the same contestant: what lies in the caches decides its time.
+# The time of a shorter call depends on the processor's caches: an untimed call of the same contestant goes first.
 SHORT_SECONDS = 0.05
-# The first round is a rehearsal and thrown away, unless calls are this long: a cold start is nothing to them then.
+# Calls longer than this hardly notice a cold start: the first round counts. Otherwise it is a rehearsal.
 LONG_SECONDS = 0.5
-# Rounds that a case gets even if they exceed its budget; the second number where a round takes so many seconds.
+# The least number of rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if more than 20.
 ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
-# A round so long averages over the machine's moods by itself.
 LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
 MOST_ROUNDS = 500
-# Settings of the environment that move times: instructions of oneDNN, and from which size on glibc gives memory back to
-# the system at once (by default at most 32 MiB), so that the next tensor of this size meets fresh pages.
+# Environment variables that change times: the instructions that oneDNN may use, and the size above which glibc returns
+# memory to the system at once (at most 32 MiB by default), so that the next tensor of that size gets fresh pages.
 SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 Run = Callable[[], object]
@@ -52,6 +50,7 @@ class Spread:
 
 
 def least_rounds(round_seconds: float) -> int:
+    """Fewer where rounds are long: a long round averages over slow spells by itself."""
     if round_seconds > LONGEST_ROUND_SECONDS:
         return LONGEST_ROUNDS
     return ROUNDS if round_seconds < LONG_ROUND_SECONDS else LONG_ROUNDS
@@ -68,9 +67,8 @@ def race(
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round; every round runs all of them in a new order.
 
-    Rounds go on until `budget` seconds are used, at least `least`, by default 5 (3 or 2 where a round
-    takes many seconds), at most `most`.
-    Contestants in `brief` sit out the rounds beyond the third: they are slow, and there for the record.
+    budget: seconds after which no round starts. least: rounds that run in any case, by default `least_rounds`.
+    brief: slow contestants, which take part in the first three rounds only.
     """
     order, shuffle = list(runs), random.Random(seed).shuffle
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -98,7 +96,7 @@ def race(
 
 
 def ratios(times: list[float], peer: list[float]) -> Spread:
-    """The ratio to the peer, round by round: a slow spell of the machine is in both and cancels."""
+    """The ratio to the peer, round by round: a slow spell of the machine is in both times and cancels."""
     return Spread.of([a / b for a, b in zip(times, peer, strict=False)])
 
 
@@ -106,7 +104,7 @@ def _seconds(run: Run) -> float:
     start = time.perf_counter()
     result = run()
     seconds = time.perf_counter() - start
-    del result  # freed outside of the measured time, for everybody
+    del result  # freed outside of the measured time, for every contestant
     return seconds
 
 
@@ -132,7 +130,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def attention_speed() -> float:
-    """Floating point operations per second of torch's attention on one thread: what estimates of duration rest on."""
+    """Floating point operations per second of torch's attention on one thread, for estimates of duration."""
     H, N, D = 4, 1024, 64
     q = torch.randn(1, H, N, D)
     with threads(1):
@@ -149,7 +147,7 @@ def machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "Python": platform.python_version(),
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
-        "lucid_attention": lucid_attention.__version__,
+        "lucid_attention": version("lucid-attention"),
     }
     return description | {name: os.environ[name] for name in SETTINGS if name in os.environ}
 

@@ -1,23 +1,23 @@
-"""Pages in Markdown and their pictures, from records alone."""
+"""Tables, pages in Markdown and pictures, made from records."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from .harness import Spread
-from .results import Benchmark, Record, Store
+from .results import Benchmark, Record, Results
 
 PICTURE, LINEAR_PICTURE = "cost_growth.png", "linear_growth.png"
 Cell = Callable[[Record], str]
 
 
 class Page(NamedTuple):
-    """A page of docs/ that results are published on."""
+    """A page of docs/ for results, with at most one picture."""
 
     file: str
     title: str
     benchmark: str = ""
-    """Whose records are drawn, if any."""
+    """The benchmark that the picture shows."""
     picture: str = ""
     caption: str = ""
 
@@ -78,7 +78,7 @@ def megabytes(name: str) -> Cell:
 
 
 def entry_ratio(name: str, to: str) -> Cell:
-    """The ratio of two contestants' medians, of memory where that was measured, else of time."""
+    """The ratio of two contestants' medians: of memory if it was measured, else of time."""
 
     def cell(record: Record) -> str:
         if name not in record.entries or to not in record.entries:
@@ -110,7 +110,7 @@ def count(n: int, what: str) -> str:
 
 
 def brief(record: Record) -> str:
-    """The result in a few words, for the line of progress."""
+    """The result in one line, for the progress of a run."""
     if record.checks:
         parts = [f"{name} {check.value:.3f} (limit {check.limit:.3f})" for name, check in record.checks.items()]
         return f"{', '.join(parts)} {record.verdict}"
@@ -123,16 +123,21 @@ def brief(record: Record) -> str:
     return ", ".join(parts)
 
 
-def table(benchmark: Benchmark, records: Sequence[Record]) -> list[str]:
+def cells(benchmark: Benchmark, records: Iterable[Record]) -> list[list[str]]:
+    """The table of a benchmark, its first row the headers."""
     headers = [column.header for column in benchmark.columns]
-    rows = [[column.cell(record) for column in benchmark.columns] for record in records]
+    return [headers, *([column.cell(record) for column in benchmark.columns] for record in records)]
+
+
+def table(benchmark: Benchmark, records: Sequence[Record]) -> list[str]:
+    headers, *rows = cells(benchmark, records)
     return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
 
 
-def sections(benchmarks: Iterable[Benchmark], store: Store) -> list[str]:
+def sections(benchmarks: Iterable[Benchmark], results: Results) -> list[str]:
     lines: list[str] = []
     for benchmark in benchmarks:
-        records = [record for record in store.records.values() if record.benchmark == benchmark.name]
+        records = [record for record in results.records.values() if record.benchmark == benchmark.name]
         if not records:
             continue
         lines += ["", f"## {benchmark.name}", "", benchmark.about]
@@ -144,35 +149,39 @@ def sections(benchmarks: Iterable[Benchmark], store: Store) -> list[str]:
 
 
 def document(
-    title: str, benchmarks: Sequence[Benchmark], store: Store, pictures: Mapping[str, str], see: Sequence[Page] = ()
+    title: str, benchmarks: Sequence[Benchmark], results: Results, pictures: Mapping[str, str], see: Sequence[Page] = ()
 ) -> str:
-    """A whole page. pictures: captions by where the pictures lie, seen from the page; see: other pages beside it."""
+    """A whole page. pictures: captions by path, relative to the page. see: other pages that it links to."""
     names = {benchmark.name for benchmark in benchmarks}
-    judged = [record for record in store.records.values() if record.verdict and record.benchmark in names]
+    judged = [record for record in results.records.values() if record.verdict and record.benchmark in names]
     over = sum(record.verdict == "over" for record in judged)
     lines = [
         f"# {title}",
         "",
-        "Every number is a comparison within one run: contestants take turns in an order shuffled anew each round, "
-        "and a cell is a median over rounds with the quartiles in parentheses. Ratios are taken round by round. Before "
+        "Every number comes from a comparison within one run: contestants take turns, in a new order each round. A "
+        "cell is a median over rounds, with the quartiles in parentheses. Ratios are taken round by round. Before "
         "anything is timed, every contestant has to agree with the defining equation in float64, on correlated keys.",
         "",
         *(line for page in see for line in (f"See also [{page.title}]({page.file}).", "")),
-        "A quick run: sizes are too small for the limits to mean anything."
-        if store.about["quick"]
+        "A quick run: its sizes are too small to judge the limits."
+        if results.about["quick"]
         else f"{over} of {len(judged)} cases that have a limit are over it.",
         "",
         "| made with | |",
         "| --- | --- |",
-        *(f"| {name} | {value} |" for name, value in store.about["machine"].items()),
-        *(f"| command, {one['date']} | `{one['command']}` |" for one in store.commands if names & set(one["names"])),
+        *(f"| {name} | {value} |" for name, value in results.about["machine"].items()),
+        *(
+            f"| command, {command['date']} | `{command['command']}` |"
+            for command in results.commands
+            if names & set(command["names"])
+        ),
     ]
     for where, caption in pictures.items():
         lines += ["", f"![{caption}]({where})"]
-    return "\n".join([*lines, *sections(benchmarks, store)]) + "\n"
+    return "\n".join([*lines, *sections(benchmarks, results)]) + "\n"
 
 
-# Of one contestant: lengths and what was measured there.
+# The points of one contestant: lengths, and seconds or megabytes.
 Line = list[tuple[int, float]]
 
 
@@ -187,8 +196,8 @@ def plot_growth(records: Sequence[Record], path: Path) -> None:
     colours = {"SDPA": "#666666", "lucid_attention": "#1f5fa8", "dense solve": "#c4622d"}
     sizes: dict[str, Line] = {}
     for name in colours:
-        found = [(int(record.facts["N"]), record.entries[name]) for record in records if name in record.entries]
-        sizes[name] = [(N, entry.megabytes) for N, entry in found if entry.megabytes is not None]
+        entries = [(int(record.facts["N"]), record.entries[name]) for record in records if name in record.entries]
+        sizes[name] = [(N, entry.megabytes) for N, entry in entries if entry.megabytes is not None]
     time = Panel("Time, forward + backward", "seconds", _times(records, colours))
     _draw((time, Panel("Peak memory over inputs", "MB", sizes)), colours, records[0], path)
 

@@ -1,15 +1,15 @@
-"""What a benchmark is made of, what it leaves behind, and the file that keeps it."""
+"""What a benchmark consists of, the records that it makes, and the file that keeps them."""
 
-import hashlib
 import json
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..base.files import write_whole
+from ..base.fingerprint import fingerprint
 from .harness import Spread, least_rounds
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Settings:
 
     @property
     def budget(self) -> float:
-        """Seconds of timing per case, unless its calls are too long for that."""
+        """Seconds of timing per case; more if the least number of rounds takes longer."""
         return 0.1 if self.quick else 3.0
 
     @property
     def least(self) -> int | None:
-        """Least rounds; None: the harness decides."""
+        """The least number of rounds; None leaves it to the harness."""
         return 3 if self.quick else None
 
 
@@ -46,7 +46,7 @@ class Check(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """One finished case. `facts` say what was measured; a failed check of a `strict` record fails the whole run."""
+    """One finished case. `facts` say what was measured. A failed check of a `strict` record fails the whole run."""
 
     benchmark: str
     threads: int
@@ -72,13 +72,17 @@ class Record:
             for name, entry in data["entries"].items()
         }
         checks = {name: Check(*check) for name, check in data["checks"].items()}
-        known = {name: value for name, value in data.items() if name != "verdict"}
-        return cls(**(known | {"entries": entries, "checks": checks}))
+        fields = {name: value for name, value in data.items() if name not in ("verdict", "code")}
+        return cls(**(fields | {"entries": entries, "checks": checks}))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measurement. `work`: floating point operations of a round; `once`: of what is done once, `fixed`: seconds."""
+    """One measurement.
+
+    For the estimate of its duration: `work`, floating point operations of a round; `once`, operations outside of
+    rounds; `fixed`, seconds of everything else; `budget`, seconds of timing.
+    """
 
     key: str
     label: str
@@ -90,11 +94,11 @@ class Case:
     budget: float = 0.0
 
     def estimate(self, speed: float) -> float:
-        """Expected seconds, where one thread does `speed` operations per second in attention."""
-        # A second thread does not bring twice the speed.
+        """Expected seconds. speed: operations per second of attention on one thread."""
+        # Two threads do not have twice the speed.
         speed *= 0.9 * self.threads if self.threads > 1 else 1
-        turn = self.work / speed
-        timing = max(self.budget, least_rounds(turn) * turn) if self.budget else turn
+        one_round = self.work / speed
+        timing = max(self.budget, least_rounds(one_round) * one_round) if self.budget else one_round
         return timing + self.once / speed + self.fixed
 
 
@@ -109,52 +113,62 @@ class Benchmark:
     about: str
     """What it measures, for --help and above the table."""
     limits: str
-    """What is asked for, above the table."""
+    """The limits on its results, for --help and above the table."""
     minutes: str
     """How long it takes on two cores, for --help."""
     cases: Callable[[Settings], list[Case]]
     columns: tuple[Column, ...]
     page: str = "benchmarks"
-    """On which page its results are published, a name of `report.PAGES`."""
+    """The page that publishes its results: a name of `report.PAGES`."""
+
+    @property
+    def code(self) -> str:
+        """The fingerprint of the code that measures and is measured."""
+        return fingerprint(self.cases.__module__)
 
 
-def fingerprint() -> str:
-    """Of the code that was measured and that measured: results of two versions do not belong into one table."""
-    digest = hashlib.sha256()
-    for folder in ("lucid_attention", "benchmarks"):
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+class Results:
+    """results.json: written after every case, so that an interrupted run loses nothing.
 
+    Each record carries the fingerprint of its benchmark's code; a record of edited code is left out.
+    """
 
-class Store:
-    """results.json: written after every case, so that an interrupted run loses nothing."""
-
-    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
-        """about: what all results must have in common."""
+    def __init__(self, folder: Path, about: Mapping[str, Any], benchmarks: Mapping[str, Benchmark]) -> None:
+        """about: what all records must have in common. benchmarks: those whose records may be in the file."""
         self.path = folder / "results.json"
         self.about = about
+        self.benchmarks = benchmarks
         self.records: dict[str, Record] = {}
         self.commands: list[dict[str, Any]] = []
+        self.outdated: list[str] = []
+        """Benchmarks whose records `load` left out, because their code was edited."""
 
     def load(self) -> str:
-        """Take over what earlier runs finished; what speaks against it, or nothing."""
+        """Read the records of earlier runs. Returns why they cannot stand beside new ones, or an empty string."""
         if not self.path.exists():
             return ""
         data = json.loads(self.path.read_text())
         for name, value in self.about.items():
             if data["about"].get(name) != value:
                 return f"{self.path} was made with another {name}: {data['about'].get(name)}, now {value}"
-        self.records = {key: Record.from_json(record) for key, record in data["records"].items()}
-        self.commands = data["commands"]
+        outdated = set()
+        for key, record in data["records"].items():
+            benchmark = self.benchmarks.get(record["benchmark"])
+            if benchmark is not None and record.get("code") == benchmark.code:
+                self.records[key] = Record.from_json(record)
+            else:
+                outdated.add(record["benchmark"])
+        self.outdated = sorted(outdated)
+        names = {record.benchmark for record in self.records.values()}
+        self.commands = [command for command in data["commands"] if names & set(command["names"])]
         return ""
 
     def put_aside(self) -> Path:
-        """Keep results that do not belong to ours under another name."""
-        return self.path.replace(self.path.with_name("results.old.json"))
+        """Copy the file: the next `save` writes over it."""
+        return Path(shutil.copyfile(self.path, self.path.with_name("results.old.json")))
 
     def add_command(self, command: str, date: str, names: Sequence[str]) -> None:
-        """names: of the benchmarks that it runs."""
+        """names: the benchmarks that the command runs."""
         entry = {"command": command, "date": date, "names": list(names)}
         if entry not in self.commands:
             self.commands.append(entry)
@@ -164,11 +178,10 @@ class Store:
         self.save()
 
     def save(self) -> None:
-        records = {key: asdict(record) | {"verdict": record.verdict} for key, record in self.records.items()}
-        for record in records.values():
-            record["checks"] = {name: list(check) for name, check in record["checks"].items()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        records = {}
+        for key, record in self.records.items():
+            checks = {name: list(check) for name, check in record.checks.items()}
+            extra = {"checks": checks, "verdict": record.verdict, "code": self.benchmarks[record.benchmark].code}
+            records[key] = asdict(record) | extra
         data = {"about": self.about, "commands": self.commands, "records": records}
-        new = self.path.with_suffix(".tmp")
-        new.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
-        new.replace(self.path)
+        write_whole(self.path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")

@@ -1,24 +1,24 @@
-"""Decoding latency (section 2.3): what LUCID adds to the time of one new token.
+"""Decoding latency (section 2.3): the time that LUCID adds to one new token.
 
 The paper: "For a 32K context length with batch size 1 and 100 new tokens generated, LUCID achieves 77ms compared to
-76ms for Standard Attention---an overhead of only ∼1.3%." Per token or for all of them, and for which model, it does not
-say; here it is ratios per token.
+76ms for Standard Attention---an overhead of only ∼1.3%." The paper does not say whether this is the time per token or
+of all tokens, nor for which model; here all ratios are per token.
 
-Two comparisons, because the obvious one flatters LUCID. Whole models against the same in Transformers with sdpa (the
-benchmark `model_decode`): on a CPU torch's attention is slow for one query with grouped heads, so LUCID's own step
-comes out faster, which is no merit of LUCID. So LUCID's step is also held against the fastest standard step, two
-products around a softmax (the benchmark `decode`), and what it adds to that is put into the time of the whole model.
+There are two comparisons, because the obvious one flatters LUCID. The first is with the same models with sdpa (the
+benchmark `model_decode`): on a CPU torch's attention is slow for one query with grouped heads, so LUCID's own step is
+faster, which is no merit of LUCID. The second is with the fastest standard step, two products around a softmax (the
+benchmark `decode`): the time that LUCID's step adds to it is added to the time of the whole model.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .benchmark_cases import case_job, percent, require_checkout, shown
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
 from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
+from .engine.timing import case_job, percent, shown
 
 CLAIM = Claim(
     title="LUCID adds next to nothing to decoding",
@@ -27,7 +27,7 @@ CLAIM = Claim(
     paper="77 ms against 76 ms, ∼1.3 %",
 )
 PAPER = 1.3
-# Points above the paper's that a model may need: the quartiles of a token's time are a few percent apart.
+# A model may be this many points above the paper: the quartiles of a token's time are a few percent apart.
 SLACK = 3.0
 LUCID, MODEL, STEP = "LUCID", "LUCID, whole model", "lucid_decode"
 DYNAMIC, STATIC = "dynamic", "static"
@@ -35,7 +35,7 @@ DYNAMIC, STATIC = "dynamic", "static"
 
 @dataclass(frozen=True)
 class Model:
-    """layers: those with full attention in the whole model. heads: as the benchmark of single steps names them."""
+    """layers: with full attention in the whole model. heads: the name of the shape in the benchmark `decode`."""
 
     layers: int
     heads: str
@@ -50,7 +50,7 @@ MODELS = {
 
 
 def models(scale: Scale) -> dict[str, Model]:
-    """By name."""
+    """The models of a scale, by name."""
     return {"Qwen-2.5-1.5B": MODELS["Qwen-2.5-1.5B"]} if scale.tiny else MODELS
 
 
@@ -74,7 +74,6 @@ def step_job(scale: Scale, name: str) -> Job:
 
 def plan(scale: Scale, done: Done) -> list[Job]:
     """The dynamic cache at every context, the static one at the paper's, and steps alone."""
-    require_checkout("decode_latency")
     jobs = []
     for name in models(scale):
         jobs += [model_job(scale, name, DYNAMIC, context) for context in contexts(scale)]
@@ -83,12 +82,12 @@ def plan(scale: Scale, done: Done) -> list[Job]:
 
 
 def against_fastest(layers: int, model: Record, step: Record) -> float:
-    """Percent that LUCID adds to a token of a model whose standard attention is as fast as it can be.
+    """Percent that LUCID adds to a token of a model with the fastest standard attention.
 
     layers: with full attention. model, step: records of `model_decode` and `decode`.
     """
     fastest, ours = step["entries"][step["facts"]["fastest"]], step["entries"][STEP]
-    # The ratio is one of rounds, in which a slow spell of the machine cancels.
+    # The ratio is taken round by round: a slow spell of the machine cancels.
     added = layers * fastest["seconds"]["median"] * (ours["ratio"]["median"] - 1)
     whole: float = model["entries"][MODEL]["seconds"]["median"]
     return 100 * (whole / (whole - added) - 1)
@@ -107,7 +106,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         for name, model in models(scale).items()
     }
     worst = {
-        name: max(fastest[name], *(percent(stock[name, each], MODEL)[0] for each in (DYNAMIC, STATIC)))
+        name: max(fastest[name], *(percent(stock[name, cache], MODEL)[0] for cache in (DYNAMIC, STATIC)))
         for name in fastest
     }
     verdict, because = judged(worst)
@@ -127,7 +126,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 
 def judged(worst: Mapping[str, float]) -> tuple[str, str]:
-    """A verdict, and why. worst: percent by model, the larger of both comparisons."""
+    """The verdict, and why. worst: percent by model, the larger of both comparisons."""
     over = [name for name, value in worst.items() if value > PAPER + SLACK]
     verdict = "holds" if not over else "partly" if len(over) < len(worst) else "does not hold"
     which = f"above it: {', '.join(over)}" if over else "no model is above it"
@@ -138,7 +137,7 @@ def judged(worst: Mapping[str, float]) -> tuple[str, str]:
 
 
 def added_figure(fastest: Mapping[str, float], context: int) -> Figure:
-    """What LUCID adds to a token, with the paper's percentage across."""
+    """The percentage that LUCID adds to a token, with the paper's as a line."""
     groups = {name: [bar("LUCID", "lucid", value)] for name, value in fastest.items()}
     note = f"Whole models, one token more at a context of {context}, float32, one thread, batch 1."
     title = "What LUCID adds to a token, against the fastest standard attention"
@@ -149,7 +148,7 @@ def token_figure(scale: Scale, name: str, done: Done) -> Figure:
     """Milliseconds of a token against the context."""
     records = [done[model_job(scale, name, DYNAMIC, context)] for context in contexts(scale)]
     ours = [1000 * record["entries"][MODEL]["seconds"]["median"] for record in records]
-    theirs = [each / record["entries"][MODEL]["ratio"]["median"] for each, record in zip(ours, records, strict=True)]
+    theirs = [time / record["entries"][MODEL]["ratio"]["median"] for time, record in zip(ours, records, strict=True)]
     curves = [
         series("softmax attention (sdpa)", "softmax", contexts(scale), theirs),
         series("LUCID", "lucid", contexts(scale), ours),
@@ -162,8 +161,8 @@ def model_table(scale: Scale, done: Done) -> Table:
     """Whole models in Transformers, with LUCID against sdpa."""
     rows = []
     for name in models(scale):
-        wanted = [(DYNAMIC, context) for context in contexts(scale)] + [(STATIC, contexts(scale)[-1])]
-        for cache, context in wanted:
+        cases = [(DYNAMIC, context) for context in contexts(scale)] + [(STATIC, contexts(scale)[-1])]
+        for cache, context in cases:
             record = done[model_job(scale, name, cache, context)]
             milliseconds = 1000 * record["entries"][MODEL]["seconds"]["median"]
             rows.append([name, cache, context, round(milliseconds, 1), shown(percent(record, MODEL))])
@@ -173,11 +172,11 @@ def model_table(scale: Scale, done: Done) -> Table:
 
 
 def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
-    """The step alone."""
+    """One step of attention alone."""
     rows = []
     for name, model in models(scale).items():
         record = done[step_job(scale, name)]
-        milliseconds = {each: 1000 * entry["seconds"]["median"] for each, entry in record["entries"].items()}
+        milliseconds = {step: 1000 * entry["seconds"]["median"] for step, entry in record["entries"].items()}
         against = shown(percent(record, STEP))
         standard = milliseconds[record["facts"]["fastest"]]
         rows.append(
@@ -189,5 +188,5 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
 
 
 def paper() -> list[Step]:
-    """Nothing is trained for it: the same measurement, on the machine that is asked about."""
+    """The same measurement, on the machine in question: nothing is trained."""
     return [Step(("experiment", "decode_latency", "--scale", "small"))]

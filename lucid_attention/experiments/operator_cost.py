@@ -1,17 +1,17 @@
 """Cost of the operator (§2.1, §2.3): LUCID stays in the cost class of softmax attention.
 
-The paper: "LUCID … retains O(N²d) complexity like standard softmax attention". One solve a key/value head costs as many
-operations as attention of one head, so the bound on the ratio is 1 + H_kv/H.
+The paper: "LUCID … retains O(N²d) complexity like standard softmax attention". The solve of a key/value head costs the
+operations of one more head of attention, so the bound on the ratio is 1 + H_kv/H.
 """
 
 from collections.abc import Sequence
 
-from .cost import cost_figure, cost_job
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, table
 from .engine.scale import QUICK, SMALL, SMOKE, Scale
 from .engine.steps import Step
 from .engine.study import Done
+from .engine.timing import cost_figure, cost_job
 
 CLAIM = Claim(
     title="The cost class of softmax attention",
@@ -20,7 +20,7 @@ CLAIM = Claim(
     "small.",
     paper="O(N²d), no ratio given for the operator",
 )
-# Above what counting operations allows.
+# The claim holds up to this multiple of the bound.
 ALLOWED = 1.15
 SHAPES = ((8, 8), (32, 4))
 
@@ -30,27 +30,28 @@ def cases(scale: Scale) -> list[tuple[str, Job]]:
     lengths: Sequence[int] = (512, 1024, 2048, 4096)
     if scale != SMALL:
         lengths = (64, 128) if scale.tiny else (512, 1024, 2048)
-    found = []
+    named_jobs = []
     for heads, kv_heads in SHAPES:
         for backward in (False, True):
             if backward and scale in (SMOKE, QUICK):
                 continue
             name = f"{heads}/{kv_heads} heads of 64, {'forward and backward' if backward else 'forward'}"
-            found.append((name, cost_job(lengths, heads, kv_heads, 64, backward, f"cost, {name}")))
-    return found
+            job = cost_job(lengths, heads, kv_heads, 64, backward, f"cost, {name}", quick=scale.tiny)
+            named_jobs.append((name, job))
+    return named_jobs
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
-    """Timings, one after another."""
+    """The timings, which run one after another."""
     return [job for _, job in cases(scale)]
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Against the bound, at the longest length."""
+    """Compare the ratios at the longest length with the bound."""
     records = {name: done[job] for name, job in cases(scale)}
     rows, within = [], []
     for name, record in records.items():
-        ratios = [round(each, 2) for each in record["ratio"]]
+        ratios = [round(ratio, 2) for ratio in record["ratio"]]
         rows.append([name, round(record["bound"], 3), *ratios])
         within.append(record["ratio"][-1] <= ALLOWED * record["bound"])
     longest = next(iter(records.values()))["lengths"][-1]
@@ -69,5 +70,5 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 
 def paper() -> list[Step]:
-    """The same command, on the machine in question."""
+    """The same measurement, on the machine in question."""
     return [Step(("experiment", "operator_cost", "--scale", "small"))]

@@ -1,23 +1,21 @@
-"""Training overhead (section 2.3): what LUCID adds to the time of a training step.
+"""Training overhead (section 2.3): the time that LUCID adds to a training step.
 
 The paper: "LUCID adds approximately 0-5.5% overhead during training": Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B
-+5.5 % (its table of training overhead; for which lengths and batches it does not say).
++5.5 % (its table of training overhead, which gives no lengths and batches).
 
-Two measurements. Whole models in the true widths, a layer of each kind timed in turn with its twin (the benchmark
-`model_training` at 2048 tokens). And the operator alone against torch's attention, by length, with the dense triangular
-solve that the paper's text names beside it: what it costs depends on the length and on how many query heads share a
-key/value head, so one percentage is never the whole answer.
+Two measurements: whole models in their true widths (the benchmark `model_training` at 2048 tokens), and the operator
+alone by length, next to torch's attention and the dense triangular solve of the paper's text. The cost depends on the
+length and on the number of query heads that share a key/value head, so no single percentage describes it.
 """
 
 from collections.abc import Mapping, Sequence
 
-from .benchmark_cases import Percents, case_job, percent, prediction_job, require_checkout, shown
-from .cost import cost_figure, cost_job
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
 from .engine.steps import Step, train
 from .engine.study import Done
+from .engine.timing import Percents, case_job, cost_figure, cost_job, percent, prediction_job, shown
 
 CLAIM = Claim(
     title="LUCID adds little to a training step",
@@ -25,25 +23,25 @@ CLAIM = Claim(
     says="LUCID adds approximately 0–5.5 % overhead during training; fewer key/value heads reduce it further.",
     paper="Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B +5.5 %",
 )
-# Percent, by the names that the benchmarks have for the models.
+# Percent, by the names of the models in the benchmarks.
 PAPER = {"Gemma-3-1B": 0.0, "Gemma-3-4B": 3.5, "Qwen-2.5-1.5B": 5.5}
 PRESETS = {"Gemma-3-1B": "gemma3_1b", "Gemma-3-4B": "gemma3_4b", "Qwen-2.5-1.5B": "qwen2_5_1_5b"}
-# Points above the paper's that a model may need: another machine, another precision, and quartiles of about a point.
+# A model may be this many points above the paper: the machine and precision differ, and quartiles are a point apart.
 SLACK = 3.0
 MODEL = "LUCID, whole model"
 PREDICTED = (2048, 8192, 32_768, 65_536)
 HEADS = ((8, 8), (32, 4))
-# About how long a case takes on one core.
+# The duration of a case on one core, about.
 SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
 
 
 def tokens(scale: Scale) -> int:
-    """Of a training step."""
+    """Tokens of a training step."""
     return 64 if scale.tiny else 2048
 
 
 def training_jobs(scale: Scale) -> dict[str, Job]:
-    """A training step of whole models, by their names."""
+    """Training steps of whole models, by the names of the models."""
     quick, length = scale.tiny, tokens(scale)
     names = ["Qwen-2.5-1.5B"] if quick else list(PAPER)
     return {
@@ -59,9 +57,9 @@ def training_jobs(scale: Scale) -> dict[str, Job]:
 
 
 def cost_jobs(scale: Scale) -> dict[tuple[int, int, bool], Job]:
-    """The operator, by query heads, key/value heads, and whether backward is part of it."""
+    """The operator, by query heads, key/value heads, and whether backward is included."""
     if scale.tiny:
-        return {(4, 2, True): cost_job((64, 128), 4, 2, 16, True)}
+        return {(4, 2, True): cost_job((64, 128), 4, 2, 16, True, quick=True)}
     return {
         (*heads, backward): cost_job((512, 1024, 2048, 4096), *heads, 64, backward)
         for heads in HEADS
@@ -70,8 +68,7 @@ def cost_jobs(scale: Scale) -> dict[tuple[int, int, bool], Job]:
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
-    """All of them at once."""
-    require_checkout("training_overhead")
+    """All jobs: none depends on another."""
     return [prediction_job(list(PREDICTED)), *training_jobs(scale).values(), *cost_jobs(scale).values()]
 
 
@@ -96,7 +93,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 
 def judged(measured: dict[str, float], predicted: Record) -> tuple[str, str]:
-    """A verdict, and why. measured: percent by model."""
+    """The verdict, and why. measured: percent by model."""
     over = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
     verdict = "holds" if not over else "partly" if len(over) < len(measured) else "does not hold"
     first = (
@@ -106,8 +103,8 @@ def judged(measured: dict[str, float], predicted: Record) -> tuple[str, str]:
     )
     at, most = PREDICTED[-1], max(predicted, key=lambda name: predicted[name][-1])
     return verdict, (
-        f"{first} It grows with the length, which the paper does not give: by the count of operations {most} pays "
-        f"{predicted[most][-1]:+.0f} % at {at} tokens."
+        f"{first} The overhead grows with the length, which the paper does not give: by the count of operations {most} "
+        f"pays {predicted[most][-1]:+.0f} % at {at} tokens."
     )
 
 
@@ -140,7 +137,7 @@ def overhead_table(measured: Mapping[str, Percents], predicted: Record, length: 
 
 
 def cost_figures(costs: dict[tuple[int, int, bool], Record]) -> list[Figure]:
-    """Forward and backward together, a figure for each number of heads."""
+    """Forward and backward, a figure for each number of heads."""
     return [
         cost_figure(
             record,
@@ -153,7 +150,7 @@ def cost_figures(costs: dict[tuple[int, int, bool], Record]) -> list[Figure]:
 
 
 def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
-    """LUCID over torch's attention."""
+    """The time of LUCID over that of torch's attention."""
     lengths: Sequence[int] = next(iter(costs.values()))["lengths"]
     rows = [
         [
@@ -169,7 +166,7 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
 
 
 def paper() -> list[Step]:
-    """The first steps of pretraining with each model: `tokens/s` of the summaries are to be compared."""
+    """The first steps of pretraining with each model; compare `tokens/s` of the summaries."""
     return [
         train(
             "pretrain_2k",

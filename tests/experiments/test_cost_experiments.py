@@ -1,4 +1,4 @@
-"""What LUCID costs: the operator by length, and whole models from the benchmarks, beside the paper's figures."""
+"""The cost of LUCID: the operator by length, and whole models from the benchmarks, next to the paper's figures."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention import lucid_attention
-from lucid_attention.experiments import benchmark_cases, cost, decode_latency, training_overhead
-from lucid_attention.experiments.cost import cost_figure, cost_job, operator_cost
+from lucid_attention.bench import harness
+from lucid_attention.bench.cases import decode, model_decode, model_training, peers, solve
+from lucid_attention.bench.gate import WrongAnswer
+from lucid_attention.bench.results import Settings
+from lucid_attention.experiments import decode_latency, training_overhead
+from lucid_attention.experiments.engine import timing
 from lucid_attention.experiments.engine.jobs import Job, Store, Work
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.scale import SMALL, SMOKE
-from lucid_attention.experiments.engine.study import ExperimentError, load
+from lucid_attention.experiments.engine.study import load
+from lucid_attention.experiments.engine.timing import cost_figure, cost_job, operator_cost
 
 ROUND = {"median": 1.0, "low": 0.9, "high": 1.2, "rounds": 5}
 
@@ -29,7 +33,8 @@ def as_its_user_has_it() -> Any:
 
 
 def small_cost(folder: Path, **changes: Any) -> dict[str, Any]:
-    job = cost_job(**{"lengths": (48, 96, 160), "heads": 4, "kv_heads": 2, "head_dim": 16, "backward": True, **changes})
+    sizes = {"lengths": (48, 96, 160), "heads": 4, "kv_heads": 2, "head_dim": 16, "backward": True}
+    job = cost_job(**{**sizes, **changes}, quick=True)
     assert job.alone
     return operator_cost(Work(Store(folder), job), **job.arguments)
 
@@ -38,9 +43,8 @@ def small_cost(folder: Path, **changes: Any) -> dict[str, Any]:
 def test_the_operator_is_timed_against_torch_and_the_dense_solve(
     backward: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cost, "BUDGET", 0.02)
     # The matrix of 160 tokens would be too large.
-    monkeypatch.setattr(cost, "DENSE_BYTES", 4 * 2 * 150**2)
+    monkeypatch.setattr(timing, "DENSE_BYTES", 4 * 2 * 150**2)
     record = small_cost(tmp_path, backward=backward)
     json.dumps(record, allow_nan=False)
     assert record["lengths"] == [48, 96, 160]
@@ -51,9 +55,9 @@ def test_the_operator_is_timed_against_torch_and_the_dense_solve(
     assert all(value > 0 for value in record["milliseconds"]["dense"][:2])
     for low, middle, high in zip(record["ratio_low"], record["ratio"], record["ratio_high"], strict=True):
         assert 0 < low <= middle <= high
-    assert all(rounds >= cost.LEAST_ROUNDS for rounds in record["rounds"])
+    assert all(rounds >= 3 for rounds in record["rounds"])
     figure = cost_figure(record, "Cost")
-    assert [(each["role"], len(each["x"])) for each in figure["series"]] == [
+    assert [(curve["role"], len(curve["x"])) for curve in figure["series"]] == [
         ("softmax", 3),
         ("lucid", 3),
         ("control", 2),
@@ -62,8 +66,8 @@ def test_the_operator_is_timed_against_torch_and_the_dense_solve(
     assert figure["y"]["log"]
 
 
-def test_what_is_timed_takes_the_time_that_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock moves by 3 s in LUCID, 2 s in torch's attention."""
+def test_the_times_are_those_of_the_contestants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock advances by 3 s in LUCID, 2 s in torch's attention, 10 s in the dense solve."""
     now = [0.0]
 
     class Clock:
@@ -77,27 +81,20 @@ def test_what_is_timed_takes_the_time_that_it_takes(tmp_path: Path, monkeypatch:
 
         return run
 
-    monkeypatch.setattr(cost, "time", Clock())
-    for name, seconds in (("sdpa", 2.0), ("lucid_attention", 3.0), ("dense_solve", 10.0)):
-        monkeypatch.setattr(cost, name, slow(seconds))
-    monkeypatch.setattr(cost, "check_answers", lambda *sizes: None)
+    monkeypatch.setattr(harness, "time", Clock())
+    for name, seconds in ((peers.SDPA, 2.0), (peers.OURS, 3.0), (peers.DENSE, 10.0)):
+        monkeypatch.setitem(peers.ATTENTIONS, name, peers.Peer(slow(seconds), solves=name != peers.SDPA))
+    for check in ("check_truth", "check_length"):
+        monkeypatch.setattr(solve, check, lambda *case: None)
     record = small_cost(tmp_path, backward=False)
     assert record["milliseconds"] == {"sdpa": [2000.0] * 3, "lucid": [3000.0] * 3, "dense": [10000.0] * 3}
     assert record["ratio"] == [1.5] * 3
 
 
-@pytest.mark.parametrize("wrong", ["no solve", "no gradient of keys", "NaN"])
-def test_nobody_is_timed_who_computes_something_else(wrong: str) -> None:
-    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if wrong == "no solve":
-            return cost.sdpa(q, k, v)
-        if wrong == "NaN":
-            return lucid_attention(q, k, v) * torch.nan
-        return lucid_attention(q, k.detach(), v) + 0 * k.sum()
-
-    cost.check_answers(4, 2, 16)
-    with pytest.raises(cost.WrongAnswer, match="Nothing was timed"):
-        cost.check_answers(4, 2, 16, attention)
+def test_nothing_is_timed_that_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(peers.ATTENTIONS, peers.OURS, peers.Peer(peers.sdpa, solves=True))
+    with pytest.raises(WrongAnswer, match="Nothing was timed"):
+        small_cost(tmp_path, head_dim=24)  # a shape that no other test has checked
 
 
 @pytest.fixture(scope="module")
@@ -125,24 +122,23 @@ def test_the_smallest_scale_runs_and_judges_nothing(name: str, smoke: Store) -> 
 
 
 def test_every_case_that_is_planned_is_one_of_the_benchmarks() -> None:
-    settings = benchmark_cases.module("results").Settings(threads=(1,), quick=False)
     cases = {
-        (name, case.key)
-        for name in ("model_training", "model_decode", "decode")
-        for case in benchmark_cases.module(name).BENCHMARK.cases(settings)
+        (module.BENCHMARK.name, case.key)
+        for module in (model_training, model_decode, decode)
+        for case in module.BENCHMARK.cases(Settings(threads=(1,), quick=False))
     }
     planned = [job for name in ("training_overhead", "decode_latency") for job in load(name).plan(SMALL, {})]
-    wanted = {
+    planned_cases = {
         (job.arguments["benchmark"], job.arguments["case"]) for job in planned if job.function.endswith(":run_case")
     }
-    assert len(wanted) == 18
-    assert wanted <= cases
-    assert all(job.alone for job in planned if job.function != "benchmark_cases:predicted_overheads")
+    assert len(planned_cases) == 18
+    assert planned_cases <= cases
+    assert all(job.alone for job in planned if job.function != "engine.timing:predicted_overheads")
     assert not any(job.arguments.get("quick") for job in planned)
 
 
 def test_the_number_of_layers_is_that_of_the_benchmarks() -> None:
-    shapes = {shape.name: shape for shape in benchmark_cases.module("model_decode").SHAPES}
+    shapes = {shape.name: shape for shape in model_decode.SHAPES}
     for name, model in decode_latency.MODELS.items():
         assert model.layers == shapes[name].full_layers
         assert f"heads={shapes[name].heads}, kv_heads={shapes[name].kv_heads})" in model.heads
@@ -150,22 +146,15 @@ def test_the_number_of_layers_is_that_of_the_benchmarks() -> None:
 
 
 def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    job = benchmark_cases.case_job("decode", "decode 1 x", "x", 1.0, quick=True)
+    job = timing.case_job("decode", "decode 1 x", "x", 1.0, quick=True)
     with pytest.raises(ValueError, match="case must be one of decode 1 Shape"):
         job.resolve()(Work(Store(tmp_path), job), **job.arguments)
 
 
-@pytest.mark.parametrize("name", ["training_overhead", "decode_latency"])
-def test_without_a_checkout_it_says_what_is_missing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_cases, "CHECKOUT", tmp_path)
-    with pytest.raises(ExperimentError, match=rf"{name} runs the benchmarks, .* there is no .*benchmarks"):
-        load(name).plan(SMALL, {})
-
-
 def test_counted_overheads_are_those_of_the_published_shapes(smoke: Store) -> None:
     """Qwen-2.5-1.5B at 2048 tokens: 28 layers, hidden 1536, 12/2 heads of 128, MLP 8960, vocabulary 151 936."""
-    found = smoke[benchmark_cases.prediction_job(list(training_overhead.PREDICTED))]
-    for length, percent in zip(training_overhead.PREDICTED, found["Qwen-2.5-1.5B"], strict=True):
+    counted = smoke[timing.prediction_job(list(training_overhead.PREDICTED))]
+    for length, percent in zip(training_overhead.PREDICTED, counted["Qwen-2.5-1.5B"], strict=True):
         weights = 28 * (1536 * 128 * (2 * 12 + 2 * 2) + 3 * 1536 * 8960) + 1536 * 151_936
         pairs = length * (length + 1) / 2
         solve = 28 * 2 * 14 * pairs * 128
@@ -197,7 +186,7 @@ def test_training_figures_show_the_records(tmp_path: Path) -> None:
         ratio = {"median": ratios[name], "low": ratios[name] - 0.002, "high": ratios[name] + 0.004, "rounds": 3}
         records[job] = {"entries": {"LUCID, whole model": {"ratio": ratio}}}
     counted = {name: [0.2, 0.9, 5.0, 9.0] for name in ratios}
-    records[benchmark_cases.prediction_job(list(training_overhead.PREDICTED))] = counted
+    records[timing.prediction_job(list(training_overhead.PREDICTED))] = counted
     for (heads, kv_heads, _), job in training_overhead.cost_jobs(SMALL).items():
         milliseconds = {"sdpa": [1.0, 2, 3, 4], "lucid": [2.0, 4, 6, 8], "dense": [9.0, 9, 9, None]}
         bound = 1 + kv_heads / heads
@@ -215,7 +204,7 @@ def test_training_figures_show_the_records(tmp_path: Path) -> None:
     assert groups["Gemma-3-4B"][0]["value"] == pytest.approx(0.4)
     assert groups["Gemma-3-4B"][0]["spread"] == pytest.approx(0.3)
     assert groups["Gemma-3-4B"][1]["value"] == 0.2
-    assert [each["value"] for each in conclusion.figures[0]["references"]] == [0.0, 3.5, 5.5]
+    assert [line["value"] for line in conclusion.figures[0]["references"]] == [0.0, 3.5, 5.5]
     assert len(conclusion.figures) == 3
     assert conclusion.tables[0]["rows"][0][-1] == "~0 %"
 
@@ -224,7 +213,10 @@ def decoding(store: Store, *, step: float, static: float) -> Store:
     """A token of LUCID takes 100 ms, one of sdpa twice that; steps of the fastest attention 0.5 ms."""
     records: dict[Job, dict[str, Any]] = {}
     for name in decode_latency.MODELS:
-        for cache, context in (*(("dynamic", each) for each in decode_latency.contexts(SMALL)), ("static", 32_768)):
+        for cache, context in (
+            *(("dynamic", context) for context in decode_latency.contexts(SMALL)),
+            ("static", 32_768),
+        ):
             ratio = 0.5 if cache == "dynamic" else static
             spread = {"median": ratio, "low": ratio, "high": ratio, "rounds": 5}
             entry = {"seconds": {"median": 0.1}, "ratio": spread}
@@ -233,8 +225,8 @@ def decoding(store: Store, *, step: float, static: float) -> Store:
         records[decode_latency.step_job(SMALL, name)] = {
             "facts": {"fastest": "bmm, softmax, bmm"},
             "entries": {
-                each: {"seconds": {"median": seconds}, "ratio": {**ROUND, "median": ratio}}
-                for each, (seconds, ratio) in entries.items()
+                step_name: {"seconds": {"median": seconds}, "ratio": {**ROUND, "median": ratio}}
+                for step_name, (seconds, ratio) in entries.items()
             },
         }
     return written(store, records)
@@ -248,7 +240,7 @@ def test_decoding_is_judged_against_the_fastest_attention_and_against_transforme
     assert conclusion.verdict == "holds"
     assert conclusion.figures[0]["references"] == [{"name": "paper", "value": 1.3}]
     line = conclusion.figures[1]
-    assert [each["y"][0] for each in line["series"]] == pytest.approx([200.0, 100.0])
+    assert [curve["y"][0] for curve in line["series"]] == pytest.approx([200.0, 100.0])
     # Slower steps: with 28 and 22 layers it is too much, with 4 it is not.
     slower = decode_latency.conclude(SMALL, decoding(Store(tmp_path / "b"), step=0.0008, static=0.9))
     assert slower.verdict == "partly"

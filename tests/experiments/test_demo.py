@@ -17,7 +17,7 @@ from tests.experiments.faking import fake, small_run
 
 def rule(job: Job) -> Record:
     arguments = job.arguments
-    if job.function == "cost:operator_cost":
+    if job.function == "engine.timing:operator_cost":
         n = len(arguments["lengths"])
         times = {"sdpa": [1.0] * n, "lucid": [2.0] * n, "dense": [9.0] * n}
         bound = 1 + arguments["kv_heads"] / arguments["heads"]

@@ -5,22 +5,23 @@ from pathlib import Path
 
 import pytest
 
+from lucid_attention.base import fingerprint
 from lucid_attention.experiments.engine import jobs
 from lucid_attention.experiments.engine.jobs import Job, Store, Work
 
-ONE = Job("cost:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 2}})
+ONE = Job("engine.timing:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 2}})
 SAME = {
-    "order of arguments": Job("cost:operator_cost", {"c": {"y": 2, "x": 1}, "b": [2, 3], "a": 1}),
-    "tuple for a list": Job("cost:operator_cost", {"a": 1, "b": (2, 3), "c": {"x": 1, "y": 2}}),
-    "label, time, alone": Job("cost:operator_cost", ONE.arguments, "a name", 99.0, alone=True),
+    "order of arguments": Job("engine.timing:operator_cost", {"c": {"y": 2, "x": 1}, "b": [2, 3], "a": 1}),
+    "tuple for a list": Job("engine.timing:operator_cost", {"a": 1, "b": (2, 3), "c": {"x": 1, "y": 2}}),
+    "label, time, alone": Job("engine.timing:operator_cost", ONE.arguments, "a name", 99.0, alone=True),
 }
 OTHERS = {
-    "value": Job("cost:operator_cost", {"a": 2, "b": [2, 3], "c": {"x": 1, "y": 2}}),
-    "inner value": Job("cost:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 3}}),
-    "order of a list": Job("cost:operator_cost", {"a": 1, "b": [3, 2], "c": {"x": 1, "y": 2}}),
-    "one argument more": Job("cost:operator_cost", {**ONE.arguments, "d": None}),
-    "function": Job("cost:check_answers", ONE.arguments),
-    "module": Job("costs:operator_cost", ONE.arguments),
+    "value": Job("engine.timing:operator_cost", {"a": 2, "b": [2, 3], "c": {"x": 1, "y": 2}}),
+    "inner value": Job("engine.timing:operator_cost", {"a": 1, "b": [2, 3], "c": {"x": 1, "y": 3}}),
+    "order of a list": Job("engine.timing:operator_cost", {"a": 1, "b": [3, 2], "c": {"x": 1, "y": 2}}),
+    "one argument more": Job("engine.timing:operator_cost", {**ONE.arguments, "d": None}),
+    "function": Job("engine.timing:run_case", ONE.arguments),
+    "module": Job("engine.timings:operator_cost", ONE.arguments),
 }
 
 
@@ -37,17 +38,42 @@ def test_other_work_is_another_job(other: str) -> None:
     assert OTHERS[other] != ONE
 
 
-def test_another_release_does_the_work_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Job(ONE.function, ONE.arguments).key
-    monkeypatch.setattr(jobs, "package_version", lambda: "9.9")
-    assert Job(ONE.function, ONE.arguments).key != before
+@pytest.mark.parametrize(("edited", "again"), [("ops.lucid.blockwise", True), ("report.command", False)])
+def test_edited_code_does_again_the_work_that_depends_on_it(
+    edited: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Store(tmp_path).write(ONE, {"value": 1}, 0.0)
+    assert list(Store(tmp_path)) == [ONE]
+    source = fingerprint._source
+
+    def after_the_edit(module: str) -> fingerprint.Source:
+        same = source(module)
+        return same._replace(digest=b"edited") if module == f"lucid_attention.{edited}" else same
+
+    monkeypatch.setattr(fingerprint, "_source", after_the_edit)
+    fingerprint.fingerprint.cache_clear()
+    try:
+        job, store = Job(ONE.function, ONE.arguments), Store(tmp_path)
+        assert (job not in store) == again
+        assert (job.key != ONE.key) == again
+        assert len(store) == (0 if again else 1)
+    finally:
+        fingerprint.fingerprint.cache_clear()
+
+
+def test_a_record_says_which_code_made_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.write(ONE, {"value": 1}, 0.0)
+    entry = store.entry(ONE)
+    assert entry is not None
+    assert entry["code"] == fingerprint.fingerprint("lucid_attention.experiments.engine.timing")
 
 
 def test_an_unknown_function_is_found_before_anything_runs() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         Job("no_such_module:f", {}).resolve()
     with pytest.raises(AttributeError, match="no_such_function"):
-        Job("cost:no_such_function", {}).resolve()
+        Job("engine.timing:no_such_function", {}).resolve()
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -96,7 +122,7 @@ def test_what_was_being_written_when_the_power_went_is_no_record(
         raise KeyboardInterrupt
 
     store = Store(tmp_path)
-    monkeypatch.setattr(Path, "rename", stop)
+    monkeypatch.setattr(Path, "replace", stop)
     with pytest.raises(KeyboardInterrupt):
         store.write(ONE, {"value": 1}, 0.0)
     assert ONE not in store

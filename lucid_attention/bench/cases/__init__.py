@@ -1,1 +1,1 @@
-"""One file per benchmark, and the peers they run against."""
+"""The benchmarks, and the peers that they compare with."""

@@ -1,4 +1,4 @@
-"""How far float32 lands from the truth, and what rounding P to bfloat16 would cost."""
+"""The error of the solve in float32, and with P rounded to bfloat16."""
 
 import math
 from functools import partial
@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention import precondition
-
+from ...ops.lucid.api import precondition
 from ..report import fact
 from ..results import Benchmark, Case, Column, Record, Settings
 
@@ -24,12 +23,12 @@ def _keys(kind: str, N: int) -> Tensor:
     if kind == "runs of 64":
         return torch.randn(1, 1, -(-N // 64), D).repeat_interleave(64, 2)[:, :, :N]
     cosine = float(kind.split()[1]) if kind.startswith("cosine") else 0.0
-    # A common mean of this length puts two random keys at that cosine.
+    # With a common mean of this size, two random keys have this cosine.
     return torch.randn(1, 1, N, D) + math.sqrt(cosine / (1 - cosine))
 
 
 def _rounded(k: Tensor, v: Tensor) -> Tensor:
-    """The solve in float32 on a matrix that went through bfloat16."""
+    """The solve in float32, with P rounded to bfloat16."""
     unit = F.normalize(k, dim=-1)
     P = (math.sqrt(D) * (unit @ unit.mT - 1)).exp().bfloat16().float()
     return torch.linalg.solve_triangular(P, v, upper=False, unitriangular=True)

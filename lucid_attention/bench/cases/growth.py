@@ -1,4 +1,4 @@
-"""How time and memory grow with the length; the picture is drawn by `report.plot_growth`."""
+"""The growth of time and memory with the length. `report.plot_growth` draws it."""
 
 from dataclasses import replace
 from functools import partial
@@ -6,13 +6,14 @@ from functools import partial
 import torch
 
 from .. import gate
+from ..gate import Shape, evaluate
 from ..harness import Run, Spread, race, ratios
 from ..report import PICTURE, fact, megabytes, milliseconds
 from ..results import Benchmark, Case, Column, Entry, Record, Settings
 from . import peers
-from .memory_worker import START_UP, Job, cost
+from .memory import START_UP, Job, measure_cost
 from .peers import DENSE, OURS, SDPA
-from .solve import COST, Shape, check_truth, evaluate
+from .solve import COST, check_truth
 
 SHAPE = Shape(64, 2, 2)
 DENSE_LENGTH = 8192
@@ -30,8 +31,8 @@ def _measure(N: int, threads: int, settings: Settings) -> Record:
     times = race(runs, budget=settings.budget, seed=f"growth {N}", brief={DENSE}, least=settings.least)
     entries = {name: Entry(Spread.of(times[name]), ratios(times[name], times[SDPA])) for name in names}
     for name in names:
-        found = cost(Job(name, *SHAPE, N, True, threads))
-        entries[name] = replace(entries[name], megabytes=found.megabytes)
+        cost = measure_cost(Job(name, *SHAPE, N, True, threads))
+        entries[name] = replace(entries[name], megabytes=cost.megabytes)
     return Record("growth", threads, {**SHAPE._asdict(), "N": N}, entries)
 
 
@@ -62,7 +63,7 @@ BENCHMARK = Benchmark(
     about=(
         "Time and peak memory of forward+backward against the length, one small shape in float32 "
         f"(D = {SHAPE.D}, {SHAPE.heads}/{SHAPE.kv_heads} heads): torch's attention, ours, and the dense triangular "
-        f"solve while it fits (N ≤ {DENSE_LENGTH}). Draws {PICTURE}."
+        f"solve up to N = {DENSE_LENGTH}. Draws {PICTURE}."
     ),
     limits="",
     minutes="about 2 minutes",

@@ -1,29 +1,125 @@
-"""The members with a state of fixed size: time has to grow like the length; the picture is `report.plot_linear`."""
+"""The members with a state of fixed size, whose time has to grow like the length: inputs, gate and benchmark."""
 
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from ...ops.linear.delta import delta_attention
+from ...ops.linear.gla import gla_attention
+from ...ops.linear.gsa import gsa_attention
 from .. import gate
+from ..gate import Shape
 from ..harness import Run, Spread, race, ratios
 from ..report import LINEAR_PICTURE, fact, milliseconds, ratio, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
-from . import linear_peers, peers
-from .linear_peers import GATE_LENGTH, MEMBERS, RECURRENT_LENGTH, SHAPE, check_steps, check_truth
+from . import peers
 from .peers import SDPA, Cache
-from .solve import Shape
-from .solve import evaluate as evaluate_attention
 
-# Of the time at half the length, where that half is at least so long.
+SHAPE = Shape(64, 4, 4)
+GATE_LENGTH = 300
+# The greatest length at which the recurrence checks one head at the length of the benchmark.
+RECURRENT_LENGTH = 2048
+# Divisors of the log-decays, per head, and per channel or slot: larger ones decay more slowly.
+DECAY, CHANNEL_DECAY = 4.0, 8.0
+# The limit on the time over that at half the length, where the half is at least FROM.
 LIMIT, FROM = 2.2, 2048
-# Torch's attention with its backward takes part up to this length: beyond, one call takes many seconds.
+# The greatest length for torch's attention with its backward: beyond, one call takes many seconds.
 PEER_LENGTH = 16384
 DECODE_CONTEXT = 4096
 DECODING = "one token"
 
 
+def gated_delta_attention(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, **options: Any) -> Any:
+    return delta_attention(q, k, v, beta, log_decay=log_decay, **options)
+
+
+class Member(NamedTuple):
+    run: Callable[..., Any]
+    """Returns the output and the state."""
+    gates: Callable[[Tensor, torch.Generator], list[Tensor]]
+    """Makes the inputs beside q, k, v, for keys of this shape."""
+    names: tuple[str, ...]
+    """The names of these inputs."""
+
+
+def _strengths(k: Tensor, random: torch.Generator) -> list[Tensor]:
+    return [torch.rand(k.shape[:3], generator=random)]
+
+
+def _decays(shape: Sequence[int], random: torch.Generator, slowness: float) -> Tensor:
+    """Logarithms of decays like those of trained models: a log-sigmoid over `slowness`."""
+    return F.logsigmoid(torch.randn(*shape, generator=random)) / slowness
+
+
+def _strengths_and_decays(k: Tensor, random: torch.Generator) -> list[Tensor]:
+    return [*_strengths(k, random), _decays(k.shape[:3], random, DECAY)]
+
+
+def _channel_decays(k: Tensor, random: torch.Generator) -> list[Tensor]:
+    return [_decays(k.shape, random, CHANNEL_DECAY)]
+
+
+def _slots(k: Tensor, random: torch.Generator) -> list[Tensor]:
+    """One slot for each channel of a key."""
+    log_decay = _decays(k.shape, random, CHANNEL_DECAY)
+    return [1 - log_decay.exp(), log_decay]
+
+
+DELTA, GATED_DELTA, GLA, GSA = "delta", "gated_delta", "gla", "gsa"
+MEMBERS = {
+    DELTA: Member(delta_attention, _strengths, ("β",)),
+    GATED_DELTA: Member(gated_delta_attention, _strengths_and_decays, ("β", "log_decay")),
+    GLA: Member(gla_attention, _channel_decays, ("log_decay",)),
+    GSA: Member(gsa_attention, _slots, ("s", "log_decay")),
+}
+# The recurrences, token by token.
+TRUTHS = {name: partial(member.run, impl="reference") for name, member in MEMBERS.items()}
+
+
+def inputs(name: str, shape: Shape, N: int) -> list[Tensor]:
+    """q, k, v, the member's other inputs, and the gradient of the output. Keys have length 1 and are correlated."""
+    q, k, v, do = gate.inputs(*shape, N)
+    k = F.normalize(k, dim=-1)
+    return [q, k, v, *MEMBERS[name].gates(k, torch.Generator().manual_seed(N + 2)), do]
+
+
+def evaluate(run: Callable[..., Any], tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
+    """The output of a member and, if `backward`, the gradients of all its inputs."""
+    return gate.evaluate(lambda *given: run(*given)[0], tensors, backward)
+
+
+@cache
+def check_truth(shape: Shape, N: int, backward: bool) -> None:
+    """Compare every member with its recurrence in float64."""
+    where = f"linear, {shape}, N={N}"
+    for name, member in MEMBERS.items():
+        tensors = inputs(name, shape, N)
+        truth = evaluate(TRUTHS[name], [x.double() for x in tensors], backward)
+        parts = (*gate.ATTENTION_PARTS, *(f"the gradient of {extra}" for extra in member.names))
+        gate.check(where, name, evaluate(member.run, tensors, backward), "the recurrence in float64", truth, parts)
+
+
+@cache
+def check_steps(shape: Shape) -> None:
+    """Compare every member, run token by token from state to state, with its recurrence in float64."""
+    for name, member in MEMBERS.items():
+        *given, _ = inputs(name, shape, GATE_LENGTH)
+        outputs, state = [], None
+        with torch.no_grad():
+            truth = TRUTHS[name](*(x.double() for x in given))[0]
+            for token in zip(*(x.split(1, 2) for x in given), strict=True):
+                o, state = member.run(*token, state=state)
+                outputs.append(o)
+        where = f"linear, {shape}, {GATE_LENGTH} single tokens"
+        gate.check(where, name, (torch.cat(outputs, 2),), "the recurrence in float64", (truth,))
+
+
 def half(name: str) -> str:
-    """The entry of a member at half the length; its ratio is the growth from there."""
+    """The name of a member's entry at half the length. The entry's ratio is the growth from there."""
     return f"{name} at N/2"
 
 
@@ -36,12 +132,12 @@ def _measure(N: int, backward: bool, grows: bool, threads: int, settings: Settin
     check_truth(Shape(SHAPE.D, 1, 1), min(N, RECURRENT_LENGTH), backward)
     runs: dict[str, Run] = {}
     for name, member in MEMBERS.items():
-        runs[name] = partial(linear_peers.evaluate, member.run, linear_peers.inputs(name, SHAPE, N), backward)
+        runs[name] = partial(evaluate, member.run, inputs(name, SHAPE, N), backward)
         if grows:
-            tensors = linear_peers.inputs(name, SHAPE, N // 2)
-            runs[half(name)] = partial(linear_peers.evaluate, member.run, tensors, backward)
+            tensors = inputs(name, SHAPE, N // 2)
+            runs[half(name)] = partial(evaluate, member.run, tensors, backward)
     if not backward or N <= PEER_LENGTH:
-        runs[SDPA] = partial(evaluate_attention, peers.sdpa, gate.inputs(*SHAPE, N), backward)
+        runs[SDPA] = partial(gate.evaluate, peers.sdpa, gate.inputs(*SHAPE, N), backward)
     label = f"linear {N} {_what(backward)}"
     times = race(runs, budget=_budget(settings), seed=label, brief={SDPA}, least=settings.least)
     entries, checks = {}, {}
@@ -59,14 +155,13 @@ def _measure(N: int, backward: bool, grows: bool, threads: int, settings: Settin
 
 
 def _decode(context: int, threads: int, settings: Settings) -> Record:
-    """One token: members go on from a state, torch's attention reads a cache."""
+    """One token: members continue from a state, torch's attention reads a cache."""
     check_steps(SHAPE)
     q, k, v, _ = gate.inputs(*SHAPE, context + 1)
-    one = Cache.of(q, k, v, v[:, :, :-1])
-    runs: dict[str, Run] = {SDPA: partial(peers.decode_sdpa, one)}
+    runs: dict[str, Run] = {SDPA: partial(peers.decode_sdpa, Cache.of(q, k, v, v[:, :, :-1]))}
     with torch.no_grad():
         for name, member in MEMBERS.items():
-            *given, _ = linear_peers.inputs(name, SHAPE, GATE_LENGTH)
+            *given, _ = inputs(name, SHAPE, GATE_LENGTH)
             state = member.run(*(x[:, :, :-1] for x in given))[1]
             runs[name] = partial(member.run, *(x[:, :, -1:].clone() for x in given), state=state)
         times = race(runs, budget=settings.budget, seed="linear decode", least=settings.least)
@@ -82,7 +177,7 @@ def _budget(settings: Settings) -> float:
 
 def _case(N: int, backward: bool, grows: bool, threads: int, settings: Settings) -> Case:
     peer = 2.0 * N**2 * SHAPE.D * SHAPE.heads * (3.5 if backward else 1)
-    # A member costs about as much as torch's attention over so many tokens for each of its tokens.
+    # A token of a member costs about as much as a token of torch's attention at 4096 tokens.
     member = 2.0 * N * 4096 * SHAPE.D * SHAPE.heads * (2.5 if backward else 1)
     return Case(
         key=f"linear {threads} {N} {_what(backward)}",
@@ -97,7 +192,7 @@ def _case(N: int, backward: bool, grows: bool, threads: int, settings: Settings)
 
 
 def _cases(settings: Settings) -> list[Case]:
-    lengths = (512,) if settings.quick else (1024, 2048, 4096, 8192, 16384, 32768)
+    lengths = (256,) if settings.quick else (1024, 2048, 4096, 8192, 16384, 32768)
     threads, context = settings.threads[0], 512 if settings.quick else DECODE_CONTEXT
     cases = [
         _case(N, backward, settings.quick or lengths[0] < N, threads, settings)
@@ -121,12 +216,12 @@ BENCHMARK = Benchmark(
         "DeltaNet (delta), Gated DeltaNet (gated_delta), GLA (gla) and GSA (gsa, 64 slots), chunk-wise, next to "
         f"torch's causal attention: float32, D = {SHAPE.D}, {SHAPE.heads} heads; forward, forward+backward (gradients "
         f"of all inputs; torch's attention only up to N = {PEER_LENGTH}, beyond which a call takes many seconds), and "
-        "one token of decoding: members go on from a state of fixed size, so the context does not matter, and SDPA "
+        "one token of decoding: members continue from a state of fixed size, so the context does not matter; SDPA "
         "reads a cache of N tokens. N over N/2 is the ratio of the times at this length and at half of it, taken in "
-        "turns in the same run. Before, all have to agree with their token-by-token recurrence in float64. "
+        "turns in the same run. First, all have to agree with their token-by-token recurrence in float64. "
         f"Draws {LINEAR_PICTURE}."
     ),
-    limits=f"Asked for: N over N/2 at most {LIMIT} from N/2 = {FROM} on.",
+    limits=f"Limit: {LIMIT} for N over N/2 from N/2 = {FROM} on.",
     minutes="about 5 minutes",
     cases=_cases,
     columns=(

@@ -1,4 +1,4 @@
-"""One new token of whole models with and without LUCID, against caches that Transformers made."""
+"""One new token of whole models with and without LUCID, with the caches of Transformers."""
 
 import copy
 from collections.abc import Sequence
@@ -13,66 +13,66 @@ from .. import gate
 from ..harness import Run, Spread, race, ratios
 from ..report import fact, limit, milliseconds, ratio, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
-from . import model_shapes
-from .model_gate import LUCID, check_decoding
-from .model_shapes import FULL, GEMMA_1B, GEMMA_4B, PAPER_1B, QWEN, ModelShape
-from .model_training import HEAD, percent, percents, random_weight
+from . import whole_models
+from .model_training import HEAD, MODEL, percent, percents, random_weight
 from .peers import SDPA
+from .whole_models import FULL, GEMMA_1B, GEMMA_4B, LUCID, PAPER_1B, QWEN, ModelShape, check_decoding
 
 SHAPES = (GEMMA_1B, GEMMA_4B, QWEN, PAPER_1B)
 DYNAMIC, STATIC = "dynamic", "static"
-GROWTH, MODEL = "growth", "LUCID, whole model"
+GROWTH = "growth"
 CONTEXTS, QUICK_CONTEXTS = (2048, 8192, 32768), (96,)
 AT, LIMIT = 8192, 1.15
-# The paper's 77 ms against 76 ms for 100 tokens.
+# The paper: 77 ms against 76 ms for 100 tokens at a context of 32K.
 PAPER_CONTEXT, PAPER_RATIO = 32768, 77 / 76
-# Tokens of one run; rounds; and the tokens for which a static cache has room, as each run may be rehearsed.
+# Tokens of one run, the greatest number of rounds, and the tokens for which a static cache has room: each round may be
+# rehearsed.
 TOKENS, MOST_ROUNDS = 8, 16
 ROOM = TOKENS * (2 * MOST_ROUNDS + 3)
 BUDGET = 12.0
 
 
 def filled(model: Any, kind: str, k: Tensor, v: Tensor) -> Any:
-    """A cache of Transformers' with k and v in every layer: the step does the same work whatever the values are."""
+    """A cache of Transformers with k and v in every layer. The time of a step does not depend on the values."""
     from transformers import DynamicCache, StaticCache
 
-    from lucid_attention.models.dropin.cache import pending_of
+    from ...models.dropin.cache import pending_values
 
     static = kind == STATIC
     past = StaticCache(model.config, k.shape[2] + ROOM) if static else DynamicCache(config=model.config)
     for layer in past.layers:
         _, values = layer.update(k, v)
-        if (pending := pending_of(values)) is not None:
+        if (pending := pending_values(values)) is not None:
             pending.commit(v)
     return past
 
 
 def decode(model: Any, past: Any, tokens: Sequence[Tensor]) -> Tensor:
-    """New tokens one after the other; the last one's hidden state."""
+    """Run new tokens one after the other. Returns the hidden state of the last one."""
     for x in tokens:
         o = model(inputs_embeds=x, past_key_values=past, use_cache=True).last_hidden_state
     return o
 
 
 def _grow(past: Any, layer: int) -> None:
-    """What a layer of LUCID's cache does when its room is used up."""
-    from lucid_attention.models.dropin.growing import GrowingTensor
+    """What a layer of LUCID's cache does when it is full."""
+    from ...models.dropin.cache import GrowingTensor
 
-    one = past.layers[layer]
-    for x in (one.keys, one.values, one.scalars):
+    full = past.layers[layer]
+    for x in (full.keys, full.values, full.inverse_norms):
         GrowingTensor().append(x, x[:, :, :1])
 
 
 def with_growth(per_token: list[float], growth: float, context: int, layers: int) -> list[float]:
-    """Growth of `layers` layers, once in a quarter of the context, as a part of each token's time."""
+    """Add to each token its share of the growth of `layers` layers, which happens every context/4 tokens."""
     return [seconds + layers * growth / (context // 4) for seconds in per_token]
 
 
 @lru_cache(maxsize=1)
 def _models(shape: ModelShape) -> dict[str, Any]:
-    """Kept from one case to the next: random weights of large models take longer than their tokens."""
-    softmax = model_shapes.with_softmax(shape, shape.mix).eval()
-    return {SDPA: softmax, LUCID: model_shapes.with_lucid(softmax)}
+    """Kept from case to case: random weights of large models take longer than the tokens that are timed."""
+    softmax = whole_models.with_softmax(shape, shape.mix).eval()
+    return {SDPA: softmax, LUCID: whole_models.with_lucid(softmax)}
 
 
 def _caches(shape: ModelShape, kind: str, context: int) -> dict[str, Any]:
@@ -82,10 +82,10 @@ def _caches(shape: ModelShape, kind: str, context: int) -> dict[str, Any]:
 
 
 def _check_context(shape: ModelShape, kind: str, models: dict[str, Any], caches: dict[str, Any], x: Tensor) -> None:
-    """At the context of the benchmark: LUCID's cache in a twin of strength 0 reads the same as softmax attention."""
-    without = model_shapes.with_lucid(models[SDPA], strength=0.0)
+    """At the context of the benchmark, compare a twin of strength 0 that reads LUCID's cache with softmax attention."""
+    without = whole_models.with_lucid(models[SDPA], strength=0.0)
     where = f"model_decode, {shape.name}, {kind} cache"
-    # In a copy: a cache belongs to one strength. The token goes into the measured caches too, so that they stay alike.
+    # The twin gets a copy: a cache belongs to one strength. Both measured caches get the token and stay alike.
     got, expected = decode(without, copy.deepcopy(caches[LUCID]), [x]), decode(models[SDPA], caches[SDPA], [x])
     decode(models[LUCID], caches[LUCID], [x])
     gate.check(where, f"{LUCID} of strength 0", (got,), repr(SDPA), (expected,), gate.DECODER_PARTS)
@@ -102,7 +102,7 @@ def _measure(shape: ModelShape, kind: str, context: int, threads: int, settings:
         seed = f"{shape.name} {kind} {context}"
         budget = settings.budget if settings.quick else BUDGET
         times = race(runs, budget=budget, seed=seed, least=settings.least, most=MOST_ROUNDS)
-        # Apart from these, as there is nobody to compare them with.
+        # Timed apart: softmax attention has the same head, and no growth.
         weight = random_weight(measured)
         parts: dict[str, Run] = {HEAD: partial(F.linear, tokens[0], weight)}
         if kind == DYNAMIC:
@@ -116,10 +116,10 @@ def _record(shape: ModelShape, kind: str, context: int, threads: int, times: dic
     entries = {name: Entry(Spread.of(times[name])) for name in times if name not in per_token}
     if kind == DYNAMIC:
         full = shape.mix.count(FULL)
-        per_token[LUCID] = with_growth(per_token[LUCID], entries_median(entries[GROWTH]), context, full)
-    head, more = entries_median(entries[HEAD]), shape.layers / len(shape.mix)
-    whole = {name: [more * seconds + head for seconds in found] for name, found in per_token.items()}
-    entries |= {name: Entry(Spread.of(found), ratios(found, per_token[SDPA])) for name, found in per_token.items()}
+        per_token[LUCID] = with_growth(per_token[LUCID], _median(entries[GROWTH]), context, full)
+    head, more = _median(entries[HEAD]), shape.layers / len(shape.mix)
+    whole = {name: [more * seconds + head for seconds in rounds] for name, rounds in per_token.items()}
+    entries |= {name: Entry(Spread.of(rounds), ratios(rounds, per_token[SDPA])) for name, rounds in per_token.items()}
     entries[MODEL] = Entry(Spread.of(whole[LUCID]), ratios(whole[LUCID], whole[SDPA]))
     value = ratios(per_token[LUCID], per_token[SDPA]).median
     facts: dict[str, int | str] = {
@@ -134,7 +134,7 @@ def _record(shape: ModelShape, kind: str, context: int, threads: int, times: dic
     return Record("model_decode", threads, facts, entries, checks)
 
 
-def entries_median(entry: Entry) -> float:
+def _median(entry: Entry) -> float:
     assert entry.seconds is not None
     return entry.seconds.median
 
@@ -158,16 +158,16 @@ def _cases(settings: Settings) -> list[Case]:
 BENCHMARK = Benchmark(
     name="model_decode",
     about=(
-        "One token more, with so many in the cache, for the models of model_training and the paper's own, in float32, "
-        "batch 1: sdpa with Transformers' cache against LUCID with its own, updates included, for the dynamic cache "
-        "(which generate() takes unless asked for another) and the static one. A few layers of the true widths and mix "
-        f"are timed, {TOKENS} tokens a time. LUCID's dynamic cache grows in steps; the copies this takes are timed, "
-        "and the token's share of them is in its time. For the whole model this is multiplied up to all layers, and "
-        "the product with the vocabulary's matrix is added. Predicted, for the layers, by what is read from memory: "
-        "LUCID reads one number more per cached key. A ratio below 1 is no merit of LUCID's: for one query torch's "
-        "attention is slower than the two products of LUCID's step, above all with grouped heads (see decode in "
-        "benchmarks.md), and the stock dynamic cache is copied for every token. Before, small models with these heads "
-        "have to give, token by token, what the defining equation gives in float64 for all tokens at once."
+        "One new token for the models of model_training and the paper's own, in float32, batch 1: sdpa with "
+        "Transformers' cache against LUCID with its own, updates included, for the dynamic cache (the default of "
+        "generate()) and the static one. context: tokens in the cache. A few layers of the true widths and mix are "
+        f"timed, {TOKENS} tokens at a time. LUCID's dynamic cache grows in steps; a token's time includes its share of "
+        "the copies. For the whole model the time is scaled to all layers, and the product with the matrix of the "
+        "vocabulary is added. The prediction for the layers is by the numbers read from memory: LUCID reads one more "
+        "for each cached key. A ratio below 1 is no merit of LUCID: for one query torch's attention is slower than the "
+        "two products of LUCID's step, above all with grouped heads (see decode in benchmarks.md), and the stock "
+        "dynamic cache is copied for every token. First, small models with these heads have to give, token by token, "
+        "what the defining equation gives in float64 for all tokens at once."
     ),
     limits=f"limit: {LIMIT} for the layers at context {AT}. The paper has 77 ms against 76 ms at {PAPER_CONTEXT}.",
     minutes="about 7 minutes for each thread count",

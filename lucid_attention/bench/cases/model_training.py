@@ -1,4 +1,4 @@
-"""A training step of whole models with and without LUCID, put together from their kinds of layers."""
+"""A training step of whole models with and without LUCID, summed up from one layer of each kind."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,38 +9,48 @@ from torch import Tensor
 from ..harness import Run, Spread, race, ratios
 from ..report import Cell, fact, limit, ratio, seconds, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
-from . import model_shapes
-from .model_gate import LUCID, check_training
-from .model_shapes import FULL, GEMMA_1B, GEMMA_4B, QWEN, SLIDING, ModelShape, hidden_states, training_step
+from . import whole_models
 from .peers import SDPA
+from .whole_models import (
+    FULL,
+    GEMMA_1B,
+    GEMMA_4B,
+    LUCID,
+    QWEN,
+    SLIDING,
+    ModelShape,
+    check_training,
+    hidden_states,
+    training_step,
+)
 
 SHAPES = (GEMMA_1B, GEMMA_4B, QWEN)
 WINDOW, HEAD = "sliding layer", "vocabulary"
 LAYERS, MODEL = "LUCID, all layers", "LUCID, whole model"
 LENGTHS, QUICK_LENGTH = (2048, 8192), 64
-# Tokens of the vocabulary's matrix timed together; the time of all T follows in proportion.
+# The head is timed for a chunk of tokens; the time of all T tokens is in proportion.
 CHUNK, QUICK_CHUNK = 512, 32
-# Seconds of rounds, and how many there are at least: at 8192 tokens one takes up to two minutes.
+# Seconds of rounds, and their least number: at 8192 tokens a round takes up to two minutes.
 BUDGET, ROUNDS = 90.0, 3
-# "~0 %" is what rounds to it in the paper's table, whose steps are half percents.
+# The limit for the paper's "~0 %": its table is in steps of half a percent.
 ABOUT_ZERO = 0.005
-# Matrix products run faster than attention, in whose speed estimates of duration are.
+# Speed of matrix products over that of attention, for estimates of duration.
 PRODUCT_SPEED = 1.5
 
 
 def compose(shape: ModelShape, seconds: Mapping[str, list[float]], full: str, head: float = 0.0) -> list[float]:
-    """Seconds of all layers, round by round, where those with full attention are `full`, and of the head."""
+    """Seconds of the whole model, round by round. full: the contestant for layers with full attention."""
     windows = seconds.get(WINDOW, [0.0] * len(seconds[full]))
     return [
-        shape.sliding_layers * window + shape.full_layers * one + head
-        for window, one in zip(windows, seconds[full], strict=True)
+        shape.sliding_layers * window + shape.full_layers * layer + head
+        for window, layer in zip(windows, seconds[full], strict=True)
     ]
 
 
 def head_step(x: Tensor, weight: Tensor, gradient: Tensor, targets: Tensor) -> Tensor:
-    """Scores over the vocabulary, their cross-entropy, and backward: gradients of x, and of weight added to `gradient`.
+    """Cross-entropy over the vocabulary, forward and backward, as trainers compute it: for a chunk of the tokens.
 
-    x: [T, hidden]; weight: [V, hidden]. As trainers do it for large vocabularies, a part of the tokens at a time.
+    Returns the gradient of x: [T, hidden]; adds that of weight: [V, hidden] to `gradient`.
     """
     p = torch.mm(x, weight.T)
     torch.softmax(p, 1, out=p)
@@ -50,7 +60,7 @@ def head_step(x: Tensor, weight: Tensor, gradient: Tensor, targets: Tensor) -> T
 
 
 def random_weight(shape: ModelShape) -> Tensor:
-    """The vocabulary's matrix: [V, hidden]. A part of it repeated: random numbers would take longer than the step."""
+    """The matrix of the vocabulary: [V, hidden]. 1024 random rows are repeated: V would take longer than a step."""
     rows = torch.randn(1024, shape.hidden) * shape.hidden**-0.5
     return rows.repeat(shape.vocab // 1024 + 1, 1)[: shape.vocab]
 
@@ -66,10 +76,10 @@ def _step(model: object, x: Tensor, dx: Tensor) -> None:
 
 
 def _contestants(shape: ModelShape, T: int, chunk: int) -> dict[str, Run]:
-    softmax = model_shapes.with_softmax(shape, [FULL])
-    models = {SDPA: softmax, LUCID: model_shapes.with_lucid(softmax)}
+    softmax = whole_models.with_softmax(shape, [FULL])
+    models = {SDPA: softmax, LUCID: whole_models.with_lucid(softmax)}
     if shape.sliding_layers:
-        models[WINDOW] = model_shapes.with_softmax(shape, [SLIDING])
+        models[WINDOW] = whole_models.with_softmax(shape, [SLIDING])
     x, dx = hidden_states(shape, T), torch.randn(1, T, shape.hidden)
     for model in models.values():
         _step(model, x[:, :QUICK_LENGTH], dx[:, :QUICK_LENGTH])  # libraries set up
@@ -81,13 +91,13 @@ def _measure(shape: ModelShape, T: int, threads: int, settings: Settings) -> Rec
     check_training(shape)
     measured, chunk = (shape.small(), QUICK_CHUNK) if settings.quick else (shape, CHUNK)
     runs = _contestants(measured, T, chunk)
-    # The vocabulary has nobody to compare with: three rounds of it are enough.
+    # The head is the same for both contestants: three rounds of it are enough.
     times = race(runs, budget=_budget(settings), seed=f"{shape.name} {T}", least=ROUNDS, brief={HEAD})
     times[HEAD] = [seconds * T / chunk for seconds in times[HEAD]]
     head = Spread.of(times[HEAD]).median
     layers = {name: compose(shape, times, name) for name in (SDPA, LUCID)}
     whole = {name: compose(shape, times, name, head) for name in (SDPA, LUCID)}
-    entries = {name: Entry(Spread.of(found)) for name, found in times.items()}
+    entries = {name: Entry(Spread.of(rounds)) for name, rounds in times.items()}
     entries[LUCID] = Entry(Spread.of(times[LUCID]), ratios(times[LUCID], times[SDPA]))
     entries[LAYERS] = Entry(Spread.of(layers[LUCID]), ratios(layers[LUCID], layers[SDPA]))
     entries[MODEL] = Entry(Spread.of(whole[LUCID]), ratios(whole[LUCID], whole[SDPA]))
@@ -110,12 +120,12 @@ def percent(value: float) -> str:
 
 
 def percents(name: str) -> Cell:
-    """A contestant's ratio as what it costs more."""
+    """The ratio of a contestant as the percentage that it adds."""
 
     def cell(record: Record) -> str:
-        found = record.entries[name].ratio
-        assert found is not None
-        return f"{percent(found.median)} ({100 * (found.low - 1):+.1f} to {100 * (found.high - 1):+.1f})"
+        ratio = record.entries[name].ratio
+        assert ratio is not None
+        return f"{percent(ratio.median)} ({100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f})"
 
     return cell
 
@@ -125,7 +135,7 @@ def _budget(settings: Settings) -> float:
 
 
 def _work(shape: ModelShape, T: int) -> float:
-    """Operations of the layers in one round. Torch's attention with a window's mask computes every pair."""
+    """Operations of the layers in one round. Torch's attention computes every pair, also outside of a window."""
     solve = shape.solve_operations(T)
     if not shape.sliding_layers:
         return 2 * shape.layer_operations(FULL, T) + solve
@@ -133,7 +143,7 @@ def _work(shape: ModelShape, T: int) -> float:
 
 
 def _cases(settings: Settings) -> list[Case]:
-    # One thread would take half an hour: the largest count alone.
+    # One thread would take half an hour: only the largest count runs.
     threads = max(settings.threads)
     return [
         Case(
@@ -141,7 +151,7 @@ def _cases(settings: Settings) -> list[Case]:
             label=f"{shape.name} T={T}",
             threads=threads,
             run=partial(_measure, shape, T, threads, settings),
-            # Half as much again: of rounds so long the estimate expects two.
+            # `estimate` expects two rounds of this length; three run.
             work=0.0 if settings.quick else ROUNDS / 2 * _work(shape, T) / PRODUCT_SPEED,
             once=0.0 if settings.quick else 3 * shape.head_operations(CHUNK) / PRODUCT_SPEED,
             fixed=2.0 if settings.quick else 5.0,
@@ -156,22 +166,21 @@ BENCHMARK = Benchmark(
     name="model_training",
     about=(
         "A training step, forward and backward to the input and to all weights, of Transformers' Gemma 3 and Qwen 2 in "
-        "the true widths, in float32, batch 1: with sdpa, and with LUCID in the layers with full attention. Each kind "
-        "of layer is timed as a model of one layer, the kinds taking turns, and the time of all layers is the sum over "
-        "the true number of each (with a window + with full attention). The whole model has the vocabulary's matrix "
-        f"and cross-entropy besides, timed for {CHUNK} tokens and counted for T. The optimiser is left out; so is the "
-        "embedding, which costs nothing to speak of. Both would make LUCID's share smaller. With a window's mask "
-        "torch's attention computes all T × T pairs on a CPU, which makes it smaller here than with kernels that know "
-        "windows. That is not so in the prediction: by the count of operations, where a window is not paid beyond its "
-        "size and the solve is one more attention per key/value head. Before, small models with these heads have to "
-        "agree with the defining equation in float64 in their output and all gradients, and LUCID of strength 0 with "
-        "sdpa."
+        "their true widths, in float32, batch 1: with sdpa, and with LUCID in the layers with full attention. Each "
+        "kind of layer is timed as a model of one layer, the kinds taking turns. The time of all layers is the sum "
+        "over the true number of each kind (with a window + with full attention). The whole model adds the matrix of "
+        f"the vocabulary and cross-entropy, timed for {CHUNK} tokens and scaled to T. The optimiser and the embedding "
+        "are left out; both would make LUCID's share smaller. With the mask of a window, torch's attention on a CPU "
+        "computes all T × T pairs, which makes LUCID's share smaller than with kernels that know windows. The "
+        "prediction is by the count of operations, without the pairs outside of a window; the solve is one more "
+        "attention per key/value head. First, small models with these heads have to agree with the defining equation "
+        "in float64 in their output and all gradients, and LUCID of strength 0 with sdpa."
     ),
     limits=(
-        "limit: what the paper reports (table of training overhead; for which lengths and batches it does not say), "
-        f"for the whole model. For its ~0 % the limit is {100 * ABOUT_ZERO:.1f} %."
+        "limit: the percentage of the paper's table of training overhead, which gives no lengths or batches, for the "
+        f"whole model. For its ~0 % the limit is {100 * ABOUT_ZERO:.1f} %."
     ),
-    minutes="about 15 minutes with two threads. Runs with the largest thread count alone",
+    minutes="about 15 minutes with two threads; only the largest thread count runs",
     cases=_cases,
     columns=(
         Column("model", fact("model")),

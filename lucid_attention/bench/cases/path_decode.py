@@ -1,64 +1,65 @@
-"""New tokens of PaTH and LUCID-PaTH against a cache, one by one, the flushes included."""
+"""Decoding of PaTH and LUCID-PaTH, token by token, moves of all keys included."""
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from lucid_attention.ops.lucid.decode import key_scalars
-from lucid_attention.ops.path.api import lucid_path_attention, path_attention, rebase_keys
-from lucid_attention.ops.path.decode import FLUSH_EVERY, flush_keys, no_factors, path_decode_step
-
+from ...ops.lucid.decode import inverse_key_norms
+from ...ops.path.api import lucid_path_attention, path_attention
+from ...ops.path.decode import APPLY_EVERY, path_decode
+from ...ops.path.factors import apply_factors, identity_factors, keys_at_end
 from .. import gate
+from ..gate import Shape
 from ..harness import Run, Spread, race, ratios
 from ..report import fact, limit, milliseconds, ratio, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
-from . import path_peers, peers
+from . import path, peers
 from .decode import LONG_CONTEXT, STANDARD
-from .path_peers import LUCID_PATH, PATH, SHAPES
+from .path import LUCID_PATH, PATH, SHAPES
 from .peers import PRODUCTS, SDPA, Cache, Decoded
-from .solve import Shape
 
-STEP, LUCID_STEP = "path_decode_step", "path_decode_step with scalars"
+STEP, LUCID_STEP = "path_decode", "path_decode with inverse_norms"
 LIMITS = {STEP: 1.15, LUCID_STEP: 1.25}
 GATE_CONTEXT, GATE_CYCLES = 150, 2
 
 # q, k, v, w, beta of one new token: [1, *, 1, D], beta [1, H, 1].
 Token = tuple[Tensor, ...]
-# Decodes tokens one after the other; returns their outputs and what it stored for them: [1, *, tokens, D].
+# Decodes tokens one after the other. Returns their outputs and what it stored for them: [1, *, tokens, D].
 Cycle = Callable[[Cache, Sequence[Token]], Decoded]
 
 
-def standard_cycle(decode: Callable[[Cache], Decoded], one: Cache, tokens: Sequence[Token]) -> Decoded:
+def standard_cycle(decode: Callable[[Cache], Decoded], cache: Cache, tokens: Sequence[Token]) -> Decoded:
     """A standard decoder, token by token."""
     outputs = []
     for q, k, v, *_ in tokens:
-        one.new_q, one.new_k, one.new_v = q, k, v
-        outputs.append(decode(one)[0])
-        one.length += 1
-    return torch.cat(outputs, 2), one.values[:, :, one.length - len(tokens) : one.length]
+        cache.new_q, cache.new_k, cache.new_v = q, k, v
+        outputs.append(decode(cache)[0])
+        cache.length += 1
+    return torch.cat(outputs, 2), cache.values[:, :, cache.length - len(tokens) : cache.length]
 
 
-def path_cycle(one: Cache, tokens: Sequence[Token], lucid: bool) -> Decoded:
-    """Our steps with all that a cache has to do for them, and the flush at the end."""
-    flushed, product, scalars, outputs = one.length, no_factors(one.k), None, []
+def path_cycle(cache: Cache, tokens: Sequence[Token], lucid: bool) -> Decoded:
+    """Our steps, what a cache has to write for them, and the move of all keys at the end."""
+    pending, product, inverse_norms, outputs = cache.length, identity_factors(cache.k), None, []
     for q, k, v, w, beta in tokens:
-        n = one.length
-        one.k[:, :, n] = k[:, :, 0]
+        n = cache.length
+        cache.k[:, :, n] = k[:, :, 0]
         if lucid:
-            one.scalars[:, :, n] = key_scalars(k)[:, :, 0]
-            scalars = one.scalars[:, :, : n + 1]
-        past = one.values[:, :, :n]
-        step = path_decode_step(q, one.k[:, :, : n + 1], v, w, beta, past, product, flushed, scalars=scalars)
-        one.k[:, :, flushed : n + 1] = step.live
-        one.values[:, :, n] = step.y[:, :, 0]
+            cache.inverse_norms[:, :, n] = inverse_key_norms(k)[:, :, 0]
+            inverse_norms = cache.inverse_norms[:, :, : n + 1]
+        past = cache.values[:, :, :n]
+        step = path_decode(q, cache.k[:, :, : n + 1], v, w, beta, past, product, pending, inverse_norms=inverse_norms)
+        cache.k[:, :, pending : n + 1] = step.live
+        cache.values[:, :, n] = step.y[:, :, 0]
         product = step.product
         outputs.append(step.o)
-        one.length += 1
-    waiting = one.k[:, :, :flushed]
-    flush_keys(waiting, product, out=waiting)
-    return torch.cat(outputs, 2), one.values[:, :, flushed : one.length]
+        cache.length += 1
+    waiting = cache.k[:, :, :pending]
+    apply_factors(waiting, product, out=waiting)
+    return torch.cat(outputs, 2), cache.values[:, :, pending : cache.length]
 
 
 CYCLES: dict[str, Cycle] = {
@@ -74,75 +75,75 @@ def split(tensors: Sequence[Tensor]) -> list[Token]:
 
 
 def filled(context: int, tensors: Sequence[Tensor], keys: Tensor, values: Tensor) -> Cache:
-    """A cache with `keys` and `values` of the first tokens and 1/‖k‖ of their keys as they came, and room for more."""
+    """A cache of the first tokens: `keys`, `values`, and 1/‖k‖ of the keys before any factor. It has room for more."""
     q, k, v = (x[:, :, : context + 1] for x in tensors[:3])
-    one = Cache.of(q, k, v, values, spare=GATE_CYCLES * FLUSH_EVERY)
-    one.k[:, :, :context] = keys
-    return one
+    cache = Cache.of(q, k, v, values, spare=GATE_CYCLES * APPLY_EVERY)
+    cache.k[:, :, :context] = keys
+    return cache
 
 
-@cache
+@functools.cache
 def check_truth(shape: Shape) -> None:
-    """Some cycles of every contestant, past a flush, against the definition over the whole sequence in float64."""
-    N = GATE_CONTEXT + GATE_CYCLES * FLUSH_EVERY
-    *tensors, _ = path_peers.inputs(shape, N, far=True)
+    """Compare GATE_CYCLES cycles of every contestant, moves of all keys included, with the definition in float64."""
+    N = GATE_CONTEXT + GATE_CYCLES * APPLY_EVERY
+    *tensors, _ = path.inputs(shape, N, far=True)
     q, k, v, w, beta = tensors
     where = f"path_decode, {shape}, context {GATE_CONTEXT}"
     old = slice(0, GATE_CONTEXT)
-    rebased = rebase_keys(k[:, :, old], w[:, :, old], beta[:, :, old])
-    y = path_peers.true_values(k, v, w, beta)
+    rebased = keys_at_end(k[:, :, old], w[:, :, old], beta[:, :, old])
+    y = path.true_values(k, v, w, beta)
     standard = (gate.true_attention(q, k, v, False), v.double(), k[:, :, old])
     truths = {PRODUCTS: standard, SDPA: standard}
-    truths[STEP] = (path_peers.true_attention(q, k, v, w, beta), v.double(), rebased)
-    truths[LUCID_STEP] = (path_peers.true_attention(q, k, y, w, beta), y, rebased)
+    truths[STEP] = (path.true_attention(q, k, v, w, beta), v.double(), rebased)
+    truths[LUCID_STEP] = (path.true_attention(q, k, y, w, beta), y, rebased)
     gate.check_sharp(where, truths[STEP][0], standard[0], torch.float32)
     gate.check_sharp(where, truths[LUCID_STEP][0], truths[STEP][0], torch.float32)
     for name, (o, values, keys) in truths.items():
-        one = filled(GATE_CONTEXT, tensors, keys, values[:, :, old].float())
+        cache = filled(GATE_CONTEXT, tensors, keys, values[:, :, old].float())
         tokens = split(tensors)[GATE_CONTEXT:]
         for n in range(GATE_CYCLES):
-            start = GATE_CONTEXT + n * FLUSH_EVERY
-            new = slice(start, start + FLUSH_EVERY)
-            got = CYCLES[name](one, tokens[n * FLUSH_EVERY : (n + 1) * FLUSH_EVERY])
+            start = GATE_CONTEXT + n * APPLY_EVERY
+            new = slice(start, start + APPLY_EVERY)
+            got = CYCLES[name](cache, tokens[n * APPLY_EVERY : (n + 1) * APPLY_EVERY])
             gate.check(where, name, got, "the float64 truth", (o[:, :, new], values[:, :, new]), gate.DECODER_PARTS)
 
 
-def _check_context(shape: Shape, context: int, one: Cache, new: Sequence[Tensor]) -> None:
-    """At the context of the benchmark: the operators, given the cache as their past, say the same."""
+def _check_context(shape: Shape, context: int, cache: Cache, new: Sequence[Tensor]) -> None:
+    """At the context of the benchmark, compare the steps with the operators that get the cache as their past."""
     q, k, v, w, beta = new
-    keys, values, scalars = (x[:, :, :context].clone() for x in (one.k, one.values, one.scalars))
+    keys, values, inverse_norms = (x[:, :, :context].clone() for x in (cache.k, cache.values, cache.inverse_norms))
     where = f"path_decode, {shape}, context {context}"
     expected = {
         STEP: (PATH, path_attention(q, k, v, w, beta, past=(keys, values))),
-        LUCID_STEP: (LUCID_PATH, lucid_path_attention(q, k, v, w, beta, past=(keys, values, scalars))),
+        LUCID_STEP: (LUCID_PATH, lucid_path_attention(q, k, v, w, beta, past=(keys, values, inverse_norms))),
     }
     for name, (operator, o) in expected.items():
-        one.k[:, :, :context] = keys
-        got = _again(CYCLES[name], one, split(new))
+        cache.k[:, :, :context] = keys
+        got = _again(CYCLES[name], cache, split(new))
         gate.check(where, name, got, repr(operator), (o,), gate.DECODER_PARTS)
 
 
-def _again(cycle: Cycle, one: Cache, tokens: Sequence[Token]) -> Decoded:
+def _again(cycle: Cycle, cache: Cache, tokens: Sequence[Token]) -> Decoded:
     """A cycle that leaves the cache as long as it was."""
-    start = one.length
-    result = cycle(one, tokens)
-    one.length = start
+    start = cache.length
+    result = cycle(cache, tokens)
+    cache.length = start
     return result
 
 
 def _measure(shape: Shape, context: int, threads: int, settings: Settings) -> Record:
     check_truth(shape)
-    *tensors, _ = path_peers.inputs(shape, context + FLUSH_EVERY)
-    # The cache is moved once for each cycle that is timed. Reflections keep its keys from shrinking to nothing.
+    *tensors, _ = path.inputs(shape, context + APPLY_EVERY)
+    # Every cycle multiplies the cached keys by its factors. Reflections keep the keys from shrinking to zero.
     tensors[4] = torch.full_like(tensors[4], 2.0)
-    one = filled(context, tensors, tensors[1][:, :, :context], tensors[2][:, :, :context])
+    cache = filled(context, tensors, tensors[1][:, :, :context], tensors[2][:, :, :context])
     new = [x[:, :, context:].clone() for x in tensors]
     del tensors
     with torch.no_grad():
-        _check_context(shape, context, one, new)
-        runs: dict[str, Run] = {name: partial(_again, cycle, one, split(new)) for name, cycle in CYCLES.items()}
+        _check_context(shape, context, cache, new)
+        runs: dict[str, Run] = {name: partial(_again, cycle, cache, split(new)) for name, cycle in CYCLES.items()}
         cycles = race(runs, budget=_budget(settings), seed=f"{shape} {context}", least=settings.least)
-    times = {name: [seconds / FLUSH_EVERY for seconds in found] for name, found in cycles.items()}
+    times = {name: [seconds / APPLY_EVERY for seconds in rounds] for name, rounds in cycles.items()}
     medians = {name: Spread.of(times[name]) for name in times}
     fastest = min(STANDARD, key=lambda name: medians[name].median)
     entries = {name: Entry(medians[name], ratios(times[name], times[fastest])) for name in times}
@@ -154,7 +155,7 @@ def _measure(shape: Shape, context: int, threads: int, settings: Settings) -> Re
 
 
 def _budget(settings: Settings) -> float:
-    """A cycle is long, and the limits are close."""
+    """More than the usual budget: a cycle is long, and the limits are tight."""
     return 4 * settings.budget
 
 
@@ -178,16 +179,16 @@ def _cases(settings: Settings) -> list[Case]:
 BENCHMARK = Benchmark(
     name="path_decode",
     about=(
-        f"Decoding in float32, batch 1, preallocated cache: {FLUSH_EVERY} tokens one by one from this context on, and "
+        f"Decoding in float32, batch 1, preallocated cache: {APPLY_EVERY} tokens one by one from this context on, and "
         "the time of one of them. Two standard decoders (two matrix products around a softmax; torch's SDPA with "
-        "enable_gqa=True) and path_decode_step, for PaTH and, with 1/‖k‖ of the keys, for LUCID-PaTH. Ours includes "
-        "writing the new key, its value or y, 1/‖k‖ and the keys since the last flush into the cache, and one flush, "
-        "which moves all keys in the cache, in place. Before, two such rounds have to agree with the explicit product "
+        "enable_gqa=True) and path_decode, for PaTH and, with 1/‖k‖ of the keys, for LUCID-PaTH. Ours includes "
+        "writing the new key, its value or y, 1/‖k‖ and the live keys into the cache, and one move of all keys, "
+        "which multiplies all cached keys in place. First, two such rounds have to agree with the explicit product "
         "of Householder factors over the whole sequence in float64."
     ),
     limits=(
-        f"Ratios are to the faster standard decoder. Asked for at context {LONG_CONTEXT}: at most {LIMITS[STEP]:.2f} "
-        f"for PaTH and {LIMITS[LUCID_STEP]:.2f} for LUCID-PaTH."
+        f"Ratios are to the faster standard decoder. Limits at context {LONG_CONTEXT}: {LIMITS[STEP]:.2f} for PaTH "
+        f"and {LIMITS[LUCID_STEP]:.2f} for LUCID-PaTH."
     ),
     minutes="about a minute for each thread count",
     cases=_cases,

@@ -1,6 +1,6 @@
 """The contestants. Shapes as in the library: q [B, H·G, T, D], k and v [B, H, T, D]; D = E throughout.
 
-Peers are written as somebody would write them who reads the paper and knows torch: no worse, no better.
+Peers are what a reader of the paper who knows torch would write: no worse, no better.
 """
 
 import math
@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention import decode_step, key_scalars, lucid_attention
+from ...ops.lucid.api import lucid_attention
+from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 
 BLOCK = 128
-
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -23,7 +23,7 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Peer(NamedTuple):
     run: Callable[..., Any]
     solves: bool
-    """Computes LUCID; otherwise softmax attention."""
+    """Whether it computes LUCID; if not, softmax attention."""
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -41,12 +41,12 @@ def dense_solve(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     root = math.sqrt(k.shape[-1])
     P = (k_rn @ k_rn.mT / root - root).exp()
     y = torch.linalg.solve_triangular(P, v, upper=False, unitriangular=True)
-    # The solution is column-major, which torch's attention does not like.
+    # The solution is column-major, with which torch's attention is slow.
     return sdpa(q, k, y.contiguous())
 
 
 def paper_blocks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The paper's block-wise algorithms 2 to 4, plainly, then attention."""
+    """The paper's block-wise algorithms 2 to 4, written plainly, then attention."""
     return sdpa(q, k, _PaperBlocks.apply(_normalized(k), v))
 
 
@@ -124,14 +124,14 @@ ATTENTIONS = {
 
 @dataclass
 class Cache:
-    """Room for more tokens than it holds, as a real cache has; one new token goes to position `length`.
+    """A cache of `length` tokens with room for more, and one new token, which goes to position `length`.
 
-    k, values, k_rn: [1, H, room, D]; scalars: [1, H, room]; new_*: [1, *, 1, D]. `values` keeps v or y.
+    k, values, k_rn: [1, H, room, D]; inverse_norms: [1, H, room]; new_*: [1, *, 1, D]. `values` holds v or y.
     """
 
     k: Tensor
     values: Tensor
-    scalars: Tensor
+    inverse_norms: Tensor
     k_rn: Tensor
     length: int
     new_q: Tensor
@@ -140,20 +140,20 @@ class Cache:
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, values: Tensor, spare: int = 64) -> "Cache":
-        """The last token of q, k, v is the new one; `values`: [1, H, T − 1, D], what is kept of the earlier ones.
+        """The last token of q, k, v is the new one. values: [1, H, T − 1, D], v or y of the earlier tokens.
 
-        spare: least room for tokens behind the new one.
+        spare: the least room behind the new token.
         """
         H, T, D = k.shape[1:]
         room = T + max(spare, T // 8)
         keys, kept, k_rn = (k.new_zeros(1, H, room, D) for _ in range(3))
-        scalars = k.new_zeros(1, H, room)
+        inverse_norms = k.new_zeros(1, H, room)
         keys[:, :, : T - 1] = k[:, :, :-1]
         kept[:, :, : T - 1] = values
         k_rn[:, :, : T - 1] = _normalized(k[:, :, :-1])
-        scalars[:, :, : T - 1] = key_scalars(k[:, :, :-1])
+        inverse_norms[:, :, : T - 1] = inverse_key_norms(k[:, :, :-1])
         new = (x[:, :, -1:].clone() for x in (q, k, v))
-        return cls(keys, kept, scalars, k_rn, T - 1, *new)
+        return cls(keys, kept, inverse_norms, k_rn, T - 1, *new)
 
     def append_key(self) -> Tensor:
         self.k[:, :, self.length] = self.new_k[:, :, 0]
@@ -164,7 +164,7 @@ class Cache:
         return self.values[:, :, : self.length + 1]
 
 
-# Each returns the output of the new token and what it put into the value slot.
+# A decoder returns the output of the new token and what it put into the value slot.
 Decoded = tuple[Tensor, Tensor]
 
 
@@ -175,7 +175,7 @@ def _products(cache: Cache, k: Tensor, values: Tensor) -> Tensor:
 
 
 def decode_products(cache: Cache) -> Decoded:
-    """Softmax attention as two matrix products: the fastest standard decoding on a CPU."""
+    """Softmax attention as two matrix products: standard decoding at its fastest on a CPU."""
     k, v = cache.append_key(), cache.append_value(cache.new_v)
     return _products(cache, k, v), cache.new_v
 
@@ -187,9 +187,9 @@ def decode_sdpa(cache: Cache) -> Decoded:
 
 def decode_ours(cache: Cache) -> Decoded:
     k = cache.append_key()
-    cache.scalars[:, :, cache.length] = key_scalars(cache.new_k)[:, :, 0]
+    cache.inverse_norms[:, :, cache.length] = inverse_key_norms(cache.new_k)[:, :, 0]
     past = cache.values[:, :, : cache.length]
-    step = decode_step(cache.new_q, k, cache.new_v, past, cache.scalars[:, :, : cache.length + 1])
+    step = lucid_decode(cache.new_q, k, cache.new_v, past, cache.inverse_norms[:, :, : cache.length + 1])
     cache.append_value(step.y)
     return step.o, step.y
 
@@ -205,7 +205,7 @@ def decode_two_passes(cache: Cache) -> Decoded:
     return _products(cache, k, cache.append_value(y)), y
 
 
-PRODUCTS, DECODE_STEP, TWO_PASSES = "bmm, softmax, bmm", "decode_step", "paper's two passes"
+PRODUCTS, DECODE_STEP, TWO_PASSES = "bmm, softmax, bmm", "lucid_decode", "paper's two passes"
 DECODERS = {
     PRODUCTS: Peer(decode_products, solves=False),
     SDPA: Peer(decode_sdpa, solves=False),

@@ -1,41 +1,30 @@
-"""Full passes: torch's attention, ours, the dense solve and the paper's block algorithm."""
+"""Full passes in float32 and bfloat16: torch's attention, ours, the dense solve and the paper's block algorithm."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from .. import gate
+from ..gate import Shape, evaluate
 from ..harness import LONG_ROUNDS, Run, Spread, race, ratios
 from ..report import bound, fact, limit, milliseconds, ratio, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
 from . import peers
-from .peers import DENSE, OURS, PAPER, SDPA, Attention
+from .peers import DENSE, OURS, PAPER, SDPA
 
-# The limit is this much above what the count of operations allows.
+# The limit is this multiple of the ratio that the count of operations gives.
 SLACK = 1.05
-# The slow contestants take part up to this length, and gradients are compared up to it.
+# The greatest length for the slow contestants, and for comparing gradients.
 SLOW_LENGTH = 4096
 GATE_LENGTH = 300
-# What a solve costs next to torch's attention with as many heads, for estimates of duration.
+# The cost of a solve over that of torch's attention with the same heads, for estimates of duration.
 COST = {SDPA: 0.0, OURS: 1.0, PAPER: 1.5, DENSE: 5.0}
 
 
-class Shape(NamedTuple):
-    D: int
-    heads: int
-    kv_heads: int
-
-    @property
-    def bound(self) -> float:
-        """LUCID over softmax attention by the count of operations: a solve is one more attention per key/value head."""
-        return 1 + self.kv_heads / self.heads
-
-
 SHAPES = (Shape(64, 8, 8), Shape(64, 32, 4), Shape(128, 12, 2), Shape(256, 4, 1))
+BF16_SHAPES = (Shape(64, 8, 8), Shape(64, 32, 4))
+BF16_FORWARD_LIMIT = {Shape(64, 32, 4): 1.5}
 
 
 @dataclass(frozen=True)
@@ -61,29 +50,18 @@ class Setup:
         return "forward+backward" if self.backward else "forward"
 
     def work(self, name: str) -> float:
-        """Operations, in units of what torch's attention does per second."""
+        """Operations, as if all of them ran at the speed of torch's attention at D = 64."""
         attention = 2.0 * self.N**2 * self.shape.D * (3.5 if self.backward else 1)
         if self.backward and self.dtype == torch.bfloat16:
-            attention *= 3  # where the CPU has no 16-bit products
+            attention *= 3  # true of CPUs without 16-bit products
         if self.shape.D > 64:
-            attention /= 1.2  # larger products run faster
+            attention /= 1.2  # larger products are faster
         return attention * (self.shape.heads + COST[name] * self.shape.kv_heads)
-
-
-def evaluate(attention: Attention, tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
-    """The output and, if `backward`, the gradients of q, k, v."""
-    q, k, v, do = tensors
-    if not backward:
-        with torch.no_grad():
-            return (attention(q, k, v),)
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    o = attention(q, k, v)
-    return (o.detach(), *torch.autograd.grad(o, (q, k, v), do.to(o.dtype)))
 
 
 @cache
 def check_truth(benchmark: str, shape: Shape, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
-    """Every contestant against the definition in float64, at a length of several blocks, the last one ragged."""
+    """Compare every contestant with the definition in float64. The length is several blocks and a part of one."""
     tensors = gate.inputs(*shape, GATE_LENGTH, dtype)
     where = f"{benchmark}, {shape}, N={GATE_LENGTH}"
     truths = [evaluate(partial(gate.true_attention, solves=solves), tensors, backward) for solves in (False, True)]
@@ -95,7 +73,7 @@ def check_truth(benchmark: str, shape: Shape, backward: bool, dtype: torch.dtype
 
 @cache
 def check_length(benchmark: str, D: int, N: int, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
-    """The solvers against each other on one head at the length of the benchmark, gradients up to SLOW_LENGTH."""
+    """Compare the solvers with the paper's blocks on one head at length N; gradients at most at SLOW_LENGTH."""
     if backward:
         N = min(N, SLOW_LENGTH)
     tensors = gate.inputs(D, 1, 1, N, dtype)
@@ -112,7 +90,9 @@ def measure(setup: Setup, settings: Settings) -> Record:
     check_truth(setup.benchmark, shape, setup.backward, dtype, names)
     check_length(setup.benchmark, shape.D, N, setup.backward, dtype, names)
     tensors = gate.inputs(*shape, N, dtype)
-    runs: dict[str, Run] = {n: partial(evaluate, peers.ATTENTIONS[n].run, tensors, setup.backward) for n in names}
+    runs: dict[str, Run] = {
+        name: partial(evaluate, peers.ATTENTIONS[name].run, tensors, setup.backward) for name in names
+    }
     brief = {DENSE, PAPER} & set(names)
     times = race(runs, budget=settings.budget, seed=setup.label, brief=brief, least=settings.least)
     entries = {name: Entry(Spread.of(times[name]), ratios(times[name], times[SDPA])) for name in names}
@@ -139,25 +119,29 @@ def case(setup: Setup, settings: Settings) -> Case:
 
 def _cases(settings: Settings) -> list[Case]:
     lengths = (300,) if settings.quick else (1024, 2048, 4096, 8192, 16384)
-    return [
-        case(
-            Setup(
-                "solve",
-                shape,
-                N,
-                backward,
-                torch.float32,
-                threads,
-                (SDPA, OURS, DENSE, PAPER) if N <= SLOW_LENGTH and threads == settings.threads[0] else (SDPA, OURS),
-                SLACK * shape.bound,
-            ),
-            settings,
-        )
-        for threads in settings.threads
-        for shape in SHAPES
-        for backward in (False, True)
-        for N in lengths
-    ]
+    cases = []
+    for threads in settings.threads:
+        for shape in SHAPES:
+            for backward in (False, True):
+                for N in lengths:
+                    slow = N <= SLOW_LENGTH and threads == settings.threads[0]
+                    names = (SDPA, OURS, DENSE, PAPER) if slow else (SDPA, OURS)
+                    limit = SLACK * shape.bound
+                    setup = Setup("solve", shape, N, backward, torch.float32, threads, names, limit)
+                    cases.append(case(setup, settings))
+    return cases
+
+
+def _bf16_cases(settings: Settings) -> list[Case]:
+    lengths, threads = (256,) if settings.quick else (1024, 2048, 4096), settings.threads[0]
+    cases = []
+    for shape in BF16_SHAPES:
+        for backward in (False, True):
+            limit = shape.bound if backward else BF16_FORWARD_LIMIT.get(shape)
+            for N in lengths:
+                setup = Setup("bf16", shape, N, backward, torch.bfloat16, threads, (SDPA, OURS), limit)
+                cases.append(case(setup, settings))
+    return cases
 
 
 COLUMNS = (
@@ -173,14 +157,14 @@ COLUMNS = (
     Column("", verdict),
 )
 
-BENCHMARK = Benchmark(
+SOLVE = Benchmark(
     name="solve",
     about=(
         "Causal attention over a whole sequence in float32: forward (no gradients asked for) and forward+backward "
         "(gradients of q, k and v). The peer, ratio 1, is torch's "
         "scaled_dot_product_attention(is_causal=True, enable_gqa=True). "
-        f"Up to N = {SLOW_LENGTH} there are two more ways to compute LUCID, the dense triangular solve and the paper's "
-        "block algorithm written plainly; their columns are ratios to SDPA too, for the first thread count."
+        f"Up to N = {SLOW_LENGTH} two more ways to compute LUCID take part, with the first thread count: the dense "
+        "triangular solve, and the paper's block algorithm written plainly. Their columns are ratios to SDPA too."
     ),
     limits=(
         "bound = 1 + H_kv/H, by the count of operations: the solve is one more attention per key/value head. "
@@ -189,4 +173,18 @@ BENCHMARK = Benchmark(
     minutes="about 22 minutes with one thread (two thirds of it for N = 16384), 8 with a second thread count",
     cases=_cases,
     columns=(*COLUMNS, Column(DENSE, ratio(DENSE)), Column(PAPER, ratio(PAPER))),
+)
+
+BF16 = Benchmark(
+    name="bf16",
+    about=(
+        "The passes of `solve` in bfloat16. The solve runs in float32 inside; torch's attention uses 16-bit matrix "
+        "products if the CPU has them, so the ratio depends on the CPU more than in float32."
+    ),
+    limits=(
+        "forward+backward: the bound of float32, 1 + H_kv/H; forward: 1.5 for 32/4 heads, none for 8/8 (reported only)."
+    ),
+    minutes="about 2 minutes if the CPU has no 16-bit products, else less",
+    cases=_bf16_cases,
+    columns=COLUMNS,
 )

@@ -1,7 +1,8 @@
-"""Jobs: the pieces of work of experiments, known by what they compute, kept once they are done.
+"""Jobs: the pieces of work of experiments, each done once.
 
-A job is a function of this room and arguments that JSON can write. Its record stands in a store, in a folder named by a
-hash of both, so an experiment that is run again, or another one that needs the same piece, finds it.
+A job is a function of this room and arguments that JSON can write. A store keeps its record in a folder named by a hash
+of both and of the code that the function depends on. An experiment that runs again, or another one that needs the same
+job, finds the record there; after an edit of that code the job runs again.
 """
 
 import contextlib
@@ -9,13 +10,14 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from ...base.files import write_whole
+from ...base.fingerprint import fingerprint
 
 # The package whose modules hold experiments and the functions of their jobs.
 ROOM = __package__.rpartition(".")[0]
@@ -24,20 +26,14 @@ RECORD = "record.json"
 Record = dict[str, Any]
 
 
-@cache
-def package_version() -> str:
-    """Of this package. It is read from a file, and asked for with every job."""
-    return version("lucid-attention")
-
-
 @dataclass(frozen=True, eq=False)
 class Job:
     """`function(work, **arguments) -> record`.
 
     function: "module:name", a module below `lucid_attention.experiments`.
-    arguments: everything that the record depends on.
-    label: what progress calls it. seconds: about how long it takes, for the time left.
-    alone: nothing else runs meanwhile, because it measures time.
+    arguments: everything that the record depends on, beside the code.
+    label: its name in the progress. seconds: its duration, about, for the time left.
+    alone: nothing runs beside it, because it measures time.
     """
 
     function: str
@@ -48,10 +44,15 @@ class Job:
 
     @cached_property
     def key(self) -> str:
-        """The name of its folder: equal for equal work."""
-        identity = {"function": self.function, "arguments": self.arguments, "version": package_version()}
+        """The name of its folder: equal for the same function, arguments and code."""
+        identity = {"function": self.function, "arguments": self.arguments, "code": self.code}
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         return f"{self.function.partition(':')[2]}-{digest[:16]}"
+
+    @property
+    def code(self) -> str:
+        """The fingerprint of the code that the record depends on."""
+        return fingerprint(f"{ROOM}.{self.function.partition(':')[0]}")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.key == other.key
@@ -60,25 +61,25 @@ class Job:
         return hash(self.key)
 
     def resolve(self) -> Callable[..., Record]:
-        """The function. An unknown one is an error here, before anything runs."""
+        """Import the function. Raises an error if it does not exist."""
         module, _, name = self.function.partition(":")
         function: Callable[..., Record] = getattr(import_module(f"{ROOM}.{module}"), name)
         return function
 
 
 class Store(Mapping[Job, Record]):
-    """The finished jobs in a folder, as a mapping to their records."""
+    """The finished jobs in a folder, as a mapping to their records. Jobs of edited code are not in it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
         self._read: dict[str, Record] = {}
 
     def folder_of(self, job: Job) -> Path:
-        """Where a job keeps what it makes."""
+        """The folder for the files and the record of a job."""
         return self.folder / job.key
 
     def entry(self, job: Job) -> dict[str, Any] | None:
-        """What is written of a finished job: its record, and how long it took. None if it is not finished."""
+        """The record of a finished job, with its duration; None if the job is not finished."""
         if job.key not in self._read:
             try:
                 self._read[job.key] = json.loads((self.folder_of(job) / RECORD).read_text())
@@ -99,17 +100,20 @@ class Store(Mapping[Job, Record]):
     def __iter__(self) -> Iterator[Job]:
         for path in sorted(self.folder.glob(f"*/{RECORD}")):
             with contextlib.suppress(json.JSONDecodeError):
-                written = json.loads(path.read_text())["job"]
-                yield Job(written["function"], written["arguments"])
+                entry = json.loads(path.read_text())["job"]
+                job = Job(entry["function"], entry["arguments"])
+                if job.key == path.parent.name:
+                    yield job
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def write(self, job: Job, record: Record, seconds: float) -> None:
-        """Keep a record, whole or not at all."""
+        """Write a record, whole or not at all."""
         entry = {
             "job": {"function": job.function, "arguments": dict(job.arguments)},
-            "version": package_version(),
+            "code": job.code,
+            "version": version("lucid-attention"),
             "torch": version("torch"),
             "seconds": round(seconds, 3),
             "record": record,
@@ -119,13 +123,13 @@ class Store(Mapping[Job, Record]):
         write_whole(folder / RECORD, json.dumps(entry, allow_nan=False))
 
     def forget(self, job: Job) -> None:
-        """Let a job be done again."""
+        """Delete the record, so that the job runs again."""
         self._read.pop(job.key, None)
         (self.folder_of(job) / RECORD).unlink(missing_ok=True)
 
 
 class Work:
-    """What a job is given: a folder for what it makes, and what earlier jobs made."""
+    """What a job gets: a folder for its files, and the records and folders of earlier jobs."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store

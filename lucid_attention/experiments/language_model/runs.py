@@ -38,7 +38,7 @@ BASE = SmallRun(
     test_lengths=(256,),
     test_batch=128,
 )
-# The decoder whose step is timed at 512 tokens: that of the benchmark `small_training`.
+# The decoder of `lucid bench small_training`, for the time of a step at 512 tokens.
 DECODER: dict[str, Any] = {
     "sizes": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_key_value_heads": 4},
     "vocab_size": 4096,
