@@ -14,7 +14,7 @@ CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-oldest browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -27,6 +27,9 @@ demo: $(STAMP) ## Train, compare, and write runs/demo/report.html (ARGS go to lu
 
 test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers (ARGS go to pytest)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \

@@ -35,24 +35,24 @@ def visit_layers(
         The names of the attentions of all layers.
     """
     ours = [module for module in model.modules() if isinstance(module, CausalAttention)]
-    shown = _ShownLayers(consume, layers)
+    shown_layers = _ShownLayers(consume, layers)
     with ExitStack() as contexts:
         contexts.enter_context(_evaluating(model))
         contexts.enter_context(torch.no_grad())
         if ours:
-            contexts.enter_context(_watch_modules(ours, shown))
+            contexts.enter_context(_watch_modules(ours, shown_layers))
         elif _is_transformers_model(model):
             from .transformers_layers import watch_interface
 
-            contexts.enter_context(watch_interface(model, _key_mask(inputs), shown.show))
+            contexts.enter_context(watch_interface(model, _key_mask(inputs), shown_layers.show))
         else:
             raise ValueError(
                 f"{type(model).__name__} has no attention that could be analysed: expected a module that holds some of "
                 f"{', '.join(ATTENTIONS)}, or a decoder of Transformers"
             )
         _run(model, inputs)
-    shown.check()
-    return shown.names
+    shown_layers.check()
+    return shown_layers.names
 
 
 def _run(model: nn.Module, inputs: Inputs) -> None:

@@ -69,22 +69,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length", type=int, default=None, metavar="N", help="tokens to analyse (default: 512, of a task 65)"
     )
     parser.add_argument(
-        "--lengths", type=_counts, default=None, metavar="N,N", help="of prefixes, for κ (default: doubling from 32)"
+        "--lengths",
+        type=_counts,
+        default=None,
+        metavar="N,N",
+        help="lengths of prefixes, for κ (default: doubling from 32)",
     )
     parser.add_argument(
         "--find",
         action="append",
         default=[],
         metavar="PHRASE",
-        help="phrase that should be read, for hit_rate (repeatable)",
+        help="phrase that the queries should read, for hit_rate (repeatable)",
     )
     parser.add_argument("--last", type=int, metavar="N", help="the last N tokens ask, for hit_rate (default: 1)")
     parser.add_argument("--layers", type=_counts, default=None, metavar="N,N", help="counted from 0 (default: all)")
     parser.add_argument("--heads", type=_counts, default=None, metavar="N,N", help="query heads (default: all)")
     parser.add_argument("--bins", type=int, metavar="N", help="rows and columns of the largest map (default: 128)")
-    parser.add_argument("--seed", type=int, metavar="N", help="of the task's item (default: 0)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the task's item (default: 0)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
-    parser.add_argument("--dtype", choices=DTYPES, help="of the weights (default: as saved)")
+    parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as saved)")
     parser.add_argument("--out", metavar="FOLDER", help="folder for numbers and pictures (default: runs/analysis/NAME)")
     parser.set_defaults(**DEFAULTS)
 
@@ -148,14 +152,14 @@ def _analyse_samples(model: Any, args: argparse.Namespace, folder: Path, out: Pa
 
 
 def _head(args: argparse.Namespace, model: Any, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """What the numbers are of: the first entries of every file."""
+    """The command, checkpoint and input: the first entries of every file."""
     return {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder), "input": about}
 
 
 def _finish(out: Path, head: dict[str, Any], results: dict[str, Any]) -> None:
-    written = _write(out, head, results)
+    files = _write(out, head, results)
     print(summary(head, results))
-    print(f"\n{', '.join(str(path) for path in written)}")
+    print(f"\n{', '.join(str(path) for path in files)}")
 
 
 def _model_input(args: argparse.Namespace, model: Any) -> ModelInput:
@@ -222,11 +226,11 @@ def _groups(model: Any, heads: tuple[int, ...] | None) -> list[int] | None:
 
 def _prefixes(lengths: tuple[int, ...] | None, tokens: int) -> list[int]:
     if lengths is None:
-        # Up to 0.75 of the tokens, so that the last step is not a tiny one.
+        # Powers of two up to 0.75 of the tokens, so that the last step is not tiny.
         return [*(n for n in (1 << i for i in range(5, 30)) if n <= 0.75 * tokens), tokens]
-    wrong = [n for n in lengths if not 1 <= n <= tokens]
-    if wrong:
-        raise ValueError(f"--lengths must be 1 to {tokens}, the number of analysed tokens, got {wrong[0]}")
+    out_of_range = [n for n in lengths if not 1 <= n <= tokens]
+    if out_of_range:
+        raise ValueError(f"--lengths must be 1 to {tokens}, the number of analysed tokens, got {out_of_range[0]}")
     return sorted(set(lengths))
 
 
@@ -257,17 +261,17 @@ def _write(out: Path, head: dict[str, Any], results: dict[str, Any]) -> list[Pat
     """Write numbers and pictures. Maps are large, so they have a file of their own."""
     title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
     numbers = {name: records for name, records in results.items() if name != "maps"}
-    written = [write_whole(out / "analysis.json", json.dumps(head | {"results": numbers}, indent=1) + "\n")]
+    files = [write_whole(out / "analysis.json", json.dumps(head | {"results": numbers}, indent=1) + "\n")]
     if "conditioning" in results:
-        written.append(out / "condition_numbers.png")
-        draw_condition_numbers(results["conditioning"], written[-1], title)
+        files.append(out / "condition_numbers.png")
+        draw_condition_numbers(results["conditioning"], files[-1], title)
     if "maps" in results:
         maps = [_listed(record) for record in results["maps"]]
-        written.append(write_whole(out / "maps.json", json.dumps(head | {"maps": maps}) + "\n"))
+        files.append(write_whole(out / "maps.json", json.dumps(head | {"maps": maps}) + "\n"))
         for layer in dict.fromkeys(record["layer"] for record in maps):
-            written.append(out / f"maps_layer_{layer}.png")
-            draw_maps([record for record in maps if record["layer"] == layer], written[-1], f"{title}, layer {layer}")
-    return written
+            files.append(out / f"maps_layer_{layer}.png")
+            draw_maps([record for record in maps if record["layer"] == layer], files[-1], f"{title}, layer {layer}")
+    return files
 
 
 def _listed(record: dict[str, Any]) -> dict[str, Any]:
@@ -279,10 +283,10 @@ def _listed(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(head: Record, results: dict[str, Any]) -> str:
-    """A table for every analysis, with a line for every layer. head: what the numbers are of."""
-    about, source = head["checkpoint"], head["input"]
+    """A table for every analysis, with a line for every layer. head: checkpoint and input, as in `_head`."""
+    checkpoint, source = head["checkpoint"], head["input"]
     size = f"{source['tokens']} tokens: " if "tokens" in source else ""
-    parts = [f"{about['name']} ({about['model_type']}, {about['attention']}), {size}{source['about']}"]
+    parts = [f"{checkpoint['name']} ({checkpoint['model_type']}, {checkpoint['attention']}), {size}{source['about']}"]
     if "conditioning" in results:
         rows = _condition_rows(results["conditioning"])
         parts.append(f"κ(P) by length, median (largest) of the heads\n{text_table(rows)}")

@@ -17,7 +17,7 @@ from .matrix import KeyMatrix, LikeKeys
 Record = dict[str, Any]
 # Longest prefix that is decomposed. Twice the length takes eight times the time.
 EXACT_UP_TO = 1024
-# Of the iteration for longer prefixes: relative error of a squared singular value, and most steps.
+# The iteration for longer prefixes stops at this relative error of a squared singular value, or after this many steps.
 TOLERANCE, STEPS = 4e-3, 200
 
 
@@ -60,9 +60,9 @@ def condition_numbers(
             if not 0 <= chosen < H:
                 raise ValueError(f"heads must be key/value heads of layer {layer.index}, 0 to {H - 1}, got {chosen}")
         for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)]):
-            place = {"layer": layer.index, "row": head.row, "head": head.head}
+            labels = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
-            records.extend(place | record for record in _measure(head.P, fitting, exact_up_to))
+            records.extend(labels | record for record in _measure(head.P, fitting, exact_up_to))
 
     visit_layers(model, inputs, measure, layers=layers)
     if not records:

@@ -16,7 +16,7 @@ from .hit_rate import Query, synthetic_queries
 TASKS = {"memory_update": MemoryUpdate, "needles": Needles}
 # Size of the parts in which a corpus is read.
 PART_BYTES = 1 << 24
-# Characters to read per token: more than the tokens of any tokenizer have on average.
+# Characters to read per token: above the average of any tokenizer.
 CHARACTERS_PER_TOKEN = 8
 
 
@@ -29,7 +29,7 @@ class ModelInput(NamedTuple):
 
 
 def from_text(text: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
-    """The first `length` tokens of a text or text file. phrases: what the last `last` tokens should read."""
+    """The first `length` tokens of a text or text file. phrases: for the last `last` tokens to read."""
     file = Path(text) if len(text) < 4096 and "\n" not in text else None
     about = "text on the command line"
     # os.path.isfile, because Path.is_file raises for names that no file can have.

@@ -27,8 +27,8 @@ def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
     visible: [n], how many keys each row sees; None for 1, 2, …, n, as in a causal map.
     """
     n = weights.shape[-2]
-    seen = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
-    pairs = (seen * (seen - 1)).sum()
+    key_counts = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
+    pairs = (key_counts * (key_counts - 1)).sum()
     if pairs == 0:
         raise ValueError("weights must have a row that sees at least two keys, got rows that see one")
     return _pair_sums(weights).sum(-1) / pairs
@@ -40,11 +40,11 @@ def _pair_sums(weights: Tensor) -> Tensor:
     Computed without cancellation: in nearly one-hot rows (Σa)² − Σa² would be a difference of two ones. The sum over
     the other weights leaves the largest one out, instead of subtracting it from one.
     """
-    top, at = weights.max(-1, keepdim=True)
-    others = weights.scatter(-1, at, 0)
-    rest = others.sum(-1)
+    top, top_index = weights.max(-1, keepdim=True)
+    others = weights.scatter(-1, top_index, 0)
+    others_sum = others.sum(-1)
     # Pairs with the largest weight, in both orders, and pairs of the other weights.
-    return 2 * top[..., 0] * rest + (others * (rest[..., None] - others)).sum(-1)
+    return 2 * top[..., 0] * others_sum + (others * (others_sum[..., None] - others)).sum(-1)
 
 
 def jacobians(
@@ -75,9 +75,9 @@ def jacobians(
             if not isinstance(head, PathHead | Difference):
                 norms = query_jacobian_norms(head, _chosen(head, rows)).mean(1)
             for g, name in enumerate(head.query_heads):
-                place = {"layer": head.layer, "row": head.row, "head": name}
+                labels = {"layer": head.layer, "row": head.row, "head": name}
                 norm = None if norms is None else norms[g].item()
-                records.append(place | {"off_diagonal": off_diagonal[g].item(), "query_jacobian": norm})
+                records.append(labels | {"off_diagonal": off_diagonal[g].item(), "query_jacobian": norm})
 
     visit_layers(model, inputs, measure, layers=layers)
     return records
@@ -96,9 +96,9 @@ def head_off_diagonal(head: Head) -> Tensor:
     total: Tensor | float = 0.0
     pairs = 0
     for rows in head.row_blocks(torch.arange(N)):
-        seen = head.visible(rows).sum(-1)
+        key_counts = head.visible(rows).sum(-1)
         total = total + _pair_sums(head.weights(rows)).sum(-1)
-        pairs += int((seen * (seen - 1)).sum())
+        pairs += int((key_counts * (key_counts - 1)).sum())
     if pairs == 0:
         raise ValueError(f"row {head.row} must have at least two tokens, got {N}")
     assert isinstance(total, Tensor)
@@ -113,9 +113,9 @@ def query_jacobian_norms(head: Head, rows: Tensor) -> Tensor:
     if isinstance(head, PathHead | Difference):
         raise ValueError(f"layer {head.layer}: ∂o/∂q is defined for softmax and LUCID attention only")
     norms = []
-    for some in head.row_blocks(rows, head.k.shape[-1]):
-        slope = head.scores(some)[1]
-        a = head.weights(some)
+    for block in head.row_blocks(rows, head.k.shape[-1]):
+        slope = head.scores(block)[1]
+        a = head.weights(block)
         # Scaled keys as columns, for every row: [G, n, D, N].
         k = slope[:, :, None] * head.k.mT
         J = a[:, :, None] * (k - k @ a[..., None])

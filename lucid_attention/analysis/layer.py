@@ -31,7 +31,7 @@ class Layer:
     window: positions that a token sees, itself included, or None. softcap: of the scores, or None.
     factors: w: [B, H, T, D] and β: [B, H, T] of PaTH, or None.
     lam: λ of differential attention (heads in pairs of neighbours, v: [B, H/2, T, E]), or None.
-    unlike: why the weights cannot be computed, or None.
+    unlike: why analysis cannot compute the weights, or None.
     """
 
     index: int
@@ -59,8 +59,8 @@ class Layer:
 
     def heads(self, heads: Sequence[int] | None = None) -> Iterator["Head"]:
         """The heads of the layer, one key/value head of one row at a time. heads: query heads, None for all."""
-        chosen = range(self.query_heads) if heads is None else heads
-        for head in chosen:
+        query_heads = range(self.query_heads) if heads is None else heads
+        for head in query_heads:
             if not 0 <= head < self.query_heads:
                 last = self.query_heads - 1
                 raise ValueError(f"heads must be query heads of layer {self.index}, 0 to {last}, got {head}")
@@ -68,7 +68,7 @@ class Layer:
         G = self.query_heads // groups
         for row in range(self.q.shape[0]):
             for group in range(groups):
-                members = [head for head in chosen if head // G == group]
+                members = [head for head in query_heads if head // G == group]
                 if members:
                     yield self._head(row, group, members)
 
@@ -83,17 +83,19 @@ class Layer:
     def _part(self, row: int, head: int, queries: list[int], names: list[int], value: int | None = None) -> "Head":
         """One head of k with some heads of q, without padding, in float64."""
         T = self.q.shape[2]
-        kept = torch.arange(T, device=self.q.device) if self.key_mask is None else self.key_mask[row].nonzero()[:, 0]
-        q, k = _wide(self.q[row, queries][:, kept]), _wide(self.k[row, head, kept])
-        v = _wide(self.v[row, head if value is None else value, kept])
+        token_positions = (
+            torch.arange(T, device=self.q.device) if self.key_mask is None else self.key_mask[row].nonzero()[:, 0]
+        )
+        q, k = _wide(self.q[row, queries][:, token_positions]), _wide(self.k[row, head, token_positions])
+        v = _wide(self.v[row, head if value is None else value, token_positions])
         c = self.sharpness[head].item() if isinstance(self.sharpness, Tensor) else self.sharpness
         scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        beta = None if self.beta is None else _wide(self.beta[row, head, kept])
+        beta = None if self.beta is None else _wide(self.beta[row, head, token_positions])
         shared: dict[str, Any] = {"layer": self.index, "row": row, "head": head, "query_heads": names, "q": q, "k": k}
-        shared |= {"v": v, "scale": scale, "positions": kept.cpu(), "preconditioned": self.preconditioned}
+        shared |= {"v": v, "scale": scale, "positions": token_positions.cpu(), "preconditioned": self.preconditioned}
         shared |= {"window": self.window, "softcap": self.softcap, "unlike": self.unlike}
         if self.factors is not None:
-            w, b = (_wide(factor[row, head, kept]) for factor in self.factors)
+            w, b = (_wide(factor[row, head, token_positions]) for factor in self.factors)
             return PathHead(P=KeyMatrix(LikePathKeys(k, w, b, c), len(k), self.strength), w=w, factor=b, **shared)
         return Head(P=KeyMatrix(LikeKeys(k, self.norm, c), len(k), self.strength, beta), **shared)
 
@@ -128,14 +130,14 @@ class Head:
 
     def rows_of(self, positions: Sequence[int]) -> Tensor:
         """The rows of the queries at these positions of the input: [n]."""
-        place = {position: row for row, position in enumerate(self.positions.tolist())}
+        row_of = {position: row for row, position in enumerate(self.positions.tolist())}
         for position in positions:
-            if position not in place:
+            if position not in row_of:
                 raise ValueError(
                     f"a query must be at a token of row {self.row}, at {self.positions[0]} to {self.positions[-1]} "
                     f"without padding, got position {position}"
                 )
-        return torch.tensor([place[position] for position in positions], dtype=torch.long)
+        return torch.tensor([row_of[position] for position in positions], dtype=torch.long)
 
     def products(self, rows: Tensor) -> Tensor:
         """q_i·k_j for every key, before scaling: [G, n, N]."""
@@ -144,10 +146,10 @@ class Head:
     def visible(self, rows: Tensor) -> Tensor:
         """[n, N]: which keys each query sees."""
         query, key = rows[:, None], torch.arange(len(self.positions))
-        seen = key <= query
+        visible_keys = key <= query
         if self.window is not None:
-            seen = seen & (self.positions > self.positions[query] - self.window)
-        return seen.to(self.q.device)
+            visible_keys = visible_keys & (self.positions > self.positions[query] - self.window)
+        return visible_keys.to(self.q.device)
 
     def scores(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Scores [G, n, N], and their derivative with respect to q_i·k_j: [G, n, N]."""

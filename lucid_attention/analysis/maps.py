@@ -43,8 +43,8 @@ def attention_maps(
         for head in layer.heads(first if heads is None else heads):
             borders, a, w = head_maps(head, bins)
             for g, name in enumerate(head.query_heads):
-                place = {"layer": head.layer, "row": head.row, "head": name, "attention": layer.attention}
-                records.append(place | {"borders": borders, "softmax": a[g], "effective": w[g]})
+                labels = {"layer": head.layer, "row": head.row, "head": name, "attention": layer.attention}
+                records.append(labels | {"borders": borders, "softmax": a[g], "effective": w[g]})
 
     visit_layers(model, inputs, draw, layers=layers)
     return records

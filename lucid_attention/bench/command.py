@@ -52,12 +52,12 @@ PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
 OUT = Path("bench_results")
 # The folder of the checkout, or of installed packages.
 ROOT = Path(__file__).resolve().parents[2]
-# A greater load before the run means that other programs use the machine.
+# A load above this before the run means that other programs use the machine.
 BUSY = 0.5
 
 
 class UsageError(Exception):
-    """Arguments that do not fit together, or not to this machine."""
+    """Arguments that contradict each other, or that this machine cannot run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -145,9 +145,9 @@ def _names(args: argparse.Namespace) -> list[str]:
     if args.all and args.names:
         raise UsageError(f"--all runs every benchmark: leave out {', '.join(args.names)}, or --all")
     options = {"--quick": args.quick, "--resume": args.resume, "--publish": args.publish, "--out": args.out}
-    given = [option for option, value in options.items() if value]
-    if given and not (args.names or args.all):
-        raise UsageError(f"{', '.join(given)}: name the benchmarks to run, or add --all")
+    options_given = [option for option, value in options.items() if value]
+    if options_given and not (args.names or args.all):
+        raise UsageError(f"{', '.join(options_given)}: name the benchmarks to run, or add --all")
     if args.publish and args.quick:
         raise UsageError("--publish needs results in full size: leave out --quick")
     if args.publish and not ((ROOT / "pyproject.toml").is_file() and (ROOT / "docs").is_dir()):
@@ -188,11 +188,11 @@ def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settin
     _load(results, args.resume)
     pages = _complete_pages(names, results) if args.publish else []
     results.add_command(_command(args, settings), today(), names)
-    chosen = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
+    cases = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
     if args.resume:
-        chosen = [(name, case) for name, case in chosen if case.key not in results.records]
+        cases = [(name, case) for name, case in cases if case.key not in results.records]
     try:
-        for key, record in _measured(chosen):
+        for key, record in _measured(cases):
             results.add(key, record)
     except KeyboardInterrupt:
         _say(f"\ninterrupted; finished cases are in {results.path}, --resume continues from there")
@@ -222,7 +222,7 @@ def _command(args: argparse.Namespace, settings: Settings) -> str:
 
 
 def _measured(cases: Sequence[tuple[str, Case]]) -> Iterator[tuple[str, Record]]:
-    """Run cases, each with the name of its benchmark, and say how far the run is."""
+    """Run cases, each with the name of its benchmark, and print the progress."""
     load = os.getloadavg()[0]
     if load > BUSY:
         _say(f"warning: this machine is busy (load {load:.1f}); comparisons will scatter")
@@ -230,17 +230,17 @@ def _measured(cases: Sequence[tuple[str, Case]]) -> Iterator[tuple[str, Record]]
     expected = {case.key: case.estimate(speed) for _, case in cases}
     total = sum(expected.values())
     _say(f"{count(len(cases), 'case')}, about {_duration(total)}")
-    begin, passed = time.perf_counter(), 0.0
+    run_start, done_estimate = time.perf_counter(), 0.0
     for n, (name, case) in enumerate(cases, 1):
         start = time.perf_counter()
         with threads(case.threads):
             record = case.run()
         yield case.key, record
         now = time.perf_counter()
-        passed += expected[case.key]
-        left = (total - passed) * (now - begin) / passed
+        done_estimate += expected[case.key]
+        seconds_left = (total - done_estimate) * (now - run_start) / done_estimate
         where = ", ".join(filter(None, (name, name and count(case.threads, "thread"), case.label)))
-        times = f"{_duration(now - start)}, {_duration(left)} left"
+        times = f"{_duration(now - start)}, {_duration(seconds_left)} left"
         _say(f"[{n:>3}/{len(cases)}] {where}: {brief(record)}  [{times}]")
 
 
@@ -253,7 +253,7 @@ def _say(text: str) -> None:
 
 
 def _complete_pages(names: Sequence[str], results: Results) -> list[str]:
-    """Pages that can be published once `names` have run. An error if none of the pages of `names` can."""
+    """Pages that can be published once `names` have run. Raises an error if `names` complete no page."""
     available = {record.benchmark for record in results.records.values()} | set(names)
     missing = {
         page: [benchmark.name for benchmark in _on_page(page) if benchmark.name not in available] for page in PAGES

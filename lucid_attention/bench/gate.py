@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 5e-2}
 
 
 class WrongAnswer(Exception):
-    """A contestant does not compute what it claims."""
+    """The result of a contestant differs from the definition."""
 
 
 class Shape(NamedTuple):
@@ -58,13 +58,13 @@ def true_attention(q: Tensor, k: Tensor, v: Tensor, solves: bool) -> Tensor:
 
 def evaluate(run: Callable[..., Tensor], tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
     """The output of `run` and, if `backward`, the gradients of its inputs. The last tensor is the output's gradient."""
-    *given, do = tensors
+    *arguments, do = tensors
     if not backward:
         with torch.no_grad():
-            return (run(*given),)
-    given = [x.detach().requires_grad_() for x in given]
-    o = run(*given)
-    return (o.detach(), *torch.autograd.grad(o, given, do.to(o.dtype)))
+            return (run(*arguments),)
+    arguments = [x.detach().requires_grad_() for x in arguments]
+    o = run(*arguments)
+    return (o.detach(), *torch.autograd.grad(o, arguments, do.to(o.dtype)))
 
 
 def distance(x: Tensor, truth: Tensor) -> float:
@@ -96,7 +96,7 @@ def check(
 
 
 def check_agreement(where: str, results: Mapping[str, tuple[bool, Sequence[Tensor]]]) -> None:
-    """Compare each decoder with the first one that claims to compute the same.
+    """Compare each decoder with the first decoder of the same kind, LUCID or softmax attention.
 
     results: by name, whether the decoder solves, and its tensors.
     """

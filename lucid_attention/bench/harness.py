@@ -17,11 +17,11 @@ import psutil
 import torch
 import torch.nn.functional as F
 
-# The time of a shorter call depends on the processor's caches: an untimed call of the same contestant goes first.
+# Before a shorter call, run the same contestant untimed: short times depend on the processor's caches.
 SHORT_SECONDS = 0.05
-# Calls longer than this hardly notice a cold start: the first round counts. Otherwise it is a rehearsal.
+# The first round counts if all calls are longer than this. Otherwise it is a rehearsal for the cold start.
 LONG_SECONDS = 0.5
-# The least number of rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if more than 20.
+# The fewest rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if it takes more than 20.
 ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
 LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
 MOST_ROUNDS = 500
@@ -50,7 +50,7 @@ class Spread:
 
 
 def least_rounds(round_seconds: float) -> int:
-    """Fewer where rounds are long: a long round averages over slow spells by itself."""
+    """The fewest rounds to run. Long rounds need fewer, because each one averages over slow spells."""
     if round_seconds > LONGEST_ROUND_SECONDS:
         return LONGEST_ROUNDS
     return ROUNDS if round_seconds < LONG_ROUND_SECONDS else LONG_ROUNDS
@@ -67,7 +67,7 @@ def race(
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round; every round runs all of them in a new order.
 
-    budget: seconds after which no round starts. least: rounds that run in any case, by default `least_rounds`.
+    budget: seconds after which no round starts. least: the fewest rounds, even beyond it; default `least_rounds`.
     brief: slow contestants, which take part in the first three rounds only.
     """
     order, shuffle = list(runs), random.Random(seed).shuffle

@@ -143,8 +143,8 @@ def sections(benchmarks: Iterable[Benchmark], results: Results) -> list[str]:
         lines += ["", f"## {benchmark.name}", "", benchmark.about]
         lines += ["", benchmark.limits] if benchmark.limits else []
         for threads in sorted({record.threads for record in records}):
-            chosen = [record for record in records if record.threads == threads]
-            lines += ["", f"### {benchmark.name}, {count(threads, 'thread')}", "", *table(benchmark, chosen)]
+            thread_records = [record for record in records if record.threads == threads]
+            lines += ["", f"### {benchmark.name}, {count(threads, 'thread')}", "", *table(benchmark, thread_records)]
     return lines
 
 

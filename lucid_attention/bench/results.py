@@ -14,7 +14,7 @@ from .harness import Spread, least_rounds
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line chose."""
+    """The choices of the command line."""
 
     threads: tuple[int, ...]
     quick: bool
@@ -111,11 +111,11 @@ class Column(NamedTuple):
 class Benchmark:
     name: str
     about: str
-    """What it measures, for --help and above the table."""
+    """A description of the measurement, for --help and above the table."""
     limits: str
     """The limits on its results, for --help and above the table."""
     minutes: str
-    """How long it takes on two cores, for --help."""
+    """The duration on two cores, for --help."""
     cases: Callable[[Settings], list[Case]]
     columns: tuple[Column, ...]
     page: str = "benchmarks"
@@ -144,7 +144,7 @@ class Results:
         """Benchmarks whose records `load` left out, because their code was edited."""
 
     def load(self) -> str:
-        """Read the records of earlier runs. Returns why they cannot stand beside new ones, or an empty string."""
+        """Read the records of earlier runs. Returns why new records cannot join them, or an empty string."""
         if not self.path.exists():
             return ""
         data = json.loads(self.path.read_text())

@@ -194,7 +194,7 @@ def _encode_in_parallel(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-# What `_start_worker` gave to this worker process.
+# The arguments that `_start_worker` gave to this worker process.
 _worker: dict[str, Any] = {}
 
 

@@ -23,7 +23,7 @@ BLOCK = 1 << 16
 
 
 class DataError(ValueError):
-    """What is wrong with data or with a folder of tokens. The message names file, expectation and finding."""
+    """Wrong data, or a wrong folder of tokens. The message names the file, the expected content and the actual one."""
 
 
 Bad = Callable[[DataError], None]
@@ -173,11 +173,11 @@ def _parse_line(line: bytes, offset: int, field: str) -> str:
 
 def _lines_before(path: Path, offset: int) -> int:
     """The number of lines that end before `offset`. It reads the file again: only error messages need the number."""
-    count, left = 0, offset
+    count, bytes_left = 0, offset
     with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(left, BLOCK))):
+        while bytes_left > 0 and (block := file.read(min(bytes_left, BLOCK))):
             count += block.count(b"\n")
-            left -= len(block)
+            bytes_left -= len(block)
     return count
 
 

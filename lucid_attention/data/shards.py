@@ -104,7 +104,7 @@ class ShardWriter:
         return Shard(self.name, self.split, len(self.ends), self.tokens, ids_hash, ends_hash)
 
     def abandon(self) -> None:
-        """Remove what was written of a shard that is not closed."""
+        """Remove the files of a shard that is not closed."""
         self._file.close()
         partial_path(self._ids_path).unlink(missing_ok=True)
 
@@ -149,18 +149,18 @@ def open_folder(folder: str | Path, *, verify: bool = False, expect_tokenizer_ha
         raise DataError(f"{path} is not a folder: expected one written by `lucid tokenize`")
     manifest = read_manifest(path)
     opened = TokenFolder(path, manifest, tuple(Shard(**shard) for shard in manifest["shards"]))
-    own = opened.tokenizer_hash
-    if expect_tokenizer_hash is not None and own != expect_tokenizer_hash:
+    stored = opened.tokenizer_hash
+    if expect_tokenizer_hash is not None and stored != expect_tokenizer_hash:
         raise DataError(
-            f"{path} has tokens of another tokenizer: expected hash {expect_tokenizer_hash[:12]}…, got {own[:12]}…"
+            f"{path} has tokens of another tokenizer: expected hash {expect_tokenizer_hash[:12]}…, got {stored[:12]}…"
         )
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file():
         raise DataError(f"{tokenizer} is missing")
-    if (actual := file_hash(tokenizer)) != own:
-        raise DataError(f"{tokenizer} is not the one of the shards: expected hash {own[:12]}…, got {actual[:12]}…")
+    if (actual := file_hash(tokenizer)) != stored:
+        raise DataError(f"{tokenizer} is not the one of the shards: expected hash {stored[:12]}…, got {actual[:12]}…")
     for shard in opened.shards:
-        check_shard(path, shard, manifest["dtype"], own, verify=verify)
+        check_shard(path, shard, manifest["dtype"], stored, verify=verify)
     return opened
 
 

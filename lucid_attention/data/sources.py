@@ -39,7 +39,7 @@ ALTERNATIVE = "Without the hub, give a local file, folder or glob of .txt, .json
 
 
 class Source(Protocol):
-    """What `lucid tokenize` reads."""
+    """The input of `lucid tokenize`."""
 
     def parts(self, largest: int) -> Sequence[Part]:
         """The parts, of about `largest` bytes at most."""
@@ -50,7 +50,7 @@ class Source(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What identifies this source, in JSON types. Its `name` is for readers only: two names may be one source."""
+        """The identity of this source, in JSON types. Its `name` is for readers only: two names may be one source."""
         ...
 
 

@@ -206,17 +206,17 @@ def overwrites(
             f"keys must be 1 to {min(key_tokens, writes)} for length {length} and key_tokens {key_tokens}, got {keys}"
         )
     names = _permutations(batch, key_tokens, generator)[:, :keys]
-    which = torch.randint(keys, (batch, writes), generator=generator)
+    key_index = torch.randint(keys, (batch, writes), generator=generator)
     # Write every key at a random position of its own, so that none is missing.
     positions = _permutations(batch, writes, generator)[:, :keys]
-    which.scatter_(1, positions, torch.arange(keys).expand(batch, keys))
-    written = torch.randint(values, (batch, writes), generator=generator)
+    key_index.scatter_(1, positions, torch.arange(keys).expand(batch, keys))
+    written_values = torch.randint(values, (batch, writes), generator=generator)
     questions = _permutations(batch, keys, generator)
-    latest = torch.where(which[:, None] == questions[:, :, None], torch.arange(writes), -1).amax(-1)
-    key = torch.cat([names.gather(1, which), names.gather(1, questions)], 1)
-    value = torch.cat([written, torch.full_like(questions, values)], 1)
+    latest = torch.where(key_index[:, None] == questions[:, :, None], torch.arange(writes), -1).amax(-1)
+    key = torch.cat([names.gather(1, key_index), names.gather(1, questions)], 1)
+    value = torch.cat([written_values, torch.full_like(questions, values)], 1)
     labels = torch.full((batch, length), IGNORED)
-    labels[:, writes:] = written.gather(1, latest)
+    labels[:, writes:] = written_values.gather(1, latest)
     return torch.stack([key, value], -1), labels
 
 

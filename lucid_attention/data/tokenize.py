@@ -112,7 +112,7 @@ def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         return None
     manifest = read_manifest(out)
     _check_same(out, manifest["settings"], settings)
-    # A kill between writing the manifest and removing this folder leaves it behind.
+    # A kill between writing the manifest and removing this folder leaves the folder behind.
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest
 
@@ -183,18 +183,18 @@ def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> li
     with bar:
         for record in encode_parts(missing(), source, job, min(workers, len(parts)), bar):
             records[record.part] = record
-    chosen: list[Record] = []
-    left = job.limit
+    limited_records: list[Record] = []
+    documents_left = job.limit
     for part in parts:
-        if left == 0:
+        if documents_left == 0:
             break
         record = records[part.number]
-        if left is not None and record.documents > left:
-            # This part stops in its middle. Where is known only now that all earlier parts are counted.
-            record = encode_part(source, encoder, part, job._replace(limit=left), lambda _: None)
-        left = None if left is None else left - record.documents
-        chosen.append(record)
-    return chosen
+        if documents_left is not None and record.documents > documents_left:
+            # This part stops in its middle. The place is known once all earlier parts are counted.
+            record = encode_part(source, encoder, part, job._replace(limit=documents_left), lambda _: None)
+        documents_left = None if documents_left is None else documents_left - record.documents
+        limited_records.append(record)
+    return limited_records
 
 
 def _documents_without_gap(records: dict[int, Record]) -> int:
@@ -264,7 +264,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--validation", type=float, default=0.01, metavar="SHARE", help="share of documents held out, default 0.01"
     )
     parser.add_argument("--field", default="text", help="key or column of the text, default text")
-    parser.add_argument("--split", default="train", help="of a data set of the hub, default train")
+    parser.add_argument("--split", default="train", help="split of a data set of the hub, default train")
     parser.add_argument(
         "--shard-tokens", type=int, default=50_000_000, metavar="N", help="largest shard, default 50_000_000"
     )

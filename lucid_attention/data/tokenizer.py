@@ -51,15 +51,15 @@ def requested_size(name: str) -> int | None:
 
 def sample(source: Source, parts: Sequence[Part], bad: Bad, size: int = SAMPLE_BYTES) -> Iterator[str]:
     """About `size` bytes of text: the beginnings of at most 64 parts, spread evenly over the source; not random."""
-    chosen = [parts[i * len(parts) // 64] for i in range(64)] if len(parts) > 64 else parts
-    share = size // len(chosen)
-    for part in chosen:
-        left = share
+    sampled_parts = [parts[i * len(parts) // 64] for i in range(64)] if len(parts) > 64 else parts
+    share = size // len(sampled_parts)
+    for part in sampled_parts:
+        bytes_left = share
         for document in source.documents(part, bad):
-            text = document.text[:left]
+            text = document.text[:bytes_left]
             yield text
-            left -= len(text.encode())
-            if left <= 0:
+            bytes_left -= len(text.encode())
+            if bytes_left <= 0:
                 break
 
 

@@ -13,7 +13,7 @@ Evaluate = Callable[[Any, Any, Sequence[int], int], Iterator[Record]]
 
 
 class EvalError(ValueError):
-    """An evaluation that cannot be done; the message tells the user why."""
+    """Why an evaluation cannot run, in a sentence."""
 
 
 def option(default: Any, parse: Callable[[str], Any], text: str) -> Any:

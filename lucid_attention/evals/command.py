@@ -28,16 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid eval` and `lucid compare`: the tasks, their options, and how the model runs."""
-    parser.add_argument("--tasks", metavar="NAMES", type=names, default=(), help="such as sniah,mniah; list shows all")
+    parser.add_argument(
+        "--tasks", metavar="NAMES", type=names, default=(), help="names of tasks, as in sniah,mniah; list shows all"
+    )
     for name, default, parse, text in arguments():
-        shown = "" if default in ((), "") else f" (default: {_shown(default)})"
+        default_text = "" if default in ((), "") else f" (default: {_shown(default)})"
         parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, type=_named(parse), metavar=name.upper(), help=text + shown
+            f"--{name.replace('_', '-')}", dest=name, type=_named(parse), metavar=name.upper(), help=text + default_text
         )
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a checkpoint that has none")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="samples at a time (default: 1)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples of every cell")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of the weights (default: as saved)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype of the weights (default: as saved)")
 
 
 def _flags(names: Iterable[str]) -> str:
@@ -59,14 +61,14 @@ def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def read_options(args: argparse.Namespace) -> Options:
-    """The options on the command line. One that no given task takes is an error."""
-    given = {option.name: getattr(args, option.name) for option in fields(Options) if option.metadata}
-    given = {name: value for name, value in given.items() if value is not None}
-    takes = [name for family in find_families(args.tasks).values() for name in family.takes]
-    foreign = [name for name in given if name not in takes]
-    if foreign:
-        raise EvalError(f"{', '.join(args.tasks)} takes {_flags(takes)}, and not {_flags(foreign)}")
-    return Options(**given)
+    """The options on the command line. An option that no given task takes is an error."""
+    options = {option.name: getattr(args, option.name) for option in fields(Options) if option.metadata}
+    options = {name: value for name, value in options.items() if value is not None}
+    known_options = [name for family in find_families(args.tasks).values() for name in family.takes]
+    unused = [name for name in options if name not in known_options]
+    if unused:
+        raise EvalError(f"{', '.join(args.tasks)} takes {_flags(known_options)}, and not {_flags(unused)}")
+    return Options(**options)
 
 
 def evaluate_checkpoint(
@@ -98,7 +100,7 @@ def print_or_explain(command: str, make_text: Callable[[], str]) -> int:
         print(f"lucid {command}: error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nstopped: the same command goes on with the samples that are left", file=sys.stderr)
+        print("\nstopped: the same command continues with the samples that are left", file=sys.stderr)
         return 130
     if distributed_state().is_main_process:
         print(text)

@@ -63,7 +63,7 @@ class Compared(NamedTuple):
 
 
 def comparison(compared: Sequence[Compared]) -> str:
-    """A table of the cells that all checkpoints have: the first one's scores, and how the others differ from it."""
+    """A table of the cells that all checkpoints have: scores of the first checkpoint, differences of the others."""
     first, *others = compared
     shared = [name for name in first.cells if all(name in other.cells for other in others)]
     if not shared:
@@ -83,8 +83,8 @@ def comparison(compared: Sequence[Compared]) -> str:
         )  # fmt: skip
     note = f"[95 % interval] of the paired bootstrap over samples, {DRAWS} draws; * where it does not hold 0"
     left_out = sum(len(results.cells) for results in compared) - len(shared) * len(compared)
-    remark = f"\n{left_out} cells that not all have are left out" if left_out else ""
-    return f"{text_table(rows)}\n\n{note}{remark}"
+    left_out_note = f"\nleft out: {left_out} cells that some checkpoints lack" if left_out else ""
+    return f"{text_table(rows)}\n\n{note}{left_out_note}"
 
 
 def _format_interval(cell: Summary, gap: Interval) -> str:

@@ -14,7 +14,7 @@ from lm_eval.tasks import TaskManager
 from .cells import Cell, EvalError, Record
 
 TASK_FOLDER = Path(__file__).parent / "benchmarks" / "harness_tasks"
-# The harness drops the beginning of a prompt that is longer than the model's limit: give it none.
+# The harness drops the beginning of a prompt above the model's limit: report no limit.
 NO_LIMIT = 1 << 40
 
 

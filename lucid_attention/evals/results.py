@@ -32,7 +32,7 @@ class ResultsFolder:
         self.path = path
 
     def results(self) -> dict[str, Any]:
-        """The content of results.json; {} if there is no such file."""
+        """The content of results.json; {} without the file."""
         file = self.path / RESULTS
         try:
             return json.loads(file.read_text()) if file.exists() else {}
@@ -46,7 +46,7 @@ class ResultsFolder:
             raise EvalError(f"{self.path} holds results of another checkpoint: choose another --out")
 
     def file(self, name: str) -> Path:
-        """Where the records of a finished cell are."""
+        """The file with the records of a finished cell."""
         return self.path / SAMPLES / f"{name}.jsonl"
 
     def unfinished_files(self, name: str) -> list[Path]:

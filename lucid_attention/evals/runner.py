@@ -115,7 +115,7 @@ def _ask_all(
 
 
 def ask_cell(name: str, ask: Ask, samples: int, folder: ResultsFolder, batch_size: int, title: str = "") -> None:
-    """Ask the samples of a cell that have no record yet: every process a share. The main process merges the records."""
+    """Ask the samples of a cell that have no record yet, a share per process. The main process merges the records."""
     state = distributed_state()
     done = folder.unfinished(name, samples)
     missing = [index for index in range(samples) if index not in done]

@@ -46,8 +46,8 @@ def encode(tokenizer: Any, text: str) -> EncodedText:
 def _ascending(offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Offsets that never fall: a special token, whose offsets are (0, 0), gets the end of the token before it."""
     last = 0
-    placed = []
+    ascending = []
     for start, end in offsets:
         last = max(last, end)
-        placed.append((start, end) if end > start else (last, last))
-    return placed
+        ascending.append((start, end) if end > start else (last, last))
+    return ascending

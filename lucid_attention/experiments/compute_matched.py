@@ -4,7 +4,7 @@ The paper: standard attention trained for 10 % more steps; SNIAH at 4096, 8192, 
 becomes 0.467, 0.193, 0.020, and LUCID has 0.686, 0.502, 0.150; MNIAH at 8192, 16384, 32768: 0.232, 0.040, 0.040
 becomes 0.234, 0.060, 0.040, and LUCID has 0.332, 0.140, 0.120.
 
-Here: the tasks of `memory_update` (overwrites) and `needle_grid` (needles), with 10 % more steps and twice as many.
+Here: the tasks of `memory_update` (overwrites) and `needle_grid` (needles), with 10 % more steps and twice the steps.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ GAP = 1.0
 
 
 def judge(gaps: Sequence[tuple[float, float]]) -> str:
-    """The verdict. gaps: for every task, LUCID's lead at equal steps and over softmax with 10 % more, in points.
+    """The verdict. gaps: for every task, LUCID's lead at equal steps and over softmax with 10 % more steps, in points.
 
     The gap of a task stays open if more than half of it is left.
     """
@@ -42,7 +42,7 @@ def judge(gaps: Sequence[tuple[float, float]]) -> str:
 
 def runs(scale: Scale) -> dict[str, SmallRun]:
     """The runs by title."""
-    found = {
+    runs_by_title = {
         "overwrites, RoPE": memory_update.RUN,
         "overwrites, MLP, head of 64": memory_update.WITH_MLP,
         "needles, heads of 16": needle_grid.RUN,
@@ -50,8 +50,8 @@ def runs(scale: Scale) -> dict[str, SmallRun]:
     }
     if scale.tiny:
         small = {"steps": 10, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
-        return {title: run.but(**small) for title, run in list(found.items())[:2]}
-    return found
+        return {title: run.but(**small) for title, run in list(runs_by_title.items())[:2]}
+    return runs_by_title
 
 
 def contestants(run: SmallRun) -> list[Contestant]:
@@ -73,7 +73,7 @@ def plan(scale: Scale, done: Done) -> list[Job]:
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """How much of the gap is left with 10 % more steps."""
+    """The part of the gap that is left with 10 % more steps."""
     groups, rows, gaps = {}, [], {}
     labels: list[str] = []
     for title, run in runs(scale).items():

@@ -37,9 +37,9 @@ CLAIM = Claim(
     says="The condition number of the preconditioner grows with the sequence: there is more to correct in longer ones.",
     paper="a figure without numbers: κ grows from 2K to 65K tokens",
 )
-# Relative: by so much less may κ of a longer prefix be. κ of long prefixes is an estimate, good to about 1e-4.
+# κ of a longer prefix may be this fraction smaller: κ of long prefixes is an estimate, good to about 1e-4.
 SLACK = 1e-3
-# κ of the longest prefix over that of the shortest: below this ratio, κ has not grown.
+# κ has grown if κ(longest prefix) / κ(shortest prefix) is at least this.
 GROWN = 1.1
 HEAD_SIZES = (16, 32, 64, 256)
 
@@ -74,23 +74,23 @@ class Source:
 
     @property
     def key(self) -> str:
-        """By which it is looked up."""
+        """The name by which the experiment looks the source up."""
         return self.contestant.key
 
     @property
     def title(self) -> str:
-        """In figures and tables."""
+        """The name in figures and tables."""
         return self.contestant.label
 
     def job(self, seed: int, lengths: Sequence[int]) -> Job:
-        """The measurement of its keys."""
+        """The job that measures κ of these keys."""
         run = asdict(self.contestant.seed(seed))
         arguments = {"run": run, "trained": self.trained, "n": self.n, "lengths": list(lengths)}
         return Job("condition_number:of_model", arguments, f"κ, {self.title}, seed {seed}", 12)
 
 
 def sources(scale: Scale) -> list[Source]:
-    """Language models and needle models, with and without RoPE; softmax attention and untrained models beside them.
+    """Language models and needle models, with and without RoPE; softmax attention and untrained models for comparison.
 
     The demonstration measures the models that it trains for `needle_grid`.
     """
@@ -128,7 +128,7 @@ def of_model(work: Work, run: Mapping[str, Any], trained: bool, n: int, lengths:
 
 
 def keys_job(size: int, rope: bool, seed: int, lengths: Sequence[int]) -> Job:
-    """The measurement of random keys."""
+    """The job that measures κ of random keys."""
     arguments = {"size": size, "rope": rope, "seed": seed, "lengths": list(lengths)}
     return Job("condition_number:of_random_keys", arguments, f"κ, random keys of {size}, seed {seed}", 2)
 
@@ -139,7 +139,7 @@ def of_random_keys(work: Work, size: int, rope: bool, seed: int, lengths: Sequen
     k = torch.randn(N, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     if rope:
         k = Rotary(size, 10_000.0)(k[None, None], torch.arange(N))[0, 0]
-    return {"heads": [{"layer": 0, "head": 0, **measured} for measured in key_condition_numbers(k, lengths)]}
+    return {"heads": [{"layer": 0, "head": 0, **row} for row in key_condition_numbers(k, lengths)]}
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
@@ -171,7 +171,7 @@ class Growth:
 
     @property
     def monotone(self) -> bool:
-        """Whether no longer prefix has a smaller κ, in any head."""
+        """Whether κ never falls as the prefix grows, in any head, up to SLACK."""
         return all(b >= a * (1 - SLACK) for kappas in self.heads.values() for a, b in pairwise(kappas))
 
     @property
@@ -192,27 +192,27 @@ class Growth:
 
 
 def growth(records: Sequence[Record], seeds: Sequence[int], lengths: tuple[int, ...]) -> Growth:
-    """The growth in the records of some seeds."""
+    """The growth of κ, from one record per seed."""
     heads: dict[tuple[int, int, int], dict[int, float]] = {}
     inverse = 0.0
     for seed, record in zip(seeds, records, strict=True):
-        for measured in record["heads"]:
-            heads.setdefault((seed, measured["layer"], measured["head"]), {})[measured["length"]] = measured["kappa"]
-            inverse = max(inverse, measured["inverse_norm"])
+        for row in record["heads"]:
+            heads.setdefault((seed, row["layer"], row["head"]), {})[row["length"]] = row["kappa"]
+            inverse = max(inverse, row["inverse_norm"])
     return Growth(lengths, {head: [kappas[n] for n in lengths] for head, kappas in heads.items()}, inverse)
 
 
-def judge(everything: Sequence[Growth], trained: Sequence[Growth]) -> str:
+def judge(growths: Sequence[Growth], trained: Sequence[Growth]) -> str:
     """The verdict: κ must fall nowhere, and it must grow in every head of the trained models."""
-    if not all(growth.monotone for growth in everything):
+    if not all(growth.monotone for growth in growths):
         return "does not hold"
     share = [growth.growing for growth in trained]
     return "holds" if min(share) == 1 else "partly" if max(share) > 0 else "does not hold"
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Whether κ grows, and by how much in which keys."""
-    size, shown = measured(scale), sources(scale)
+    """Whether κ grows, and how much for each source of keys."""
+    size, all_sources = measured(scale), sources(scale)
     random = {
         (d, rope): growth(
             [done[keys_job(d, rope, seed, size.lengths)] for seed in size.seeds], size.seeds, size.lengths
@@ -222,38 +222,38 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     }
     models = {
         source.key: growth([done[source.job(seed, size.lengths)] for seed in size.seeds], size.seeds, size.lengths)
-        for source in shown
+        for source in all_sources
     }
-    everything = [*random.values(), *models.values()]
-    trained = [source for source in shown if source.trained]
+    growths = [*random.values(), *models.values()]
+    trained = [source for source in all_sources if source.trained]
     a, b = size.lengths[0], size.lengths[-1]
     ours = ", ".join(
         f"{source.title} {models[source.key].mean(0)} → {models[source.key].mean(-1)}" for source in trained[:2]
     )
     return Conclusion(
         ours=f"N = {a} → {b}: {ours}",
-        verdict=judge(everything, [models[source.key] for source in trained]),
-        because=explain(random, everything, [models[source.key] for source in trained]),
+        verdict=judge(growths, [models[source.key] for source in trained]),
+        because=explain(random, growths, [models[source.key] for source in trained]),
         seeds=len(size.seeds),
         figures=[
             random_figure(random, size.lengths),
-            model_figure(shown, models, size.lengths),
-            head_maps(shown, models, size),
+            model_figure(all_sources, models, size.lengths),
+            head_maps(all_sources, models, size),
         ],
-        tables=[summary(random, {source.title: models[source.key] for source in shown})],
+        tables=[summary(random, {source.title: models[source.key] for source in all_sources})],
     )
 
 
-def explain(random: Mapping[tuple[int, bool], Growth], everything: Sequence[Growth], trained: Sequence[Growth]) -> str:
-    """The reason for the verdict, with the bound."""
-    falls = "κ never falls" if all(growth.monotone for growth in everything) else "κ falls somewhere"
+def explain(random: Mapping[tuple[int, bool], Growth], growths: Sequence[Growth], trained: Sequence[Growth]) -> str:
+    """The reason for the verdict, with the bound on ‖P⁻¹‖."""
+    trend = "κ never falls" if all(growth.monotone for growth in growths) else "κ falls somewhere"
     share = statistics.fmean(growth.growing for growth in trained)
     largest = max(random)[0]
     return (
-        f"{falls} with the length, which is so for prefixes of any keys; it grows by {100 * (GROWN - 1):.0f} % or more "
+        f"{trend} with the length, which is so for prefixes of any keys; it grows by {100 * (GROWN - 1):.0f} % or more "
         f"in {100 * share:.0f} % of the trained heads. How much depends on the head size: independent keys of "
         f"{largest} stay at {random[largest, False].mean(-1)}. "
-        f"‖P⁻¹‖ is at most {max(growth.inverse for growth in everything):.3f} (the bound is 2), so growth is that of "
+        f"‖P⁻¹‖ is at most {max(growth.inverse for growth in growths):.3f} (the bound is 2), so growth is that of "
         "‖P‖."
     )
 
@@ -261,7 +261,7 @@ def explain(random: Mapping[tuple[int, bool], Growth], everything: Sequence[Grow
 def random_figure(random: Mapping[tuple[int, bool], Growth], lengths: Sequence[int]) -> Figure:
     """κ of independent keys against the length."""
     roles = dict(zip(sorted({d for d, _ in random}), ("lucid", "softmax", "path", "delta"), strict=False))
-    drawn = [
+    curves = [
         series(
             f"D = {d}{', RoPE' if rope else ''}",
             roles[d],
@@ -272,22 +272,22 @@ def random_figure(random: Mapping[tuple[int, bool], Growth], lengths: Sequence[i
         for (d, rope), growth in random.items()
     ]
     note = "Normal keys without a model. RoPE turns independent keys into independent keys: both lines agree."
-    return lines("κ of independent keys", "length N", "κ(P)", drawn, log="xy", note=note)
+    return lines("κ of independent keys", "length N", "κ(P)", curves, log="xy", note=note)
 
 
 def model_figure(shown: Sequence[Source], models: Mapping[str, Growth], lengths: Sequence[int]) -> Figure:
     """κ of the keys of models against the length."""
-    drawn = []
+    curves = []
     for source in shown:
         means = [models[source.key].mean(index) for index in range(len(lengths))]
         y, deviations = [kappa.mean for kappa in means], [kappa.std for kappa in means]
-        drawn.append(series(source.title, source.contestant.role, lengths, y, spread=deviations, dashed=source.dashed))
+        curves.append(series(source.title, source.contestant.role, lengths, y, spread=deviations, dashed=source.dashed))
     trained = sorted({source.contestant.run.length for source in shown})
     note = (
         f"Geometric mean over layers and heads. Trained at {' and '.join(map(str, trained))} tokens (needles, text): "
         "longer prefixes are beyond what a model has seen. For softmax: the P that LUCID would have."
     )
-    return lines("κ of small models", "length N", "κ(P)", drawn, log="xy", note=note)
+    return lines("κ of small models", "length N", "κ(P)", curves, log="xy", note=note)
 
 
 def head_maps(shown: Sequence[Source], models: Mapping[str, Growth], size: Extent) -> Figure:
@@ -298,7 +298,7 @@ def head_maps(shown: Sequence[Source], models: Mapping[str, Growth], size: Exten
         heads = {
             (layer, head): kappas[-1] for (seed, layer, head), kappas in every_head.items() if seed == size.seeds[0]
         }
-        layers, columns = (sorted({place[i] for place in heads}) for i in (0, 1))
+        layers, columns = (sorted({layer_head[i] for layer_head in heads}) for i in (0, 1))
         panels[source.title] = (layers, columns, [[heads.get((row, c)) for c in columns] for row in layers])
     top = max(value for _, _, rows in panels.values() for row in rows for value in row if value is not None)
     title = f"κ by layer and head, N = {size.lengths[-1]}"
@@ -307,9 +307,11 @@ def head_maps(shown: Sequence[Source], models: Mapping[str, Growth], size: Exten
 
 def summary(random: Mapping[tuple[int, bool], Growth], models: Mapping[str, Growth]) -> Table:
     """κ of short and long prefixes, the exponent, the largest κ and ‖P⁻¹‖. models: by title."""
-    named = {f"independent keys, D = {d}{', RoPE' if rope else ''}": growth for (d, rope), growth in random.items()}
-    shown = {**named, **models}
-    lengths = next(iter(shown.values())).lengths
+    random_by_title = {
+        f"independent keys, D = {d}{', RoPE' if rope else ''}": growth for (d, rope), growth in random.items()
+    }
+    growths = {**random_by_title, **models}
+    lengths = next(iter(growths.values())).lengths
     middle = len(lengths) // 2
     rows = [
         [
@@ -320,7 +322,7 @@ def summary(random: Mapping[tuple[int, bool], Growth], models: Mapping[str, Grow
             round(growth.inverse, 3),
             "yes" if growth.monotone else "no",
         ]
-        for title, growth in shown.items()
+        for title, growth in growths.items()
     ]
     columns = [
         "keys",

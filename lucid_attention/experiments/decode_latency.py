@@ -4,10 +4,10 @@ The paper: "For a 32K context length with batch size 1 and 100 new tokens genera
 76ms for Standard Attention---an overhead of only ∼1.3%." The paper does not say whether this is the time per token or
 of all tokens, nor for which model; here all ratios are per token.
 
-There are two comparisons, because the obvious one flatters LUCID. The first is with the same models with sdpa (the
-benchmark `model_decode`): on a CPU torch's attention is slow for one query with grouped heads, so LUCID's own step is
-faster, which is no merit of LUCID. The second is with the fastest standard step, two products around a softmax (the
-benchmark `decode`): the time that LUCID's step adds to it is added to the time of the whole model.
+There are two comparisons, because the obvious one flatters LUCID. The first compares with the same models with sdpa
+(the benchmark `model_decode`). On a CPU torch's attention is slow for one query with grouped heads, so LUCID's own step
+is faster, which is no merit of LUCID. The second compares with the fastest standard step, two products around a softmax
+(the benchmark `decode`). It adds the extra time of LUCID's step to the time of the whole model.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Model:
     heads: str
 
 
-# The paper's own model has heads of 68; those of 64 are measured in its place.
+# The paper's own model has heads of 68. The benchmark measures heads of 64 instead.
 MODELS = {
     "Gemma-3-1B": Model(4, "Shape(D=256, heads=4, kv_heads=1)"),
     "Qwen-2.5-1.5B": Model(28, "Shape(D=128, heads=12, kv_heads=2)"),
@@ -55,7 +55,7 @@ def models(scale: Scale) -> dict[str, Model]:
 
 
 def contexts(scale: Scale) -> tuple[int, ...]:
-    """Tokens in the cache; the last one is the paper's."""
+    """Tokens in the cache. The last number is the paper's context."""
     return (96,) if scale.tiny else (2048, 8192, 32_768)
 
 
@@ -88,9 +88,9 @@ def against_fastest(layers: int, model: Record, step: Record) -> float:
     """
     fastest, ours = step["entries"][step["facts"]["fastest"]], step["entries"][STEP]
     # The ratio is taken round by round: a slow spell of the machine cancels.
-    added = layers * fastest["seconds"]["median"] * (ours["ratio"]["median"] - 1)
-    whole: float = model["entries"][MODEL]["seconds"]["median"]
-    return 100 * (whole / (whole - added) - 1)
+    added_seconds = layers * fastest["seconds"]["median"] * (ours["ratio"]["median"] - 1)
+    model_seconds: float = model["entries"][MODEL]["seconds"]["median"]
+    return 100 * (model_seconds / (model_seconds - added_seconds) - 1)
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
@@ -127,11 +127,11 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 def judged(worst: Mapping[str, float]) -> tuple[str, str]:
     """The verdict, and why. worst: percent by model, the larger of both comparisons."""
-    over = [name for name, value in worst.items() if value > PAPER + SLACK]
-    verdict = "holds" if not over else "partly" if len(over) < len(worst) else "does not hold"
-    which = f"above it: {', '.join(over)}" if over else "no model is above it"
+    models_above = [name for name, value in worst.items() if value > PAPER + SLACK]
+    verdict = "holds" if not models_above else "partly" if len(models_above) < len(worst) else "does not hold"
+    above = f"above it: {', '.join(models_above)}" if models_above else "no model is above it"
     return verdict, (
-        f"Allowed were {SLACK:g} points above the paper's {PAPER} %; {which}. Where LUCID is faster than Transformers' "
+        f"Allowed were {SLACK:g} points above the paper's {PAPER} %; {above}. Where LUCID is faster than Transformers' "
         "sdpa, it is no merit of LUCID: torch is slow for one query with grouped heads, and the stock cache is copied."
     )
 
@@ -147,11 +147,11 @@ def added_figure(fastest: Mapping[str, float], context: int) -> Figure:
 def token_figure(scale: Scale, name: str, done: Done) -> Figure:
     """Milliseconds of a token against the context."""
     records = [done[model_job(scale, name, DYNAMIC, context)] for context in contexts(scale)]
-    ours = [1000 * record["entries"][MODEL]["seconds"]["median"] for record in records]
-    theirs = [time / record["entries"][MODEL]["ratio"]["median"] for time, record in zip(ours, records, strict=True)]
+    lucid = [1000 * record["entries"][MODEL]["seconds"]["median"] for record in records]
+    sdpa = [time / record["entries"][MODEL]["ratio"]["median"] for time, record in zip(lucid, records, strict=True)]
     curves = [
-        series("softmax attention (sdpa)", "softmax", contexts(scale), theirs),
-        series("LUCID", "lucid", contexts(scale), ours),
+        series("softmax attention (sdpa)", "softmax", contexts(scale), sdpa),
+        series("LUCID", "lucid", contexts(scale), lucid),
     ]
     note = "Dynamic cache, float32, one thread, batch 1: a few layers are timed and multiplied up to all."
     return lines(f"A token of {name}", "tokens in the cache", "milliseconds", curves, log="xy", note=note)
@@ -177,10 +177,10 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
     for name, model in models(scale).items():
         record = done[step_job(scale, name)]
         milliseconds = {step: 1000 * entry["seconds"]["median"] for step, entry in record["entries"].items()}
-        against = shown(percent(record, STEP))
+        overhead = shown(percent(record, STEP))
         standard = milliseconds[record["facts"]["fastest"]]
         rows.append(
-            [name, model.layers, round(standard, 3), round(milliseconds[STEP], 3), against, f"{fastest[name]:+.1f} %"]
+            [name, model.layers, round(standard, 3), round(milliseconds[STEP], 3), overhead, f"{fastest[name]:+.1f} %"]
         )
     columns = ["model", "layers", "fastest standard, ms", "LUCID, ms", "LUCID adds to the step", "to the whole token"]
     note = "Fastest standard: the better of two products around a softmax, and SDPA. Layers: those with full attention."
@@ -188,5 +188,5 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
 
 
 def paper() -> list[Step]:
-    """The same measurement, on the machine in question: nothing is trained."""
+    """The same measurement on the cluster. Nothing is trained."""
     return [Step(("experiment", "decode_latency", "--scale", "small"))]

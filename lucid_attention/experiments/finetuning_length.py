@@ -4,7 +4,7 @@ The paper: "The performance gap between LUCID and Standard Attention increases f
 (64K finetuning)", on contexts of 2K to 8K and 2K to 32K.
 
 Here models are trained at 64 tokens (those of `needle_grid`), tuned at 64, 128 or 256, and tested at all of these.
-The control is softmax attention with a token shift, which learns the task too.
+The control, softmax attention with a token shift, learns the task too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,9 +66,9 @@ def untuned(scale: Scale) -> list[Contestant]:
 
 def tuned(scale: Scale, member: Contestant, length: int, seed: int) -> Contestant:
     """A contestant tuned at a length, from its run with the same seed. A step has the same tokens at every length."""
-    chosen = settings(scale)
-    batch = max(2, chosen.run.batch * chosen.run.length // length)
-    changes = {"length": length, "batch": batch, "steps": chosen.steps, "rate": 1e-3, "test_lengths": chosen.lengths}
+    tuning = settings(scale)
+    batch = max(2, tuning.run.batch * tuning.run.length // length)
+    changes = {"length": length, "batch": batch, "steps": tuning.steps, "rate": 1e-3, "test_lengths": tuning.lengths}
     run = member.run.but(**changes, start=asdict(member.seed(seed)))
     change = f"{member.change}, tuned at {length}" if member.change else f"tuned at {length}"
     return replace(member, run=run, change=change)
@@ -79,13 +79,13 @@ def plan(scale: Scale, done: Done) -> list[Job]:
     first = training(untuned(scale), scale.seeds)
     if not all(job in done for job in first):
         return first
-    later = [
+    tuning = [
         tuned(scale, member, length, seed).job(seed)
         for seed in scale.seeds
         for length in settings(scale).lengths
         for member in untuned(scale)
     ]
-    return [*first, *later]
+    return [*first, *tuning]
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
@@ -107,11 +107,11 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     for member in members:
         values = [[_accuracy(scale, done, member, length, test).mean for test in lengths] for length in lengths]
         maps[member.label] = (lengths, lengths, values)
-    drawn = []
+    curves = []
     for member in members:
-        found = list(scores[member.key].values())
-        y, deviations = [score.mean for score in found], [score.std for score in found]
-        drawn.append(series(member.label, member.role, lengths, y, spread=deviations))
+        spreads = list(scores[member.key].values())
+        y, deviations = [score.mean for score in spreads], [score.std for score in spreads]
+        curves.append(series(member.label, member.role, lengths, y, spread=deviations))
     rows = [[member.label, *scores[member.key].values()] for member in members]
     before = [[member.label, mean_accuracy(done, member, scale.seeds, member.run.length)] for member in members]
     title = f"Tested at {longest}, {settings(scale).steps} steps of tuning, accuracy %"
@@ -121,7 +121,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         because=because,
         seeds=len(scale.seeds),
         figures=[
-            lines(f"Tested at {longest} tokens", "length of tuning", "accuracy, %", drawn, range=(0, 100)),
+            lines(f"Tested at {longest} tokens", "length of tuning", "accuracy, %", curves, range=(0, 100)),
             heatmaps("Mean over needles", "tuned at", "tested at", maps, range=(0, 100), unit="%"),
         ],
         tables=[
@@ -136,8 +136,8 @@ def _accuracy(scale: Scale, done: Done, member: Contestant, length: int, test: i
     ns = member.run.test_n
     values = []
     for seed in scale.seeds:
-        after = tuned(scale, member, length, seed)
-        values.append(sum(reached(done, after, seed, n, test) for n in ns) / len(ns))
+        tuned_member = tuned(scale, member, length, seed)
+        values.append(sum(reached(done, tuned_member, seed, n, test) for n in ns) / len(ns))
     return spread(values)
 
 
@@ -154,8 +154,8 @@ def paper() -> list[Step]:
             out = f"runs/paper/finetune-{length}-{attention}"
             start = f"runs/paper/pretrain_2k-{attention}/model"
             # The same number of tokens in a step at both lengths.
-            more = ("--set", f"sequence_length={length}", "--set", f"batch_size={16 * 65_536 // length}")
-            steps.append(tune("finetune_64k", start, out, *more, "--parallel", "fsdp"))
+            changes = ("--set", f"sequence_length={length}", "--set", f"batch_size={16 * 65_536 // length}")
+            steps.append(tune("finetune_64k", start, out, *changes, "--parallel", "fsdp"))
             cells = ("--needles", "2,4,6,8,10", "--lengths", "2048,4096,8192,16384,32768", "--samples", "500")
             steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/finetune-{length}-{attention}", *cells))
     return steps

@@ -4,9 +4,10 @@ The paper: on needle tasks "LUCID Attention achieves a hitrate of 0.2845 compare
 relative improvement of 56.6%", the hit rate being the average attention weight placed on the needle tokens that contain
 the answer.
 
-For LUCID there is more than one such weight. Its softmax A weighs the corrected values; the weights of the values
+LUCID has more than one attention weight. Its softmax A weighs the corrected values; the weights of the values
 themselves are W = A P⁻¹, which has signs and does not sum to one. Three weights are shown: A, signed W, and |W| over
-its sum. They are compared where both attentions solve the task: where only one does, its higher hit rate is no news.
+its sum. The experiment compares them where both attentions solve the task: if only one solves it, a higher hit rate of
+that one is no news.
 """
 
 from collections.abc import Mapping
@@ -57,7 +58,7 @@ class Setting:
         return Contestant(attention, title, attention, self.run.but(attention=attention), self.title)
 
     def job(self, attention: str, seed: int, samples: int) -> Job:
-        """The measurement of its hit rates."""
+        """The job that measures hit rates."""
         contestant = self.contestant(attention)
         arguments = {"run": asdict(contestant.seed(seed)), "samples": samples}
         return Job("hit_rate:of_model", arguments, f"hit rate, {contestant.label}, seed {seed}", 5)
@@ -122,7 +123,7 @@ def of_model(work: Work, run: Mapping[str, Any], samples: int) -> Record:
 
 
 def questions(run: SmallRun, inputs: Tensor) -> list[Query]:
-    """The questions in these inputs, and where their answers stand: a needle's key and value, or the latest write."""
+    """The questions in these inputs, and the places of their answers: a needle's key and value, or the latest write."""
     if run.task == "needles":
         return synthetic_queries(Needles(run.n, run.length + 1), inputs)
     return latest_writes(inputs)
@@ -130,13 +131,13 @@ def questions(run: SmallRun, inputs: Tensor) -> list[Query]:
 
 def latest_writes(inputs: Tensor) -> list[Query]:
     """The questions of `overwrites`. inputs: [B, T, 2] of (key, value); the largest value marks a question."""
-    asking = inputs[..., 1].max()
+    question_value = inputs[..., 1].max()
     queries = []
     for row, tokens in enumerate(inputs):
-        for position in (tokens[:, 1] == asking).nonzero()[:, 0].tolist():
+        for position in (tokens[:, 1] == question_value).nonzero()[:, 0].tolist():
             before = torch.arange(len(tokens)) < position
-            written = (tokens[:, 0] == tokens[position, 0]) & (tokens[:, 1] != asking) & before
-            last = int(written.nonzero()[-1])
+            is_write = (tokens[:, 0] == tokens[position, 0]) & (tokens[:, 1] != question_value) & before
+            last = int(is_write.nonzero()[-1])
             queries.append(Query(position, ((last, last + 1),), row))
     return queries
 
@@ -148,9 +149,9 @@ def maps_of(work: Work, run: Mapping[str, Any], n: int) -> Record:
     inputs, _ = settings.make_task().test(1, n, settings.length)
     rates = average(hit_rates(model, inputs, questions(settings, inputs), layers=[last]))
     head = max(rates, key=lambda rate: rate["signed"])["head"]
-    (drawn,) = attention_maps(model, inputs, layers=[last], heads=[head])
+    (head_maps,) = attention_maps(model, inputs, layers=[last], heads=[head])
     rounded = {
-        name: [[round(value, DIGITS) for value in row] for row in drawn[name].tolist()]
+        name: [[round(value, DIGITS) for value in row] for row in head_maps[name].tolist()]
         for name in ("softmax", "effective")
     }
     return {"layer": last, "head": head, **rounded}
@@ -158,7 +159,7 @@ def maps_of(work: Work, run: Mapping[str, Any], n: int) -> Record:
 
 @dataclass(frozen=True)
 class HitRates:
-    """One attention in one setting, over seeds. mean: over all heads, by measure. best: of the head with the most."""
+    """One attention in one setting, over seeds. mean: over all heads, by measure. best: of the best head."""
 
     accuracy: Spread
     mean: Mapping[str, Spread]
@@ -180,16 +181,16 @@ def read_rates(setting: Setting, attention: str, scale: Scale, done: Done) -> Hi
 Pairs = Mapping[str, Mapping[str, HitRates]]
 
 
-def judge(every: Pairs) -> str:
+def judge(pairs: Pairs) -> str:
     """The verdict: LUCID's hit rate must be higher in every weight, in every setting that both attentions solve.
 
-    Where they solve none, nothing can hold.
+    Without a setting that both solve, the verdict is at most "partly".
     """
-    fair = [higher(pair) for pair in every.values() if comparable(pair)]
-    if fair and all(all(weights.values()) for weights in fair):
+    solved = [higher(pair) for pair in pairs.values() if comparable(pair)]
+    if solved and all(all(weights.values()) for weights in solved):
         return "holds"
-    some = any(any(weights.values()) for weights in fair or map(higher, every.values()))
-    return "partly" if some else "does not hold"
+    any_higher = any(any(weights.values()) for weights in solved or map(higher, pairs.values()))
+    return "partly" if any_higher else "does not hold"
 
 
 def comparable(pair: Mapping[str, HitRates]) -> bool:
@@ -206,48 +207,48 @@ def higher(pair: Mapping[str, HitRates]) -> dict[str, bool]:
 def conclude(scale: Scale, done: Done) -> Conclusion:
     """Hit rates beside accuracies."""
     seeds, n = scale.seeds, extent(scale).map_keys
-    every = {
+    pairs = {
         setting.title: {name: read_rates(setting, name, scale, done) for name in COMPARED}
         for setting in settings(scale)
     }
-    fair = {title: pair for title, pair in every.items() if comparable(pair)}
+    solved = {title: pair for title, pair in pairs.items() if comparable(pair)}
     ours = "; ".join(
         f"{title}: LUCID {pair['lucid'].mean['softmax']} (A), {pair['lucid'].mean['magnitude']} (|W|), "
         f"softmax {pair['softmax'].mean['softmax']}"
-        for title, pair in list((fair or every).items())[:2]
+        for title, pair in list((solved or pairs).items())[:2]
     )
     mapped = [setting for setting in settings(scale) if setting.mapped]
     return Conclusion(
         ours=ours,
-        verdict=judge(every),
-        because=explain(every, fair),
+        verdict=judge(pairs),
+        because=explain(pairs, solved),
         seeds=len(seeds),
-        figures=[rates(every), *(map_figure(setting, done[setting.maps_job(seeds[0], n)], n) for setting in mapped)],
-        tables=[numbers(every), best_heads(every)],
+        figures=[rates(pairs), *(map_figure(setting, done[setting.maps_job(seeds[0], n)], n) for setting in mapped)],
+        tables=[numbers(pairs), best_heads(pairs)],
     )
 
 
-def explain(every: Pairs, fair: Pairs) -> str:
+def explain(pairs: Pairs, solved: Pairs) -> str:
     """The reason for the verdict: where LUCID's hit rate is higher, in which weight, and how W is used."""
-    if not fair:
+    if not solved:
         return f"In no setting do both attentions reach {SOLVED:.0f} %, so a higher hit rate would be no news."
     sentences = []
-    for title, pair in fair.items():
-        above = [WEIGHTS[name] for name, is_higher in higher(pair).items() if is_higher]
-        sentences.append(f"{title}: {'higher in ' + ', '.join(above) if above else 'not higher'}")
-    negative = spread((pair["lucid"].mean["negative"].mean for pair in every.values()), 2)
-    unfair = [title for title in every if title not in fair]
-    left_out = f" Left out, because not both solve it: {', '.join(unfair)}." if unfair else ""
+    for title, pair in solved.items():
+        weights_above = [WEIGHTS[name] for name, is_higher in higher(pair).items() if is_higher]
+        sentences.append(f"{title}: {'higher in ' + ', '.join(weights_above) if weights_above else 'not higher'}")
+    negative = spread((pair["lucid"].mean["negative"].mean for pair in pairs.values()), 2)
+    unsolved = [title for title in pairs if title not in solved]
+    left_out = f" Left out, because not both solve it: {', '.join(unsolved)}." if unsolved else ""
     return (
         f"Where both attentions reach {SOLVED:.0f} %: {'; '.join(sentences)}. LUCID's W is negative in {negative} of "
         f"its weight: it cancels what it does not want instead of not looking.{left_out}"
     )
 
 
-def rates(every: Pairs) -> Figure:
+def rates(pairs: Pairs) -> Figure:
     """Hit rates as means over layers and heads, for every setting."""
     groups = {}
-    for title, pair in every.items():
+    for title, pair in pairs.items():
         accuracies = f"{pair['softmax'].accuracy.mean:.0f} / {pair['lucid'].accuracy.mean:.0f} %"
         groups[f"{title} ({accuracies})"] = [
             bar("softmax", "softmax", pair["softmax"].mean["softmax"]),
@@ -275,11 +276,11 @@ def map_figure(setting: Setting, record: Record, n: int) -> Figure:
     return heatmaps(title, "query", "key", panels, range=(-1, 1), signed=True, numbers=False, note=note)
 
 
-def numbers(every: Pairs) -> Table:
+def numbers(pairs: Pairs) -> Table:
     """The accuracy and all measures, as means over heads."""
     rows = [
         [title, ATTENTIONS[name].title, rates.accuracy, *(rates.mean[measure] for measure in MEASURES)]
-        for title, pair in every.items()
+        for title, pair in pairs.items()
         for name, rates in pair.items()
     ]
     columns = ["", "attention", "accuracy, %", *WEIGHTS.values(), "negative share"]
@@ -287,11 +288,11 @@ def numbers(every: Pairs) -> Table:
     return table("Weight on the tokens that hold the answer", columns, rows, note=note)
 
 
-def best_heads(every: Pairs) -> Table:
-    """For every weight, the head with the most of it."""
+def best_heads(pairs: Pairs) -> Table:
+    """For every weight, the head with the highest hit rate."""
     rows = [
         [title, ATTENTIONS[name].title, *(rates.best[weight] for weight in WEIGHTS)]
-        for title, pair in every.items()
+        for title, pair in pairs.items()
         for name, rates in pair.items()
     ]
     return table("The best head, for each weight by itself", ["", "attention", *WEIGHTS.values()], rows)
@@ -303,12 +304,12 @@ def paper() -> list[Step]:
     for attention in COMPARED:
         tuned = f"runs/paper/finetune_64k-{attention}"
         prompts = f"data/hit_rate-{attention}.jsonl"
-        made = ("--tokenizer", f"{tuned}/model", "--lengths", "2048", "--samples", "500")
+        options = ("--tokenizer", f"{tuned}/model", "--lengths", "2048", "--samples", "500")
         out = f"results/paper/hit_rate-{attention}"
         steps += [
             train("pretrain_2k", attention),
             tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-            Step(("make-data", "needles", prompts, *made)),
+            Step(("make-data", "needles", prompts, *options)),
             Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", "500", "--out", out)),
         ]
     return steps

@@ -65,7 +65,7 @@ class TwoTasks:
     seed: int = 0
 
     def job(self, label: str = "", milliseconds: float = 4.0) -> Job:
-        """The job that trains it. milliseconds: about how long a step takes, measurements included."""
+        """The job that trains this run. milliseconds: about the time of a step, measurements included."""
         seconds = (self.copy_steps + self.average_steps) * milliseconds / 1000
         return Job("learnability:train_two_tasks", asdict(self), label or f"two tasks, {self.attention}", seconds)
 
@@ -133,19 +133,19 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
                 measure(record, model, tested, task(tested), first + step)
             if step == steps:
                 break
-            began = time.perf_counter()
+            start = time.perf_counter()
             digits = draw(run.batch, run.permutations, generator)
             loss = F.mse_loss(model(digits), task(digits))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seconds += time.perf_counter() - began
+            seconds += time.perf_counter() - start
     return {**record, "milliseconds": 1000 * seconds / (run.copy_steps + run.average_steps)}
 
 
 @torch.no_grad()
 def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, answers: Tensor, step: int) -> None:
-    """Add loss and Jacobians to the record. The step of the switch is in it twice: with the loss of either task."""
+    """Add loss and Jacobians to the record. It holds the step of the switch twice, once with the loss of each task."""
     by_query = jacobians(model, digits[:JACOBIAN_SEQUENCES])
     record["step"].append(step)
     record["loss"].append(F.mse_loss(model(digits), answers).item())
@@ -221,22 +221,22 @@ class Outcome:
 
     @property
     def copies(self) -> bool:
-        """Whether it learned phase 1."""
+        """Whether the attention learned to copy."""
         return self.copy_loss.mean < LEARNED
 
     @property
     def steps(self) -> float | None:
-        """Mean steps to adapt; None if a seed never did."""
+        """Mean steps to adapt; None if a seed never adapted."""
         steps = [count for count in self.adapted if count is not None]
         return statistics.fmean(steps) if len(steps) == len(self.adapted) else None
 
     def adaptation_text(self) -> str:
-        """The steps to adapt in words, or how many seeds did."""
+        """The steps to adapt in words, or the number of seeds that adapted."""
         steps = [count for count in self.adapted if count is not None]
         if len(steps) == len(self.adapted):
             return f"{spread(steps, 0)} steps"
-        reached = f"loss {self.average_loss.mean:.2g} at the end"
-        return f"{len(steps)} of {len(self.adapted)} seeds ({reached})" if steps else f"never ({reached})"
+        end_loss = f"loss {self.average_loss.mean:.2g} at the end"
+        return f"{len(steps)} of {len(self.adapted)} seeds ({end_loss})" if steps else f"never ({end_loss})"
 
 
 def outcome(protocol: Protocol, attention: str, seeds: Sequence[int], done: Done) -> Outcome:
@@ -282,50 +282,50 @@ PARTS = {
 
 def parts(softmax: Outcome, lucid: Outcome) -> dict[str, bool]:
     """Which of PARTS are true in a protocol."""
-    both = softmax.copies and lucid.copies
+    both_copy = softmax.copies and lucid.copies
     return {
-        "copy": both,
+        "copy": both_copy,
         "vanishes": softmax.fall.mean >= VANISHED,
         # A model that has not learned to copy keeps its Jacobian for free.
-        "keeps": both and lucid.fall.mean + lucid.fall.std < softmax.fall.mean - softmax.fall.std,
+        "keeps": both_copy and lucid.fall.mean + lucid.fall.std < softmax.fall.mean - softmax.fall.std,
         "stuck": all(steps is None for steps in softmax.adapted),
         "adapts": lucid.steps is not None,
         "sooner": lucid.steps is not None and (softmax.steps is None or lucid.steps < softmax.steps),
     }
 
 
-def judge(found: Sequence[Mapping[str, bool]]) -> str:
+def judge(all_truths: Sequence[Mapping[str, bool]]) -> str:
     """The verdict, from the parts of both protocols: all are true in both, or LUCID is ahead in one protocol."""
-    if all(all(truths.values()) for truths in found):
+    if all(all(truths.values()) for truths in all_truths):
         return "holds"
-    ahead = any(truths["keeps"] or truths["sooner"] for truths in found)
-    return "partly" if ahead else "does not hold"
+    lucid_ahead = any(truths["keeps"] or truths["sooner"] for truths in all_truths)
+    return "partly" if lucid_ahead else "does not hold"
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Loss and Jacobian in both protocols, and what is left of the effect in the controls."""
+    """Loss and Jacobian in both protocols and in the controls."""
     shown = protocols(scale)
     outcomes = {
         key: {name: outcome(protocol, name, scale.seeds, done) for name in NAMES} for key, protocol in shown.items()
     }
     main = {key: protocol for key, protocol in shown.items() if not protocol.control}
-    found = {key: parts(**outcomes[key]) for key in main}
+    held = {key: parts(**outcomes[key]) for key in main}
     ours = {name: f"{result.fall}×, adapts: {result.adaptation_text()}" for name, result in outcomes["ours"].items()}
     return Conclusion(
         ours=f"J of standard attention falls {ours['softmax']}; of LUCID {ours['lucid']}",
-        verdict=judge(list(found.values())),
-        because=explain(shown, outcomes, found),
+        verdict=judge(list(held.values())),
+        because=explain(shown, outcomes, held),
         seeds=len(scale.seeds),
         figures=[figure for protocol in main.values() for figure in curves(protocol, scale.seeds, done)],
         tables=[
             numbers(shown, outcomes),
-            parts_table({shown[key].title: truths for key, truths in found.items()}),
+            parts_table({shown[key].title: truths for key, truths in held.items()}),
             theorem(shown, outcomes),
         ],
     )
 
 
-def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, found: Mapping[str, Mapping[str, bool]]) -> str:
+def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str, Mapping[str, bool]]) -> str:
     """The reason for the verdict: J and adaptation in every protocol, and the parts that are missing."""
     sentences = []
     for key, protocol in shown.items():
@@ -334,7 +334,7 @@ def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, found: Mapping[st
             f"{protocol.title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
             f"{softmax.adaptation_text()} against {lucid.adaptation_text()}"
         )
-    missing = [words for part, words in PARTS.items() if not all(truths[part] for truths in found.values())]
+    missing = [words for part, words in PARTS.items() if not all(truths[part] for truths in held.values())]
     ending = f" Not seen in both protocols: {', '.join(missing)}." if missing else ""
     return f"{'; '.join(sentences)}.{ending}"
 
@@ -344,15 +344,15 @@ def curves(protocol: Protocol, seeds: Sequence[int], done: Done) -> list[Figure]
     figures = []
     switch = protocol.run.copy_steps
     for measure, label in (("loss", "squared error"), ("off_diagonal", "J, mean of a_j a_k")):
-        drawn = []
+        plots = []
         for name in NAMES:
             records = [done[protocol.job(name, seed)] for seed in seeds]
             points = zip(*(record[measure] for record in records), strict=True)
             y = [statistics.geometric_mean(values) for values in points]
-            drawn.append(series(NAMES[name], name, records[0]["step"], y))
+            plots.append(series(NAMES[name], name, records[0]["step"], y))
         title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.title}"
         note = f"Geometric mean of {len(seeds)} seeds."
-        figures.append(lines(title, "training step", label, drawn, log="y", marks=[(switch, "task switch")], note=note))
+        figures.append(lines(title, "training step", label, plots, log="y", marks=[(switch, "task switch")], note=note))
     return figures
 
 
@@ -378,14 +378,14 @@ def numbers(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
     return table("After each phase", columns, rows, note=note)
 
 
-def parts_table(found: Mapping[str, Mapping[str, bool]]) -> Table:
-    """The claim, part by part. found: truths by the title of the protocol."""
-    rows = [[words, *("yes" if truths[part] else "no" for truths in found.values())] for part, words in PARTS.items()]
-    return table("The claim, part by part", ["", *found], rows)
+def parts_table(held: Mapping[str, Mapping[str, bool]]) -> Table:
+    """The claim, part by part. held: which parts hold, by the title of the protocol."""
+    rows = [[words, *("yes" if truths[part] else "no" for truths in held.values())] for part, words in PARTS.items()]
+    return table("The claim, part by part", ["", *held], rows)
 
 
 def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
-    """‖∂o/∂q‖ of the paper's theorem, which says that it is not zero and not how large it is."""
+    """‖∂o/∂q‖ of the paper's theorem, which says that the norm is not zero, but not how large it is."""
     rows = [
         [protocol.title, NAMES[name], *result.query_jacobian]
         for key, protocol in shown.items()
@@ -396,5 +396,5 @@ def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
 
 
 def paper() -> list[Step]:
-    """The paper's experiment is this small itself."""
+    """The paper's own experiment is small, so the full scale is the small one."""
     return [Step(("experiment", "learnability", "--scale", "small"))]

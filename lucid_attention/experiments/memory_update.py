@@ -4,9 +4,9 @@ The paper: "when the same key appears multiple times in a sequence, DeltaNet can
 one … LUCID inherits this capability through its derivation from the same delta rule in RKHS". It gives no number.
 
 Here one layer learns the task `overwrites`: a few keys are written again and again and then asked for. A token holds a
-key and its value, so one layer is enough; the task `memory_update` of `lucid train` spells them as two tokens and needs
-two layers. Softmax attention without positions does not see the order of the tokens, so no weights let it tell which
-write was the last.
+key and its value, so one layer is enough; the task `memory_update` of `lucid train` spells the pair as two tokens and
+needs two layers. Softmax attention without positions does not see the order of the tokens, so no weights let it find
+the last write.
 """
 
 from ..nn.attention import ATTENTIONS
@@ -43,7 +43,8 @@ CLAIM = Claim(
     "is erased and the new one written.",
     paper="no number given",
 )
-# Percent: of LUCID at every n; of softmax without positions at n = 8, where a key is written seven times.
+# Accuracies in percent: the least of LUCID at every n; the most of softmax without positions at n = 8, where a key is
+# written seven times.
 SOLVED, BLIND = 99.0, 25.0
 
 RUN = SmallRun(task="overwrites", test_lengths=(64, 128, 256))
@@ -54,8 +55,8 @@ FEW = ("softmax", "lucid", "delta")
 def judge(lucid: float, blind: float, ahead: bool) -> str:
     """The verdict.
 
-    lucid: LUCID's lowest accuracy at any n, with and without positions and with MLPs. blind: that of softmax without
-    positions. ahead: LUCID's mean accuracy is above that of softmax at equal time in all three.
+    lucid: LUCID's lowest accuracy at any n, with and without positions and with MLPs. blind: the accuracy of softmax
+    without positions. ahead: LUCID's mean accuracy is above that of softmax at equal time in all three.
     """
     if not ahead:
         return "does not hold"
@@ -71,7 +72,7 @@ def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
 
 
 def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
-    """The contestants: with positions, without them, with an MLP. Softmax at equal time once the times are known."""
+    """The contestants: with positions, without, with an MLP. Softmax at equal time joins once the times are known."""
     run, mlp = settings(scale)
     no_positions = run.but(rope=False)
     softmax, blind, softmax_mlp = (base.but(attention="softmax") for base in (run, no_positions, mlp))
@@ -101,8 +102,8 @@ def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
 def timings(scale: Scale) -> dict[str, Job]:
     """The time of a step of LUCID over that of softmax, by the title of the setting."""
     run, mlp = settings(scale)
-    timed = {"RoPE": run, "no positions": run.but(rope=False), "MLP, head of 64": mlp}
-    return {title: timing(lucid, lucid.but(attention="softmax")) for title, lucid in timed.items()}
+    runs = {"RoPE": run, "no positions": run.but(rope=False), "MLP, head of 64": mlp}
+    return {title: timing(lucid, lucid.but(attention="softmax")) for title, lucid in runs.items()}
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
@@ -115,24 +116,24 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     """LUCID must solve the task everywhere, and softmax attention without positions must be blind."""
     run, _ = settings(scale)
     seeds, length, longest = scale.seeds, run.length, run.test_lengths[-1]
-    found = groups(scale, done)
-    lucid = {name: by_key(group)["lucid"] for name, group in found.items()}
-    late = {name: by_key(group)[f"softmax+{EQUAL_TIME}"] for name, group in found.items()}
+    by_setting = groups(scale, done)
+    lucid = {name: by_key(group)["lucid"] for name, group in by_setting.items()}
+    late = {name: by_key(group)[f"softmax+{EQUAL_TIME}"] for name, group in by_setting.items()}
     late_accuracy = {name: mean_accuracy(done, member, seeds, length) for name, member in late.items()}
     lowest = min(worst(done, member, seeds, length) for member in lucid.values())
     n = run.test_n[len(run.test_n) // 2]
-    blind = accuracy(done, by_key(found["no_positions"])["softmax"], seeds, n, length)
+    blind = accuracy(done, by_key(by_setting["no_positions"])["softmax"], seeds, n, length)
     ahead = all(
         mean_accuracy(done, member, seeds, length).mean > late_accuracy[name].mean for name, member in lucid.items()
     )
-    reached = f"LUCID {lowest:.1f} % or more at every n, with and without RoPE and with MLPs"
+    solved = f"LUCID {lowest:.1f} % or more at every n, with and without RoPE and with MLPs"
     because = (
-        f"{reached}; softmax without positions {blind} % at n = {n}, and {late_accuracy['positions']} % with RoPE at "
+        f"{solved}; softmax without positions {blind} % at n = {n}, and {late_accuracy['positions']} % with RoPE at "
         f"equal time, {late_accuracy['mlp']} % with an MLP and a head of 64 at equal time. Trained at {length}, tested "
         f"at {longest}: see the maps."
     )
     return Conclusion(
-        ours=f"{reached}; softmax {blind} % (no positions, n = {n})",
+        ours=f"{solved}; softmax {blind} % (no positions, n = {n})",
         verdict=judge(lowest, blind.mean, ahead),
         because=because,
         seeds=len(seeds),
@@ -140,7 +141,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
             accuracy_bars(
                 "Without positions: one layer",
                 done,
-                found["no_positions"],
+                by_setting["no_positions"],
                 seeds,
                 length,
                 guess=True,
@@ -150,20 +151,20 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
             accuracy_maps(
                 f"Trained at {length} tokens, tested at up to {longest}",
                 done,
-                found["positions"],
+                by_setting["positions"],
                 seeds,
                 "keys",
                 note="With rotary positions, or those of the attention itself. All have the same settings, which were "
                 "chosen for softmax attention and LUCID: the linear ones, with a state of 16 × 16, were not tuned.",
             ),
-            accuracy_bars("With an MLP and a head of 64", done, found["mlp"], seeds, length),
+            accuracy_bars("With an MLP and a head of 64", done, by_setting["mlp"], seeds, length),
         ],
         tables=[
-            accuracy_table("No positions, accuracy %", done, found["no_positions"], seeds, length),
-            accuracy_table("With positions, accuracy %", done, found["positions"], seeds, length),
-            accuracy_table(f"The same, tested at {longest} tokens", done, found["positions"], seeds, longest),
-            accuracy_table("With an MLP and a head of 64, accuracy %", done, found["mlp"], seeds, length),
-            accuracy_table(f"The same, tested at {longest} tokens", done, found["mlp"], seeds, longest),
+            accuracy_table("No positions, accuracy %", done, by_setting["no_positions"], seeds, length),
+            accuracy_table("With positions, accuracy %", done, by_setting["positions"], seeds, length),
+            accuracy_table(f"The same, tested at {longest} tokens", done, by_setting["positions"], seeds, longest),
+            accuracy_table("With an MLP and a head of 64, accuracy %", done, by_setting["mlp"], seeds, length),
+            accuracy_table(f"The same, tested at {longest} tokens", done, by_setting["mlp"], seeds, longest),
             step_times(scale, done),
         ],
     )
@@ -179,5 +180,5 @@ def step_times(scale: Scale, done: Done) -> Table:
 
 
 def paper() -> list[Step]:
-    """The paper has no such experiment: the small scale is the full one."""
+    """The paper gives no number for this claim, so the full scale is the small one."""
     return [Step(("experiment", "memory_update", "--scale", "small"))]

@@ -48,7 +48,7 @@ CLAIM = Claim(
     "much less.",
     paper="standard attention down to 11.4 % in the hardest cell, LUCID 10 to 26 points above it",
 )
-# Points, at equal steps and at equal time: the paper's smallest difference in its heat map.
+# Points that LUCID must be ahead, at equal steps and at equal time: the smallest difference in the paper's heat map.
 GAP = 10.0
 # A control closes the gap if it comes within this many points of LUCID.
 CLOSED = 1.0
@@ -90,7 +90,7 @@ def closes(control: float, lucid: float) -> bool:
 
 
 def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
-    """The plain run, and the one with what models usually have."""
+    """The plain run, and the run with MLPs, a larger head and larger embeddings."""
     if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2, "test_lengths": (64,)}
         return RUN.but(**small), USUAL.but(**small)
@@ -98,12 +98,12 @@ def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
 
 
 def seeds(scale: Scale) -> tuple[int, ...]:
-    """In the demonstration one less than other experiments have: these runs are its longest."""
+    """The seeds of a scale. The demonstration leaves one out, because these runs are its longest."""
     return scale.seeds[:-1] if scale.demo else scale.seeds
 
 
 def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
-    """The contestants, by their tables. Softmax at equal time once the times are known."""
+    """The contestants, by their tables. Softmax at equal time joins once the times are known."""
     run, usual = settings(scale)
     softmax, usual_softmax = run.but(attention="softmax"), usual.but(attention="softmax")
     names = tuple(ATTENTIONS) if scale.every_attention else FEW
@@ -136,18 +136,18 @@ def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
 def plan(scale: Scale, done: Done) -> list[Job]:
     """Every contestant with every seed."""
     run, usual = settings(scale)
-    timed = (run,) if scale.demo else (run, usual)
-    times = [timing(lucid, lucid.but(attention="softmax")) for lucid in timed]
+    runs = (run,) if scale.demo else (run, usual)
+    times = [timing(lucid, lucid.but(attention="softmax")) for lucid in runs]
     return [*times, *(job for group in groups(scale, done).values() for job in training(group, seeds(scale)))]
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
     """The gap with the most needles, and whether something cheaper closes it."""
     run, _ = settings(scale)
-    found, chosen = groups(scale, done), seeds(scale)
-    members = by_key(member for name, group in found.items() if name != "usual" for member in group)
+    by_table, used_seeds = groups(scale, done), seeds(scale)
+    members = by_key(member for name, group in by_table.items() if name != "usual" for member in group)
     n, length = run.test_n[-1], run.length
-    at_n = {key: accuracy(done, member, chosen, n, length) for key, member in members.items()}
+    at_n = {key: accuracy(done, member, used_seeds, n, length) for key, member in members.items()}
     lucid, softmax, late = at_n["lucid"], at_n["softmax"], at_n[f"softmax+{EQUAL_TIME}"]
     controls = [f"softmax+{change.key}" for change in (SHIFT, MLP)]
     closing = [key for key in controls if closes(at_n[key].mean, lucid.mean)]
@@ -155,7 +155,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     because = f"Two layers of attention with heads of 16, {ours}. "
     if closing:
         because += f"But {' and '.join(f'{members[key].label} gets {at_n[key]} %' for key in closing)}. "
-    if "heads" in found:
+    if "heads" in by_table:
         because += (
             f"The slowest seed needs more than {run.steps} steps: with half as many again LUCID gets "
             f"{at_n['lucid+longer']} %. With a head of 64 LUCID gets {at_n['lucid+head_64']} % (softmax "
@@ -165,41 +165,45 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     maps = accuracy_maps(
         "Needles against length, two layers of attention with heads of 16",
         done,
-        found["family"],
-        chosen,
+        by_table["family"],
+        used_seeds,
         "needles",
         note=f"Trained at {length} tokens; longer ones were not seen.",
     )
-    changed = [member for member in members.values() if member not in found["family"]]
-    tables = [accuracy_table(TITLES[name], done, group, chosen, length) for name, group in found.items()]
+    changed = [member for member in members.values() if member not in by_table["family"]]
+    tables = [accuracy_table(TITLES[name], done, group, used_seeds, length) for name, group in by_table.items()]
     return Conclusion(
         ours=ours,
         verdict=judge(lucid.mean, softmax.mean, late.mean, [at_n[key].mean for key in controls]),
         because=because,
-        seeds=len(chosen),
-        figures=[maps, _learning(done, found["family"], chosen), _controls(done, changed, chosen, n, length)],
-        tables=[*tables, *([_steps_needed(done, found["usual"], chosen)] if "usual" in found else [])],
+        seeds=len(used_seeds),
+        figures=[
+            maps,
+            _learning(done, by_table["family"], used_seeds),
+            _controls(done, changed, used_seeds, n, length),
+        ],
+        tables=[*tables, *([_steps_needed(done, by_table["usual"], used_seeds)] if "usual" in by_table else [])],
     )
 
 
 def _learning(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int]) -> Figure:
-    drawn = []
+    member_curves = []
     for member in contestants:
         curves = [done[member.job(seed)]["curve"] for seed in seeds]
         steps = zip(*(curve["loss"] for curve in curves), strict=True)
         losses = [spread(math.nan if loss is None else loss for loss in step) for step in steps]
         y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
         dashed = bool(member.change)
-        drawn.append(series(member.label, member.role, curves[0]["step"], y, spread=deviations, dashed=dashed))
-    return lines("Learning curves", "training step", "loss, nats per answer", drawn)
+        member_curves.append(series(member.label, member.role, curves[0]["step"], y, spread=deviations, dashed=dashed))
+    return lines("Learning curves", "training step", "loss, nats per answer", member_curves)
 
 
 def _controls(done: Done, contestants: Sequence[Contestant], seeds: Sequence[int], n: int, length: int) -> Figure:
     """Softmax and LUCID with every change, side by side."""
     by_change: dict[str, list[dict[str, object]]] = {}
     for member in contestants:
-        drawn = bar(member.title, member.role, accuracy(done, member, seeds, n, length))
-        by_change.setdefault(member.change, []).append(drawn)
+        member_bar = bar(member.title, member.role, accuracy(done, member, seeds, n, length))
+        by_change.setdefault(member.change, []).append(member_bar)
     return bars(f"What else closes the gap: {n} needles", "accuracy, %", by_change, range=(0, 100))
 
 
@@ -207,13 +211,13 @@ def _steps_needed(done: Done, contestants: Sequence[Contestant], seeds: Sequence
     """The step at which the loss first falls below half a nat."""
     rows = []
     for member in contestants:
-        needed = []
+        steps = []
         for seed in seeds:
             curve = done[member.job(seed)]["curve"]
             losses = zip(curve["step"], curve["loss"], strict=True)
-            needed += [step for step, loss in losses if loss is not None and loss < 0.5][:1]
-        shown = spread(needed, 0) if len(needed) == len(seeds) else f"{len(needed)} of {len(seeds)} seeds get there"
-        rows.append([member.label, shown, mean_accuracy(done, member, seeds, member.run.length)])
+            steps += [step for step, loss in losses if loss is not None and loss < 0.5][:1]
+        steps_text = spread(steps, 0) if len(steps) == len(seeds) else f"{len(steps)} of {len(seeds)} seeds get there"
+        rows.append([member.label, steps_text, mean_accuracy(done, member, seeds, member.run.length)])
     return table(
         "As models are built: steps until the loss is below 0.5", ["", "steps", "accuracy at the end, %"], rows
     )

@@ -42,21 +42,21 @@ def cases(scale: Scale) -> list[tuple[str, Job]]:
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
-    """The timings, which run one after another."""
+    """The timings. They run one after another."""
     return [job for _, job in cases(scale)]
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
     """Compare the ratios at the longest length with the bound."""
     records = {name: done[job] for name, job in cases(scale)}
-    rows, within = [], []
+    rows, within_bound = [], []
     for name, record in records.items():
         ratios = [round(ratio, 2) for ratio in record["ratio"]]
         rows.append([name, round(record["bound"], 3), *ratios])
-        within.append(record["ratio"][-1] <= ALLOWED * record["bound"])
+        within_bound.append(record["ratio"][-1] <= ALLOWED * record["bound"])
     longest = next(iter(records.values()))["lengths"][-1]
     ours = "; ".join(f"{name}: {record['ratio'][-1]:.2f} ×" for name, record in records.items())
-    verdict = "holds" if all(within) else "partly" if any(within) else "does not hold"
+    verdict = "holds" if all(within_bound) else "partly" if any(within_bound) else "does not hold"
     lengths = next(iter(records.values()))["lengths"]
     return Conclusion(
         ours=f"{ours} (N = {longest}, over SDPA)",
@@ -70,5 +70,5 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 
 def paper() -> list[Step]:
-    """The same measurement, on the machine in question."""
+    """The same measurement on the cluster."""
     return [Step(("experiment", "operator_cost", "--scale", "small"))]

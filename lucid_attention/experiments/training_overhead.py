@@ -31,7 +31,7 @@ SLACK = 3.0
 MODEL = "LUCID, whole model"
 PREDICTED = (2048, 8192, 32_768, 65_536)
 HEADS = ((8, 8), (32, 4))
-# The duration of a case on one core, about.
+# About the duration of a case on one core.
 SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
 
 
@@ -94,17 +94,17 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 def judged(measured: dict[str, float], predicted: Record) -> tuple[str, str]:
     """The verdict, and why. measured: percent by model."""
-    over = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
-    verdict = "holds" if not over else "partly" if len(over) < len(measured) else "does not hold"
+    models_above = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
+    verdict = "holds" if not models_above else "partly" if len(models_above) < len(measured) else "does not hold"
     first = (
         f"At 2048 tokens every model is at most {SLACK:g} points above the paper's percentage."
-        if not over
-        else f"At 2048 tokens more than {SLACK:g} points above the paper's percentage: {', '.join(over)}."
+        if not models_above
+        else f"At 2048 tokens more than {SLACK:g} points above the paper's percentage: {', '.join(models_above)}."
     )
-    at, most = PREDICTED[-1], max(predicted, key=lambda name: predicted[name][-1])
+    longest, costliest = PREDICTED[-1], max(predicted, key=lambda name: predicted[name][-1])
     return verdict, (
-        f"{first} The overhead grows with the length, which the paper does not give: by the count of operations {most} "
-        f"pays {predicted[most][-1]:+.0f} % at {at} tokens."
+        f"{first} The overhead grows with the length, which the paper does not give: by the count of operations "
+        f"{costliest} pays {predicted[costliest][-1]:+.0f} % at {longest} tokens."
     )
 
 

@@ -3,8 +3,8 @@
 LUCID has no weights of its own, so it takes those of a softmax model. But an abrupt P = I + L changes what every layer
 reads; with P = I + s·L and a strength s that rises from 0 to 1 (`StrengthRamp`) the change is gradual.
 
-A model is trained with softmax attention, and goes on in three ways: as it is, with LUCID at once, and with a ramp. All
-three get the same batches, the same learning rate and the same number of steps.
+A model is trained with softmax attention, then trained further in three ways: with softmax attention, with LUCID at
+once, and with a ramp. All three get the same batches, the same learning rate and the same number of steps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ CLAIM = Claim(
 
 
 class Way(NamedTuple):
-    """A way to go on. role: its colour."""
+    """A way to train the model further. role: its colour."""
 
     title: str
     attention: str
@@ -47,9 +47,10 @@ WAYS = {
     ABRUPT: Way("LUCID at once", "lucid", "lucid", dashed=True),
     RAMP: Way("LUCID with a ramp", "lucid", "lucid"),
 }
-# The ramp's worst moment over that of the abrupt switch, and nats above softmax at the end: about what seeds differ by.
+# Limits for the ramp: its worst loss over that of the abrupt switch, and nats above softmax at the end, which is about
+# the difference between seeds.
 SMOOTH, LEVEL = 0.25, 0.02
-# Added to the seed, so that going on sees other batches than the training before.
+# Added to the seed, so that further training sees other batches than the first training.
 FRESH = 1000
 NATS = "loss on unseen text, nats a character"
 
@@ -58,7 +59,7 @@ NATS = "loss on unseen text, nats a character"
 class Extent:
     """How much is run at a scale.
 
-    models: by head size. steps: after the switch. ramp: of them, those until full strength. every: steps between tests.
+    models: by head size. steps: after the switch. ramp: steps until full strength. every: steps between tests.
     """
 
     models: Mapping[int, SmallRun]
@@ -78,7 +79,7 @@ def extent(scale: Scale) -> Extent:
 
 
 def branch(scale: Scale, head: int, way: str, seed: int) -> Job:
-    """A trained model that goes on in one of WAYS. head: its head size."""
+    """The job that trains a trained model further, in one of WAYS. head: its head size."""
     size = extent(scale)
     start = size.models[head].but(seed=seed)
     arguments = {
@@ -119,7 +120,7 @@ def go_on(work: Work, start: dict[str, Any], attention: str, ramp: int, steps: i
 
 
 def set_strength(model: SmallModel, strength: float) -> float:
-    """Set the strength of every LUCID layer. Returns it, or 0 for a model without such a layer."""
+    """Set the strength of every LUCID layer. Returns the strength, or 0 for a model without LUCID layers."""
     layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
     for layer in layers:
         layer.strength = strength
@@ -127,7 +128,7 @@ def set_strength(model: SmallModel, strength: float) -> float:
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
-    """Training with softmax attention; then the three ways to go on."""
+    """Training with softmax attention; then further training in three ways."""
     models, seeds = extent(scale).models, scale.seeds
     first = [training_job(run.but(seed=seed), "warm start") for run in models.values() for seed in seeds]
     if not all(job in done for job in first):
@@ -137,7 +138,7 @@ def plan(scale: Scale, done: Done) -> list[Job]:
 
 @dataclass(frozen=True)
 class Move:
-    """The cost of a way to LUCID: nats above the model that goes on with softmax attention, over seeds.
+    """The cost of a way to LUCID: nats above the model that keeps softmax attention, over seeds.
 
     jump: before the first step. worst: at the worst moment. end: after the last step.
     """
@@ -149,14 +150,14 @@ class Move:
 
 def move(scale: Scale, head: int, way: str, done: Done) -> Move:
     """The cost of a way, from the records, seed by seed."""
-    above = []
+    differences = []
     for seed in scale.seeds:
         lucid, softmax = (done[branch(scale, head, key, seed)]["loss"] for key in (way, CONTINUED))
-        above.append([a - b for a, b in zip(lucid, softmax, strict=True)])
+        differences.append([a - b for a, b in zip(lucid, softmax, strict=True)])
     return Move(
-        jump=spread((losses[0] for losses in above), digits=3),
-        worst=spread((max(losses) for losses in above), digits=3),
-        end=spread((losses[-1] for losses in above), digits=3),
+        jump=spread((losses[0] for losses in differences), digits=3),
+        worst=spread((max(losses) for losses in differences), digits=3),
+        end=spread((losses[-1] for losses in differences), digits=3),
     )
 
 
@@ -167,8 +168,8 @@ def judge(ramps: Mapping[int, Move], jumps: Mapping[int, Move]) -> tuple[str, st
     """
     smooth = [head for head in ramps if ramps[head].worst.mean <= SMOOTH * jumps[head].worst.mean]
     level = [head for head in ramps if ramps[head].end.mean <= LEVEL]
-    good = [head for head in smooth if head in level]
-    verdict = "holds" if len(good) == len(ramps) else "partly" if smooth or level else "does not hold"
+    smooth_and_level = [head for head in smooth if head in level]
+    verdict = "holds" if len(smooth_and_level) == len(ramps) else "partly" if smooth or level else "does not hold"
     because = (
         f"With the ramp the loss stays within a quarter of the abrupt jump {_where(smooth, ramps)}, "
         f"and ends at most {LEVEL} nats above softmax going on {_where(level, ramps)}."
@@ -210,17 +211,17 @@ def signed(value: Spread) -> str:
 
 def figure(scale: Scale, head: int, done: Done) -> Figure:
     """The loss after the switch, in all three ways."""
-    drawn = []
+    curves = []
     for key, way in WAYS.items():
         records = [done[branch(scale, head, key, seed)] for seed in scale.seeds]
         losses = [spread(values) for values in zip(*(record["loss"] for record in records), strict=True)]
         y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
-        drawn.append(series(way.title, way.role, records[0]["step"], y, spread=deviations, dashed=way.dashed))
+        curves.append(series(way.title, way.role, records[0]["step"], y, spread=deviations, dashed=way.dashed))
     return lines(
         f"After the switch: heads of {head}",
         "steps after the switch",
         NATS,
-        drawn,
+        curves,
         marks=[(extent(scale).ramp, "full strength")],
         note="Point 0 is before any training: what the switch itself does.",
     )

@@ -13,7 +13,7 @@ from .dropin.api import enable_lucid
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Values of --dtype; "auto" is the dtype that the weights were saved in.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# What Transformers raises for a folder that it cannot read.
+# The exceptions of Transformers for a folder that it cannot read.
 UNREADABLE = (ValueError, TypeError, KeyError, OSError, RuntimeError, SafetensorError)
 # Some messages of Transformers list every model that it knows.
 LONGEST_REASON = 400

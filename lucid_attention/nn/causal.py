@@ -1,7 +1,7 @@
 """Causal attention as a module: projections, rotary embedding, grouped heads, padding, packing, cache.
 
-A variant overrides `values` (what is stored) and `readout` (how it is read), or `attend` (both, and what the past
-holds). `CausalAttention` itself is plain softmax attention.
+A variant overrides `values` (the stored values) and `readout` (how queries read them), or `attend` (both, and the
+contents of the past). `CausalAttention` itself is plain softmax attention.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -89,7 +89,7 @@ class CausalAttention(nn.Module):
 
         Args:
             x: [B, T, hidden_size].
-            past: what the call for the S positions before returned.
+            past: returned by the call for the S positions before.
             key_mask: [B, S + T] bool, False at padding.
             cu_seqlens: int32 [n + 1], borders of packed documents (B = 1).
             positions: [T] or [B, T], for the rotary embedding. Default: counted from 0, padding not counted.

@@ -30,7 +30,7 @@ class RecurrentAttention(CausalAttention, ABC):
         hidden_size, num_heads, num_kv_heads, bias: as in `CausalAttention`.
         head_dim: head size of the softmax attention that this variant is compared with; default
             hidden_size / num_heads.
-        key_dim: D. The default gives the projections as many weights as softmax attention with `head_dim` has.
+        key_dim: D. The default gives the projections the number of weights of softmax attention with `head_dim`.
         value_dim: E. Default: the published multiple of key_dim.
         conv_size: tokens that the short convolutions of q, k and v see; None for no convolutions.
         rope_base: must be None. The recurrence knows the order of its tokens.
@@ -107,11 +107,11 @@ class RecurrentAttention(CausalAttention, ABC):
     ) -> tuple[Tensor, RecurrentPast]:
         T = x.shape[1]
         state, tails, S = (None, (), 0) if past is None else past
-        new = None if key_mask is None else key_mask[:, S:]
+        new_mask = None if key_mask is None else key_mask[:, S:]
         if self.convolutions is not None:
             old_tails = tails or (None,) * len(self.convolutions)
             convolved = [
-                convolution(projected.transpose(1, 2).flatten(2), tail, new, cu_seqlens)
+                convolution(projected.transpose(1, 2).flatten(2), tail, new_mask, cu_seqlens)
                 for convolution, projected, tail in zip(self.convolutions.values(), (q, k, v), old_tails, strict=True)
             ]
             q, k, v = (
@@ -119,7 +119,7 @@ class RecurrentAttention(CausalAttention, ABC):
                 for (y, _), size in zip(convolved, (self.head_dim, self.head_dim, self.value_dim), strict=True)
             )
             tails = tuple(tail for _, tail in convolved)
-        o, state = self.recur(x, q, k, v, state, new, cu_seqlens)
+        o, state = self.recur(x, q, k, v, state, new_mask, cu_seqlens)
         return self.finish(x, o), RecurrentPast(state, tails, S + T)
 
     @abstractmethod

@@ -40,7 +40,7 @@ class ShortConvolution(nn.Module):
 
         Args:
             x: [B, T, C].
-            tail: [B, size − 1, C], what the call for the tokens before returned.
+            tail: [B, size − 1, C], returned by the call for the tokens before.
             key_mask: [B, T] bool, False at padding.
             cu_seqlens: int [n + 1], borders of packed documents.
 
@@ -74,26 +74,26 @@ class ShortConvolution(nn.Module):
 
     def _convolve(self, padded: Tensor, T: int, document: Tensor | None) -> Tensor:
         """padded: [B, size − 1 + T, C] -> [B, T, C]."""
-        weight, own = self.weight.to(padded.dtype), self.size - 1
-        y = padded[:, own:] * weight[:, own]
+        weight, past_size = self.weight.to(padded.dtype), self.size - 1
+        y = padded[:, past_size:] * weight[:, past_size]
         for lag in range(1, self.size):
-            earlier = padded[:, own - lag : own - lag + T]
+            earlier = padded[:, past_size - lag : past_size - lag + T]
             if document is not None:
-                elsewhere = F.pad(document, (lag, 0), value=-1)[:, :T] != document
-                earlier = earlier.masked_fill(elsewhere[..., None], 0)
-            y = y + earlier * weight[:, own - lag]
+                other_document = F.pad(document, (lag, 0), value=-1)[:, :T] != document
+                earlier = earlier.masked_fill(other_document[..., None], 0)
+            y = y + earlier * weight[:, past_size - lag]
         return F.silu(y) if self.activation else y
 
     def _last(self, padded: Tensor, key_mask: Tensor | None, document: Tensor | None, ends: Tensor | None) -> Tensor:
         """The last size − 1 tokens without padding, of the last of packed documents: [B, size − 1, C]."""
         B, length, _ = padded.shape
-        own = self.size - 1
-        first = length - own if key_mask is None else key_mask.sum(1, keepdim=True)
-        index = (first + torch.arange(own, device=padded.device)).expand(B, own)
+        tail_size = self.size - 1
+        first = length - tail_size if key_mask is None else key_mask.sum(1, keepdim=True)
+        index = (first + torch.arange(tail_size, device=padded.device)).expand(B, tail_size)
         # Gather, not slice: a view would keep the whole sequence in memory as long as the past lives.
         tail = _take(padded, index)
         if document is not None and ends is not None:
-            tail_document = F.pad(document, (own, 0), value=-1).gather(1, index)
+            tail_document = F.pad(document, (tail_size, 0), value=-1).gather(1, index)
             tail = tail.masked_fill((tail_document != ends)[..., None], 0)
         return tail
 

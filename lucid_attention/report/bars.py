@@ -7,7 +7,7 @@ from .numbers import bar_places, with_spread
 from .palette import colour_of
 
 WIDTH = 4.4
-# Height of the row of a bar in inches; the second if names take two lines.
+# Height in inches of a bar's row with a name of one line, and of two lines.
 ROW, DOUBLE_ROW = 0.25, 0.37
 # Groups of at most this many bars share a panel.
 FEW = 3

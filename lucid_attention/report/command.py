@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="HTML page (default: report.html); JSON goes beside it"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables as Markdown as well")
-    parser.add_argument("--title", help=f"of the page (default: {TITLE}; without experiments: {RUNS_TITLE})")
+    parser.add_argument("--title", help=f"title of the page (default: {TITLE}; without experiments: {RUNS_TITLE})")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ FONT_SIZE = 10.5
 
 def _settings(colours: Colours) -> Any:
     return {
-        # A dollar sign is a dollar sign.
+        # Do not read dollar signs as math.
         "text.parse_math": False,
         "svg.fonttype": "none",
         "svg.hashsalt": "lucid",
@@ -52,7 +52,7 @@ def _settings(colours: Colours) -> Any:
 
 
 def _saved(width: float, height: float, plot: Callable[[Any], None], colours: Colours, **options: Any) -> bytes:
-    """The bytes of a figure of this size in inches, the same with all of a reader's own settings of matplotlib."""
+    """The bytes of a figure of this size in inches, independent of the user's matplotlib settings."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -73,8 +73,8 @@ def draw_svg(width: float, height: float, plot: Callable[[Any, Colours], None], 
     width, height: in inches. label: for readers who cannot see the figure. prefix: of the ids, unique on the page.
     """
     options = {"format": "svg", "metadata": {"Date": None, "Creator": None}}
-    drawn = _saved(width, height, lambda figure: plot(figure.subplots(), SENTINELS), SENTINELS, **options)
-    return inlined(drawn.decode(), label, prefix)
+    svg = _saved(width, height, lambda figure: plot(figure.subplots(), SENTINELS), SENTINELS, **options)
+    return inlined(svg.decode(), label, prefix)
 
 
 def write_png(path: Path, width: float, height: float, plot: Callable[[Any, Colours], None], dpi: int = 120) -> Path:
@@ -86,9 +86,9 @@ def write_png(path: Path, width: float, height: float, plot: Callable[[Any, Colo
 def fitted(text: Any, width: int, lines: int = 1) -> str:
     """A label of at most `width` characters in at most `lines` lines; a longer text ends with dots."""
     plain = " ".join(str(text).split())
-    kept = textwrap.wrap(plain, width, max_lines=lines, placeholder=" …")
+    wrapped = textwrap.wrap(plain, width, max_lines=lines, placeholder=" …")
     # Cut a word that is longer than a line, instead of dropping it.
-    return "\n".join(kept) if kept != ["…"] else plain[: width - 1] + "…"
+    return "\n".join(wrapped) if wrapped != ["…"] else plain[: width - 1] + "…"
 
 
 def inlined(svg: str, label: str, prefix: str) -> str:
@@ -96,9 +96,9 @@ def inlined(svg: str, label: str, prefix: str) -> str:
     view = re.search(r'viewBox="([^"]+)"', svg)
     body = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
     body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->|<defs>\s*</defs>", "", body, flags=re.S)
-    used = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body))
-    kept = {name for pair in used for name in pair if name}
-    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in kept else "", body)
+    references = set(re.findall(r'url\(#([^)]+)\)|href="#([^"]+)"', body))
+    referenced_ids = {name for pair in references for name in pair if name}
+    body = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}-{m[1]}"' if m[1] in referenced_ids else "", body)
     body = re.sub(r"url\(#|href=\"#", lambda m: f"{m[0]}{prefix}-", body)
     body = body.replace("xlink:href", "href")
     for name, sentinel in SENTINELS.items():

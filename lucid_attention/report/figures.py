@@ -70,8 +70,8 @@ def _panels(drawn: list[tuple[str, str]], shape: str) -> str:
     for heading, picture in drawn:
         title = f"<h4>{escape(heading)}</h4>" if heading else ""
         parts.append(f'<div class="panel">{title}{picture}</div>')
-    one = " one" if len(parts) == 1 else ""
-    return f'<div class="panels {shape}{one}">{"".join(parts)}</div>'
+    single = " one" if len(parts) == 1 else ""
+    return f'<div class="panels {shape}{single}">{"".join(parts)}</div>'
 
 
 def _line_legend(figure: dict[str, Any]) -> str:

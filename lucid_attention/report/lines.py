@@ -10,7 +10,7 @@ from .numbers import tick
 from .palette import DASHED, Look, looks
 
 WIDTH, HEIGHT = 4.7, 3.1
-# A curve of at most this many points has a marker at each, a longer one at a few.
+# A curve of at most this many points has a marker at every point, a longer curve at a few points.
 MARKED = 25
 TICKS = 8
 # Names of marks that are closer than this share of the width do not fit side by side.
@@ -76,9 +76,9 @@ def _ticks(axes: Any, figure: dict[str, Any]) -> None:
 
     points = sorted({value for series in figure["series"] for value in series["x"] if value is not None})
     if figure["x"].get("log"):
-        few = [points[at] for at in _evenly(len(points))]
-        if few and points[0] > 0 and len(points) <= 3 * TICKS:
-            axes.xaxis.set_major_locator(FixedLocator(few))
+        ticks = [points[at] for at in _evenly(len(points))]
+        if ticks and points[0] > 0 and len(points) <= 3 * TICKS:
+            axes.xaxis.set_major_locator(FixedLocator(ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
     elif 1 < len(points) <= TICKS and all(float(value).is_integer() for value in points):

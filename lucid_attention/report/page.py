@@ -14,7 +14,7 @@ from .palette import style_sheet
 from .records import VERDICTS, ReportError, checked_all, kind_of
 
 TITLE = "LUCID attention: what holds, measured"
-# Of a page without experiments.
+# The title of a page without experiments.
 RUNS_TITLE = "LUCID attention: training runs and evaluations"
 # Shapes tell the verdicts apart without colour.
 ICONS = {
@@ -35,15 +35,15 @@ def write_report(results: Sequence[dict[str, Any]], out: Path, title: str | None
     results: of `command.find_results`, or dictionaries as in result.json. One that cannot be shown is a ReportError, a
     kind of ValueError, which names it. title: None for a default.
     """
-    kept = checked_all(results)
+    checked = checked_all(results)
     if title is None:
-        title = TITLE if any(kind_of(result) == "experiment" for result in kept) else RUNS_TITLE
+        title = TITLE if any(kind_of(result) == "experiment" for result in checked) else RUNS_TITLE
     numbers = out.with_suffix(".json")
     if numbers == out:
-        raise ReportError(f"{out}: the numbers go to this name; expected a name that ends with .html")
-    page = page_html(kept, title)
+        raise ReportError(f"{out} is the name of the JSON file beside the page: expected a name that ends with .html")
+    page = page_html(checked, title)
     write_whole(
-        numbers, json.dumps({"title": title, "results": kept}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        numbers, json.dumps({"title": title, "results": checked}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
     return write_whole(out, page)
 
@@ -98,7 +98,7 @@ def _anchors(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _spreads(results: Sequence[dict[str, Any]]) -> str:
-    """What a spread is, for each kind of result that has spreads."""
+    """The meaning of a spread, for each kind of result that has spreads."""
     kinds = set(map(kind_of, results))
     texts = {"experiment": "standard deviations over seeds", "evaluation": "standard errors over samples"}
     spreads = [f"{text} ({kind}s)" for kind, text in texts.items() if kind in kinds]
@@ -124,7 +124,7 @@ adds to what the memory already answers for its key.</p>
 
 
 def _verdicts(results: Sequence[dict[str, Any]]) -> str:
-    """How many experiments have which verdict, and where, when and for how long they ran."""
+    """The number of experiments with each verdict; machine, date and duration of the runs."""
     counts = {verdict: sum(result["verdict"] == verdict for result in results) for verdict in VERDICTS}
     tally = "".join(_count(verdict, count) for verdict, count in counts.items() if count)
     facts = [
@@ -140,8 +140,8 @@ def _verdicts(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _facts(facts: Sequence[Sequence[str]]) -> str:
-    listed = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return f'<dl class="facts">{listed}</dl>'
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f'<dl class="facts">{items}</dl>'
 
 
 def _count(verdict: str, count: int) -> str:

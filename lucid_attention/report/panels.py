@@ -7,7 +7,7 @@ from typing import Any
 from .drawing import Colours, draw_svg, fitted
 from .numbers import places_of, shown, with_spread
 
-# Both look the same with and without red-green blindness. The first one also rises evenly in brightness.
+# Both colour maps suit readers with red-green blindness. The first one also rises evenly in brightness.
 SEQUENTIAL, DIVERGING = "cividis", "RdBu"
 STOPS = 9
 # With more columns than this the numbers are small.

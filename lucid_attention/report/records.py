@@ -1,4 +1,4 @@
-"""Results: what the report shows, checked before anything is drawn.
+"""Results: the contents of the report, checked before anything is drawn.
 
 A result is a dictionary of one `kind`: an "experiment" (the default, as in result.json), a "training" run, an
 "evaluation" or a "comparison" of them (all three made by `runs`).
@@ -33,7 +33,7 @@ Result = dict[str, Any]
 
 
 class ReportError(ValueError):
-    """A result that cannot be shown. The message names the file and what is wrong in it."""
+    """A result that cannot be shown. The message names the file and the error."""
 
 
 def kind_of(result: Result) -> str:

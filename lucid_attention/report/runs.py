@@ -205,7 +205,7 @@ def _by_family(evaluations: Sequence[Result]) -> dict[Family, list[tuple[Result,
 
 
 def family_figures(evaluations: Sequence[Result], at_least: int = 1) -> list[dict[str, Any]]:
-    """A figure for each family that at least this many evaluations have, with all of them in it.
+    """A figure for each family that at least `at_least` evaluations have. The figure shows all these evaluations.
 
     Two labels make heat maps, a label of numbers makes curves, all others make bars.
     """
@@ -213,7 +213,7 @@ def family_figures(evaluations: Sequence[Result], at_least: int = 1) -> list[dic
     for (family, metric, labels, percent), members in _by_family(evaluations).items():
         if len(members) < at_least:
             continue
-        # Cells of equal labels differ in other settings: the figure shows the newest, the table all.
+        # Cells with equal labels differ in other settings. The figure shows the newest cell, the table shows all.
         scores = {
             evaluation["title"]: {tuple(cell["labels"].values()): _scaled(cell) for cell in cells}
             for evaluation, cells in members
@@ -241,7 +241,7 @@ def grid_figure(
 ) -> dict[str, Any]:
     """Heat maps on one scale. panels: values by (row, column). axes: the names of rows and columns."""
     rows, columns = (_ordered([key[axis] for cells in panels.values() for key in cells]) for axis in (0, 1))
-    drawn = [
+    panel_list = [
         {
             "name": name,
             "rows": rows,
@@ -251,7 +251,7 @@ def grid_figure(
         for name, cells in panels.items()
     ]
     names = {"rows": {"label": axes[0]}, "columns": {"label": axes[1]}}
-    return {"kind": "heatmaps", "title": title, "range": list(ends), "unit": unit, "panels": drawn} | names
+    return {"kind": "heatmaps", "title": title, "range": list(ends), "unit": unit, "panels": panel_list} | names
 
 
 def _ordered(labels: list[Any]) -> list[Any]:
@@ -310,7 +310,7 @@ def _place_name(labels: Sequence[str], place: tuple[Any, ...]) -> str:
 
 def comparisons(results: Sequence[Result]) -> list[Result]:
     """Figures of several training runs on the same data, and of several evaluations of the same family."""
-    made = []
+    compared = []
     trainings: dict[str, list[Result]] = {}
     for result in results:
         if result.get("kind") == "training":
@@ -319,14 +319,14 @@ def comparisons(results: Sequence[Result]) -> list[Result]:
             trainings.setdefault(json.dumps(same, sort_keys=True), []).append(result)
     for members in trainings.values():
         if len(members) > 1:
-            made.append(_compared_trainings(members))
+            compared.append(_compared_trainings(members))
     evaluations = [result for result in results if result.get("kind") == "evaluation"]
     figures = family_figures(evaluations, at_least=2)
     if figures:
         title, about = "Evaluations compared", f"{len(evaluations)} checkpoints"
         names = "; ".join(evaluation["title"] for evaluation in evaluations)
-        made.append(_comparison("evaluations", title, about, names, figures))
-    return made
+        compared.append(_comparison("evaluations", title, about, names, figures))
+    return compared
 
 
 def _comparison(name: str, title: str, about: str, ours: str, figures: list[dict[str, Any]]) -> Result:

@@ -48,7 +48,7 @@ def finish_checkpoint(written: Path, checkpoint: Path) -> None:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in a sentence; None for a whole one."""
+    """The damage of a checkpoint, in a sentence; None for a whole checkpoint."""
     try:
         files = json.loads((checkpoint / COMPLETE).read_text())["files"]
         listed = [(checkpoint / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()]
@@ -68,7 +68,7 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest whole checkpoint of a run, or None; and what is wrong with each newer one."""
+    """The newest whole checkpoint of a run, or None; and the damage of each newer checkpoint."""
     damages: list[str] = []
     for checkpoint in checkpoints(run):
         damage = find_damage(checkpoint)

@@ -71,14 +71,14 @@ class _PassMaker:
 
 def load_inputs(recipe: Recipe) -> Inputs:
     """The data of a recipe. "stdlib" is tokenized on first use, by the first process."""
-    T, needed = recipe.sequence_length, recipe.steps * recipe.batch_size
+    T, sequences = recipe.sequence_length, recipe.steps * recipe.batch_size
     tokenizer = None
     options = dict(recipe.data_options)
     if recipe.data in SYNTHETIC:
         kind: Any = SYNTHETIC[recipe.data]
         args: tuple[Any, ...] = ()
         # Every item is new: the run is one pass.
-        training, held_out = {**options, "length": T, "size": needed}, {"size": recipe.evaluation_sequences}
+        training, held_out = {**options, "length": T, "size": sequences}, {"size": recipe.evaluation_sequences}
         validation = kind(**{**training, **held_out}, seed=recipe.seed + SEED_STEP * VALIDATION_PASS)
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
@@ -91,7 +91,7 @@ def load_inputs(recipe: Recipe) -> Inputs:
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
         tokenizer = load_tokenizer(folder)
-    train = Passes(_PassMaker(kind, args, training, recipe.seed), needed)
+    train = Passes(_PassMaker(kind, args, training, recipe.seed), sequences)
     count = min(recipe.evaluation_sequences, len(validation))
     return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)
 
@@ -167,16 +167,16 @@ def attention_of(start: str) -> str | list[str]:
 
 
 def _check_vocabulary(config: Any, start: str, inputs: Inputs) -> None:
-    known = config.get_text_config(decoder=True).vocab_size
-    if inputs.vocab_size > known:
+    model_vocab_size = config.get_text_config(decoder=True).vocab_size
+    if inputs.vocab_size > model_vocab_size:
         raise DataError(
-            f"the model of {start} has a vocabulary of {known} tokens, the data one of {inputs.vocab_size}: "
+            f"the model of {start} has a vocabulary of {model_vocab_size} tokens, the data one of {inputs.vocab_size}: "
             "tokenize the data with the model's own tokenizer"
         )
     if inputs.tokenizer is None or not (Path(start) / "tokenizer.json").is_file():
         return
-    own = load_tokenizer(start)
-    if own.get_vocab() != inputs.tokenizer.get_vocab():
+    model_tokenizer = load_tokenizer(start)
+    if model_tokenizer.get_vocab() != inputs.tokenizer.get_vocab():
         raise DataError(
             f"the data were made with another tokenizer than the model of {start}: tokenize them with the model's own"
         )

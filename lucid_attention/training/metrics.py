@@ -1,4 +1,4 @@
-"""What a run reports while it trains: a progress bar, and metrics.jsonl."""
+"""Reports of a run during training: a progress bar, and metrics.jsonl."""
 
 import json
 import math
@@ -39,11 +39,11 @@ class Progress(TrainerCallback):
         if self.bar is None or not logs:
             return
         if "loss" in logs:
-            shown = {"loss": f"{logs['loss']:.4f}"}
+            postfix = {"loss": f"{logs['loss']:.4f}"}
             if "tokens_per_second" in logs:
-                shown["tok/s"] = f"{logs['tokens_per_second']:,.0f}"
-            shown["GB"] = f"{logs.get('memory_gb', 0):.2f}"
-            self.bar.set_postfix(shown)
+                postfix["tok/s"] = f"{logs['tokens_per_second']:,.0f}"
+            postfix["GB"] = f"{logs.get('memory_gb', 0):.2f}"
+            self.bar.set_postfix(postfix)
         elif "eval_loss" in logs:
             self.bar.write(f"step {state.global_step}: validation loss {logs['eval_loss']:.4f}")
 
@@ -61,8 +61,8 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            kept = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
-            write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+            entries = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
+            write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         # The trainer logs the mean loss since the last entry. A checkpoint does not hold that sum: log before saving.

@@ -119,7 +119,7 @@ class Recipe:
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Fields in which two recipes differ: name to (own value, other's value)."""
         pairs = {name: (getattr(self, name), getattr(other, name)) for name in _names()}
-        return {name: (own, others) for name, (own, others) in pairs.items() if own != others}
+        return {name: (ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs}
 
 
 def _names() -> list[str]:

@@ -17,6 +17,8 @@ from lucid_attention.data.tokenize import tokenize
 
 from .folders import contents, write_texts
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"tokenizer": "train:270", "workers": 1, "validation": 0.3, "shard_tokens": 700, "limit": 6}
 
 

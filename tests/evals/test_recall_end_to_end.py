@@ -6,12 +6,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from lucid_attention.training.recipes import tiny_needle
 from lucid_attention.training.run import train
 
 from .checkpoints import lucid
+
+pytestmark = pytest.mark.slow
 
 CHANCE = 1 / 64
 

@@ -139,6 +139,7 @@ def test_the_message_says_that_a_process_was_killed(probes: Probes, tmp_path: Pa
     assert victim not in Store(tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +173,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     assert "here:  14" in again.output()
 
 
+@pytest.mark.slow
 def test_workers_end_when_the_first_process_is_killed(
     probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

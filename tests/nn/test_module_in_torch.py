@@ -38,6 +38,7 @@ def gradients(module: LucidAttention, output: Tensor) -> tuple[Tensor, ...]:
     return torch.autograd.grad((output * weight).sum(), list(module.parameters()))
 
 
+@pytest.mark.slow
 def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
     module = build(learn_beta=True, learn_sharpness=True)
     compiled = torch.compile(module, fullgraph=True, dynamic=True)
@@ -48,6 +49,7 @@ def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
         torch.testing.assert_close(gradients(module, output), gradients(module, expected))
 
 
+@pytest.mark.slow
 @every_name
 def test_every_attention_compiles_into_one_graph_with_its_gradients(name: str, dynamo: Any) -> None:
     module, x = contract.build(name), contract.inputs()

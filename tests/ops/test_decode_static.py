@@ -130,7 +130,10 @@ def dynamo() -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("norm", "backend"), [*((norm, "aot_eager") for norm in NORMS), ("key", "inductor")])
+@pytest.mark.parametrize(
+    ("norm", "backend"),
+    [*((norm, "aot_eager") for norm in NORMS), pytest.param("key", "inductor", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("way", ["single passes", "torch's softmax"])
 def test_one_compiled_graph_serves_every_position(norm, backend, way, dynamo, monkeypatch):
     if way != "single passes":

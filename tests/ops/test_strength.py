@@ -250,7 +250,7 @@ def dynamo() -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["blockwise", "reference", "step"])
 def test_a_schedule_of_strengths_needs_few_compiled_graphs(kind, backend, dynamo):
     """20 values, 0 and 1 among them: graphs for the first, for any, for 1; not one for each."""

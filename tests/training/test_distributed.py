@@ -15,6 +15,8 @@ from lucid_attention.training.trainer import LucidTrainer
 
 from .running import METRICS, around, finished, killed, losses, lucid, read_metrics, summary, weights, words
 
+pytestmark = pytest.mark.slow
+
 HALF: dict[str, Any] = {"micro_batch_size": 2}
 FSDP = ("--parallel", "fsdp")
 

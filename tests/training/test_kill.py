@@ -18,6 +18,8 @@ from lucid_attention.training.trainer import LucidTrainer
 
 from .running import around, assert_same, die, killed, losses, lucid, words
 
+pytestmark = pytest.mark.slow
+
 # (owner, name, about, call, after): see `around`. The run saves every 2 steps.
 MOMENTS: dict[str, tuple[Any, str, str, int, bool]] = {
     "before the first step": (LucidTrainer, "training_step", "", 1, False),

@@ -29,9 +29,9 @@ def check_truth(shape: Shape) -> None:
         truths[solves] = (gate.true_attention(q, k, v, solves)[:, :, -1:], values[:, :, -1:])
     gate.check_sharp(where, truths[True][0], truths[False][0], torch.float32)
     for name, peer in peers.DECODERS.items():
-        kept = (y.float() if peer.solves else v)[:, :, :-1]
-        got = peer.run(Cache.of(q, k, v, kept))
-        gate.check(where, name, got, "the float64 truth", truths[peer.solves], gate.DECODER_PARTS)
+        earlier = (y.float() if peer.solves else v)[:, :, :-1]
+        results = peer.run(Cache.of(q, k, v, earlier))
+        gate.check(where, name, results, "the float64 truth", truths[peer.solves], gate.DECODER_PARTS)
 
 
 def measure(shape: Shape, context: int, threads: int, settings: Settings) -> Record:

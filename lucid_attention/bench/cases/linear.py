@@ -21,13 +21,13 @@ from .peers import SDPA, Cache
 
 SHAPE = Shape(64, 4, 4)
 GATE_LENGTH = 300
-# The greatest length at which the recurrence checks one head at the length of the benchmark.
+# Up to this length the recurrence checks one head at the benchmark's own length.
 RECURRENT_LENGTH = 2048
 # Divisors of the log-decays, per head, and per channel or slot: larger ones decay more slowly.
 DECAY, CHANNEL_DECAY = 4.0, 8.0
-# The limit on the time over that at half the length, where the half is at least FROM.
+# Limit on time(N) / time(N/2), for N/2 >= FROM.
 LIMIT, FROM = 2.2, 2048
-# The greatest length for torch's attention with its backward: beyond, one call takes many seconds.
+# Longest backward pass of torch's attention. Beyond, one call takes many seconds.
 PEER_LENGTH = 16384
 DECODE_CONTEXT = 4096
 DECODING = "one token"
@@ -107,11 +107,11 @@ def check_truth(shape: Shape, N: int, backward: bool) -> None:
 def check_steps(shape: Shape) -> None:
     """Compare every member, run token by token from state to state, with its recurrence in float64."""
     for name, member in MEMBERS.items():
-        *given, _ = inputs(name, shape, GATE_LENGTH)
+        *member_inputs, _ = inputs(name, shape, GATE_LENGTH)
         outputs, state = [], None
         with torch.no_grad():
-            truth = TRUTHS[name](*(x.double() for x in given))[0]
-            for token in zip(*(x.split(1, 2) for x in given), strict=True):
+            truth = TRUTHS[name](*(x.double() for x in member_inputs))[0]
+            for token in zip(*(x.split(1, 2) for x in member_inputs), strict=True):
                 o, state = member.run(*token, state=state)
                 outputs.append(o)
         where = f"linear, {shape}, {GATE_LENGTH} single tokens"
@@ -161,9 +161,9 @@ def _decode(context: int, threads: int, settings: Settings) -> Record:
     runs: dict[str, Run] = {SDPA: partial(peers.decode_sdpa, Cache.of(q, k, v, v[:, :, :-1]))}
     with torch.no_grad():
         for name, member in MEMBERS.items():
-            *given, _ = inputs(name, SHAPE, GATE_LENGTH)
-            state = member.run(*(x[:, :, :-1] for x in given))[1]
-            runs[name] = partial(member.run, *(x[:, :, -1:].clone() for x in given), state=state)
+            *member_inputs, _ = inputs(name, SHAPE, GATE_LENGTH)
+            state = member.run(*(x[:, :, :-1] for x in member_inputs))[1]
+            runs[name] = partial(member.run, *(x[:, :, -1:].clone() for x in member_inputs), state=state)
         times = race(runs, budget=settings.budget, seed="linear decode", least=settings.least)
     entries = {name: Entry(Spread.of(times[name]), ratios(times[name], times[SDPA])) for name in MEMBERS}
     entries[SDPA] = Entry(Spread.of(times[SDPA]))
@@ -171,13 +171,13 @@ def _decode(context: int, threads: int, settings: Settings) -> Record:
 
 
 def _budget(settings: Settings) -> float:
-    """Many contestants share it, and the limit is close to what is expected, 2."""
+    """Twice the usual budget: many contestants share it, and the limit is close to the expected ratio of 2."""
     return 2 * settings.budget
 
 
 def _case(N: int, backward: bool, grows: bool, threads: int, settings: Settings) -> Case:
     peer = 2.0 * N**2 * SHAPE.D * SHAPE.heads * (3.5 if backward else 1)
-    # A token of a member costs about as much as a token of torch's attention at 4096 tokens.
+    # A member's token costs about the same as a token of torch's attention at 4096 tokens.
     member = 2.0 * N * 4096 * SHAPE.D * SHAPE.heads * (2.5 if backward else 1)
     return Case(
         key=f"linear {threads} {N} {_what(backward)}",

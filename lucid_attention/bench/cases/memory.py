@@ -1,7 +1,7 @@
 """Peak memory: `memory` for LUCID, and the lengths that only linear memory reaches; `path_memory` for PaTH.
 
 `python -m lucid_attention.bench.cases.memory JOB` measures one call and prints JSON. Each call has its own process: a
-peak cannot fall, so the peak of an earlier call would hide that of the next one.
+peak never falls, so an earlier call would hide the peak of the next one.
 """
 
 import json
@@ -36,11 +36,11 @@ WARM_UP_LENGTH = 300
 START_UP = 2.0
 LIMITS = {Shape(64, 8, 8): 2.2, Shape(64, 32, 4): 1.1}
 REPEATS = 3
-# The limit on the memory over that of the matrices P.
+# Limit on peak memory / memory of the matrices P.
 QUADRATIC_LIMIT = 0.01
 PATH_SHAPE = Shape(64, 4, 4)
 PATH_NAMES = (SDPA, PATH, LUCID_PATH)
-# The limit on the memory over that at half the length. Quadratic memory would be at 4.
+# Limit on memory(N) / memory(N/2). Quadratic memory gives 4.
 PATH_LIMIT = 2.3
 
 
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Cost:
-    """Peak memory without that of the inputs, and the time of the call."""
+    """Peak memory of a call, inputs excluded, and its time."""
 
     megabytes: float
     seconds: float
@@ -71,16 +71,18 @@ def measure_cost(job: Job) -> Cost:
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", MODULE, json.dumps(asdict(job))]
     # `-m` looks in the current folder first: the process measures the same package as this one.
-    done = subprocess.run(command, cwd=Path(__file__).parents[3], env=env, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the memory of {job} could not be measured (exit code {done.returncode}):\n{done.stderr}")
-    return Cost(**json.loads(done.stdout))
+    process = subprocess.run(command, cwd=Path(__file__).parents[3], env=env, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(
+            f"the memory of {job} could not be measured (exit code {process.returncode}):\n{process.stderr}"
+        )
+    return Cost(**json.loads(process.stdout))
 
 
 def _call(job: Job, N: int) -> Callable[[], object]:
     if job.name in path.ATTENTIONS:
-        given = path.inputs(Shape(job.D, job.heads, job.kv_heads), N)
-        return lambda: path.evaluate(job.name, given, job.backward)
+        path_tensors = path.inputs(Shape(job.D, job.heads, job.kv_heads), N)
+        return lambda: path.evaluate(job.name, path_tensors, job.backward)
     tensors = gate.inputs(job.D, job.heads, job.kv_heads, N)
     if job.name == PRECONDITION:
         k, v = tensors[1:3]

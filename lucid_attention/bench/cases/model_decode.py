@@ -25,9 +25,9 @@ CONTEXTS, QUICK_CONTEXTS = (2048, 8192, 32768), (96,)
 AT, LIMIT = 8192, 1.15
 # The paper: 77 ms against 76 ms for 100 tokens at a context of 32K.
 PAPER_CONTEXT, PAPER_RATIO = 32768, 77 / 76
-# Tokens of one run, the greatest number of rounds, and the tokens for which a static cache has room: each round may be
-# rehearsed.
+# Tokens of one run, and the largest number of rounds.
 TOKENS, MOST_ROUNDS = 8, 16
+# Tokens for which a static cache has room. Doubled, because each round may have a rehearsal.
 ROOM = TOKENS * (2 * MOST_ROUNDS + 3)
 BUDGET = 12.0
 
@@ -55,11 +55,11 @@ def decode(model: Any, past: Any, tokens: Sequence[Tensor]) -> Tensor:
 
 
 def _grow(past: Any, layer: int) -> None:
-    """What a layer of LUCID's cache does when it is full."""
+    """Copy a layer of LUCID's cache into larger buffers, as the cache does when it is full."""
     from ...models.dropin.cache import GrowingTensor
 
-    full = past.layers[layer]
-    for x in (full.keys, full.values, full.inverse_norms):
+    cache_layer = past.layers[layer]
+    for x in (cache_layer.keys, cache_layer.values, cache_layer.inverse_norms):
         GrowingTensor().append(x, x[:, :, :1])
 
 
@@ -70,7 +70,7 @@ def with_growth(per_token: list[float], growth: float, context: int, layers: int
 
 @lru_cache(maxsize=1)
 def _models(shape: ModelShape) -> dict[str, Any]:
-    """Kept from case to case: random weights of large models take longer than the tokens that are timed."""
+    """The models of a shape. Cases share them, because making random weights takes longer than the timed tokens."""
     softmax = whole_models.with_softmax(shape, shape.mix).eval()
     return {SDPA: softmax, LUCID: whole_models.with_lucid(softmax)}
 
@@ -83,12 +83,12 @@ def _caches(shape: ModelShape, kind: str, context: int) -> dict[str, Any]:
 
 def _check_context(shape: ModelShape, kind: str, models: dict[str, Any], caches: dict[str, Any], x: Tensor) -> None:
     """At the context of the benchmark, compare a twin of strength 0 that reads LUCID's cache with softmax attention."""
-    without = whole_models.with_lucid(models[SDPA], strength=0.0)
+    strength_0 = whole_models.with_lucid(models[SDPA], strength=0.0)
     where = f"model_decode, {shape.name}, {kind} cache"
-    # The twin gets a copy: a cache belongs to one strength. Both measured caches get the token and stay alike.
-    got, expected = decode(without, copy.deepcopy(caches[LUCID]), [x]), decode(models[SDPA], caches[SDPA], [x])
+    # A cache belongs to one strength, so the twin gets a copy. Both measured caches get the token too.
+    output, expected = decode(strength_0, copy.deepcopy(caches[LUCID]), [x]), decode(models[SDPA], caches[SDPA], [x])
     decode(models[LUCID], caches[LUCID], [x])
-    gate.check(where, f"{LUCID} of strength 0", (got,), repr(SDPA), (expected,), gate.DECODER_PARTS)
+    gate.check(where, f"{LUCID} of strength 0", (output,), repr(SDPA), (expected,), gate.DECODER_PARTS)
 
 
 def _measure(shape: ModelShape, kind: str, context: int, threads: int, settings: Settings) -> Record:
@@ -102,7 +102,7 @@ def _measure(shape: ModelShape, kind: str, context: int, threads: int, settings:
         seed = f"{shape.name} {kind} {context}"
         budget = settings.budget if settings.quick else BUDGET
         times = race(runs, budget=budget, seed=seed, least=settings.least, most=MOST_ROUNDS)
-        # Timed apart: softmax attention has the same head, and no growth.
+        # Head and growth are timed apart: softmax attention has the same head, and its cache does not grow in steps.
         weight = random_weight(measured)
         parts: dict[str, Run] = {HEAD: partial(F.linear, tokens[0], weight)}
         if kind == DYNAMIC:
@@ -117,8 +117,8 @@ def _record(shape: ModelShape, kind: str, context: int, threads: int, times: dic
     if kind == DYNAMIC:
         full = shape.mix.count(FULL)
         per_token[LUCID] = with_growth(per_token[LUCID], _median(entries[GROWTH]), context, full)
-    head, more = _median(entries[HEAD]), shape.layers / len(shape.mix)
-    whole = {name: [more * seconds + head for seconds in rounds] for name, rounds in per_token.items()}
+    head, repeats = _median(entries[HEAD]), shape.layers / len(shape.mix)
+    whole = {name: [repeats * seconds + head for seconds in rounds] for name, rounds in per_token.items()}
     entries |= {name: Entry(Spread.of(rounds), ratios(rounds, per_token[SDPA])) for name, rounds in per_token.items()}
     entries[MODEL] = Entry(Spread.of(whole[LUCID]), ratios(whole[LUCID], whole[SDPA]))
     value = ratios(per_token[LUCID], per_token[SDPA]).median

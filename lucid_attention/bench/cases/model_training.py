@@ -30,9 +30,9 @@ LAYERS, MODEL = "LUCID, all layers", "LUCID, whole model"
 LENGTHS, QUICK_LENGTH = (2048, 8192), 64
 # The head is timed for a chunk of tokens; the time of all T tokens is in proportion.
 CHUNK, QUICK_CHUNK = 512, 32
-# Seconds of rounds, and their least number: at 8192 tokens a round takes up to two minutes.
+# Seconds of timing, and the fewest rounds: at 8192 tokens a round takes up to two minutes.
 BUDGET, ROUNDS = 90.0, 3
-# The limit for the paper's "~0 %": its table is in steps of half a percent.
+# The limit for the paper's "~0 %". The paper's table has steps of half a percent.
 ABOUT_ZERO = 0.005
 # Speed of matrix products over that of attention, for estimates of duration.
 PRODUCT_SPEED = 1.5
@@ -60,7 +60,7 @@ def head_step(x: Tensor, weight: Tensor, gradient: Tensor, targets: Tensor) -> T
 
 
 def random_weight(shape: ModelShape) -> Tensor:
-    """The matrix of the vocabulary: [V, hidden]. 1024 random rows are repeated: V would take longer than a step."""
+    """The matrix of the vocabulary: [V, hidden]. 1024 random rows, repeated: V random ones take longer than a step."""
     rows = torch.randn(1024, shape.hidden) * shape.hidden**-0.5
     return rows.repeat(shape.vocab // 1024 + 1, 1)[: shape.vocab]
 
@@ -82,7 +82,7 @@ def _contestants(shape: ModelShape, T: int, chunk: int) -> dict[str, Run]:
         models[WINDOW] = whole_models.with_softmax(shape, [SLIDING])
     x, dx = hidden_states(shape, T), torch.randn(1, T, shape.hidden)
     for model in models.values():
-        _step(model, x[:, :QUICK_LENGTH], dx[:, :QUICK_LENGTH])  # libraries set up
+        _step(model, x[:, :QUICK_LENGTH], dx[:, :QUICK_LENGTH])  # Libraries set up on the first call.
     runs: dict[str, Run] = {name: partial(_step, model, x, dx) for name, model in models.items()}
     return runs | {HEAD: _head(shape, chunk)}
 
@@ -143,7 +143,7 @@ def _work(shape: ModelShape, T: int) -> float:
 
 
 def _cases(settings: Settings) -> list[Case]:
-    # One thread would take half an hour: only the largest count runs.
+    # Only the largest thread count runs: one thread takes half an hour.
     threads = max(settings.threads)
     return [
         Case(
@@ -151,7 +151,7 @@ def _cases(settings: Settings) -> list[Case]:
             label=f"{shape.name} T={T}",
             threads=threads,
             run=partial(_measure, shape, T, threads, settings),
-            # `estimate` expects two rounds of this length; three run.
+            # `estimate` counts two rounds of this length, but three run.
             work=0.0 if settings.quick else ROUNDS / 2 * _work(shape, T) / PRODUCT_SPEED,
             once=0.0 if settings.quick else 3 * shape.head_operations(CHUNK) / PRODUCT_SPEED,
             fixed=2.0 if settings.quick else 5.0,

@@ -23,7 +23,7 @@ from .peers import SDPA
 
 SHAPES = (Shape(64, 4, 4), Shape(64, 8, 2))
 GATE_LENGTH = 300
-# The greatest length at which the dense formula checks one head at the length of the benchmark.
+# Up to this length the dense formula checks one head at the benchmark's own length.
 DENSE_LENGTH = 2048
 PATH, LUCID_PATH = "path_attention", "lucid_path_attention"
 NAMES = (SDPA, PATH, LUCID_PATH)
@@ -64,12 +64,12 @@ def evaluate(name: str, tensors: Sequence[Tensor], backward: bool) -> tuple[Tens
 def _met_keys(k: Tensor, w: Tensor, beta: Tensor) -> list[Tensor]:
     """For each token t, the keys up to t, multiplied by the factors after them: N × [1, H, t + 1, D]."""
     identity = torch.eye(k.shape[-1], dtype=k.dtype)
-    keys, met = k[:, :, :0], []
+    keys, keys_by_token = k[:, :, :0], []
     for t in range(k.shape[2]):
         factor = identity - beta[:, :, t, None, None] * w[:, :, t, :, None] * w[:, :, t, None, :]
         keys = torch.cat([keys @ factor, k[:, :, t : t + 1]], 2)
-        met.append(keys)
-    return met
+        keys_by_token.append(keys)
+    return keys_by_token
 
 
 def true_values(k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
@@ -129,8 +129,10 @@ def check_length(benchmark: str, D: int, N: int, backward: bool) -> None:
     wide = [x.double() for x in tensors]
     for name, dense in DENSE.items():
         expected = gate.evaluate(dense, wide, backward)
-        got = evaluate(name, tensors, backward)
-        gate.check(f"{benchmark}, D={D}, one head, N={N}", name, got, "the dense formula in float64", expected, PARTS)
+        results = evaluate(name, tensors, backward)
+        gate.check(
+            f"{benchmark}, D={D}, one head, N={N}", name, results, "the dense formula in float64", expected, PARTS
+        )
 
 
 def bound(name: str, shape: Shape, N: int, backward: bool) -> float:
@@ -141,12 +143,12 @@ def bound(name: str, shape: Shape, N: int, backward: bool) -> float:
     """
     G, r, levels = shape.heads / shape.kv_heads, shape.D / N, math.log2(N / LEAF) - 1
     if backward:
-        attention, read = 7 * G, 7 * G * (1 - r) + (38 * G + 50 + 4 * (G + 1) * levels) * r
+        attention, path = 7 * G, 7 * G * (1 - r) + (38 * G + 50 + 4 * (G + 1) * levels) * r
         solve = 7 * (1 - r) + (32 + 4 * levels) * r
     else:
-        attention, read = 2 * G, 2 * G * (1 - r) + (10 * G + 12 + (G + 1) * levels) * r
+        attention, path = 2 * G, 2 * G * (1 - r) + (10 * G + 12 + (G + 1) * levels) * r
         solve = 2 * (1 - r) + (7 + levels) * r
-    return (read + solve if name == LUCID_PATH else read) / attention
+    return (path + solve if name == LUCID_PATH else path) / attention
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ GATE_CONTEXT, GATE_CYCLES = 150, 2
 
 # q, k, v, w, beta of one new token: [1, *, 1, D], beta [1, H, 1].
 Token = tuple[Tensor, ...]
-# Decodes tokens one after the other. Returns their outputs and what it stored for them: [1, *, tokens, D].
+# Decodes tokens one after the other. Returns their outputs and their stored values: [1, *, tokens, D].
 Cycle = Callable[[Cache, Sequence[Token]], Decoded]
 
 
@@ -42,7 +42,7 @@ def standard_cycle(decode: Callable[[Cache], Decoded], cache: Cache, tokens: Seq
 
 
 def path_cycle(cache: Cache, tokens: Sequence[Token], lucid: bool) -> Decoded:
-    """Our steps, what a cache has to write for them, and the move of all keys at the end."""
+    """Our steps with the writes into the cache, and the move of all keys at the end."""
     pending, product, inverse_norms, outputs = cache.length, identity_factors(cache.k), None, []
     for q, k, v, w, beta in tokens:
         n = cache.length
@@ -57,8 +57,8 @@ def path_cycle(cache: Cache, tokens: Sequence[Token], lucid: bool) -> Decoded:
         product = step.product
         outputs.append(step.o)
         cache.length += 1
-    waiting = cache.k[:, :, :pending]
-    apply_factors(waiting, product, out=waiting)
+    old_keys = cache.k[:, :, :pending]
+    apply_factors(old_keys, product, out=old_keys)
     return torch.cat(outputs, 2), cache.values[:, :, pending : cache.length]
 
 
@@ -104,8 +104,8 @@ def check_truth(shape: Shape) -> None:
         for n in range(GATE_CYCLES):
             start = GATE_CONTEXT + n * APPLY_EVERY
             new = slice(start, start + APPLY_EVERY)
-            got = CYCLES[name](cache, tokens[n * APPLY_EVERY : (n + 1) * APPLY_EVERY])
-            gate.check(where, name, got, "the float64 truth", (o[:, :, new], values[:, :, new]), gate.DECODER_PARTS)
+            results = CYCLES[name](cache, tokens[n * APPLY_EVERY : (n + 1) * APPLY_EVERY])
+            gate.check(where, name, results, "the float64 truth", (o[:, :, new], values[:, :, new]), gate.DECODER_PARTS)
 
 
 def _check_context(shape: Shape, context: int, cache: Cache, new: Sequence[Tensor]) -> None:
@@ -119,12 +119,12 @@ def _check_context(shape: Shape, context: int, cache: Cache, new: Sequence[Tenso
     }
     for name, (operator, o) in expected.items():
         cache.k[:, :, :context] = keys
-        got = _again(CYCLES[name], cache, split(new))
-        gate.check(where, name, got, repr(operator), (o,), gate.DECODER_PARTS)
+        results = _again(CYCLES[name], cache, split(new))
+        gate.check(where, name, results, repr(operator), (o,), gate.DECODER_PARTS)
 
 
 def _again(cycle: Cycle, cache: Cache, tokens: Sequence[Token]) -> Decoded:
-    """A cycle that leaves the cache as long as it was."""
+    """Run a cycle, then reset the length of the cache."""
     start = cache.length
     result = cycle(cache, tokens)
     cache.length = start
@@ -149,7 +149,9 @@ def _measure(shape: Shape, context: int, threads: int, settings: Settings) -> Re
     entries = {name: Entry(medians[name], ratios(times[name], times[fastest])) for name in times}
     checks = {}
     if context == LONG_CONTEXT:
-        checks = {name: Check(ratios(times[name], times[fastest]).median, most) for name, most in LIMITS.items()}
+        checks = {
+            name: Check(ratios(times[name], times[fastest]).median, path_limit) for name, path_limit in LIMITS.items()
+        }
     facts: dict[str, int | str] = {**shape._asdict(), "context": context, "fastest": fastest}
     return Record("path_decode", threads, facts, entries, checks)
 

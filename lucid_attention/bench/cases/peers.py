@@ -1,6 +1,6 @@
 """The contestants. Shapes as in the library: q [B, H·G, T, D], k and v [B, H, T, D]; D = E throughout.
 
-Peers are what a reader of the paper who knows torch would write: no worse, no better.
+A peer is the code that a reader of the paper who knows torch would write.
 """
 
 import math
@@ -23,11 +23,11 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Peer(NamedTuple):
     run: Callable[..., Any]
     solves: bool
-    """Whether it computes LUCID; if not, softmax attention."""
+    """Whether the peer computes LUCID. Otherwise it computes softmax attention."""
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Torch's causal softmax attention: what LUCID replaces."""
+    """Torch's causal softmax attention, which LUCID replaces."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
@@ -41,7 +41,7 @@ def dense_solve(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     root = math.sqrt(k.shape[-1])
     P = (k_rn @ k_rn.mT / root - root).exp()
     y = torch.linalg.solve_triangular(P, v, upper=False, unitriangular=True)
-    # The solution is column-major, with which torch's attention is slow.
+    # The solution is column-major, which makes torch's attention slow.
     return sdpa(q, k, y.contiguous())
 
 
@@ -146,14 +146,14 @@ class Cache:
         """
         H, T, D = k.shape[1:]
         room = T + max(spare, T // 8)
-        keys, kept, k_rn = (k.new_zeros(1, H, room, D) for _ in range(3))
+        keys, stored, k_rn = (k.new_zeros(1, H, room, D) for _ in range(3))
         inverse_norms = k.new_zeros(1, H, room)
         keys[:, :, : T - 1] = k[:, :, :-1]
-        kept[:, :, : T - 1] = values
+        stored[:, :, : T - 1] = values
         k_rn[:, :, : T - 1] = _normalized(k[:, :, :-1])
         inverse_norms[:, :, : T - 1] = inverse_key_norms(k[:, :, :-1])
-        new = (x[:, :, -1:].clone() for x in (q, k, v))
-        return cls(keys, kept, inverse_norms, k_rn, T - 1, *new)
+        new_token = (x[:, :, -1:].clone() for x in (q, k, v))
+        return cls(keys, stored, inverse_norms, k_rn, T - 1, *new_token)
 
     def append_key(self) -> Tensor:
         self.k[:, :, self.length] = self.new_k[:, :, 0]
@@ -164,7 +164,7 @@ class Cache:
         return self.values[:, :, : self.length + 1]
 
 
-# A decoder returns the output of the new token and what it put into the value slot.
+# A decoder returns the output of the new token and its stored value, v or y.
 Decoded = tuple[Tensor, Tensor]
 
 

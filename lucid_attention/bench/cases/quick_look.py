@@ -15,11 +15,11 @@ SHAPES = (Shape(64, 32, 4), Shape(64, 8, 8))
 LENGTHS, CONTEXTS = (512, 2048), (4096, 32768)
 SOFTMAX, LUCID = "softmax", "LUCID"
 LEGEND = (
-    "Medians and quartiles over rounds. heads: query/key-value heads. tokens: the length, for decoding those in the "
-    "cache. softmax: torch's scaled_dot_product_attention; for decoding the faster of it and two matrix products. "
-    "counted: the expected ratio, by the count of operations (the solve is one more attention per key/value head), for "
-    "decoding by the numbers read. Attention is a part of a model: `lucid bench model_training model_decode` measures "
-    "whole models. `lucid bench memory` measures memory, `lucid bench --help` lists the rest."
+    "Medians and quartiles over rounds. heads: query/key-value heads. tokens: the length; for decoding, the tokens "
+    "in the cache. softmax: torch's scaled_dot_product_attention; for decoding, the faster of SDPA and two matrix "
+    "products. counted: the expected ratio, from the count of operations (the solve is one more attention per "
+    "key/value head); for decoding, from the numbers read. Attention is a part of a model: `lucid bench model_training "
+    "model_decode` measures whole models. `lucid bench memory` measures memory, `lucid bench --help` lists the rest."
 )
 
 

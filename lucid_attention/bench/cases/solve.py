@@ -15,7 +15,7 @@ from .peers import DENSE, OURS, PAPER, SDPA
 
 # The limit is this multiple of the ratio that the count of operations gives.
 SLACK = 1.05
-# The greatest length for the slow contestants, and for comparing gradients.
+# Longest sequence for the slow contestants, and for comparing gradients.
 SLOW_LENGTH = 4096
 GATE_LENGTH = 300
 # The cost of a solve over that of torch's attention with the same heads, for estimates of duration.
@@ -53,7 +53,7 @@ class Setup:
         """Operations, as if all of them ran at the speed of torch's attention at D = 64."""
         attention = 2.0 * self.N**2 * self.shape.D * (3.5 if self.backward else 1)
         if self.backward and self.dtype == torch.bfloat16:
-            attention *= 3  # true of CPUs without 16-bit products
+            attention *= 3  # holds for CPUs without 16-bit products
         if self.shape.D > 64:
             attention /= 1.2  # larger products are faster
         return attention * (self.shape.heads + COST[name] * self.shape.kv_heads)
@@ -73,15 +73,15 @@ def check_truth(benchmark: str, shape: Shape, backward: bool, dtype: torch.dtype
 
 @cache
 def check_length(benchmark: str, D: int, N: int, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
-    """Compare the solvers with the paper's blocks on one head at length N; gradients at most at SLOW_LENGTH."""
+    """Compare the solvers with the paper's blocks on one head at length N; gradients only up to SLOW_LENGTH."""
     if backward:
         N = min(N, SLOW_LENGTH)
     tensors = gate.inputs(D, 1, 1, N, dtype)
     expected = evaluate(peers.ATTENTIONS[PAPER].run, [x.float() for x in tensors], backward)
     for name in names:
         if peers.ATTENTIONS[name].solves and name != PAPER:
-            got = evaluate(peers.ATTENTIONS[name].run, tensors, backward)
-            gate.check(f"{benchmark}, D={D}, one head, N={N}", name, got, repr(PAPER), expected)
+            results = evaluate(peers.ATTENTIONS[name].run, tensors, backward)
+            gate.check(f"{benchmark}, D={D}, one head, N={N}", name, results, repr(PAPER), expected)
 
 
 def measure(setup: Setup, settings: Settings) -> Record:

@@ -81,8 +81,8 @@ class ModelShape:
     def predicted_decoding(self, context: int) -> float:
         """LUCID over softmax attention for one token, by the numbers read: LUCID reads one more for each key."""
         cached = self.full_layers * context + self.sliding_layers * min(context, self.window)
-        read = self.layers * self.weights + 2 * cached * self.kv_heads * self.head_dim
-        return 1 + self.full_layers * self.kv_heads * context / read
+        numbers_read = self.layers * self.weights + 2 * cached * self.kv_heads * self.head_dim
+        return 1 + self.full_layers * self.kv_heads * context / numbers_read
 
 
 def pairs(T: int, window: int) -> float:
@@ -92,7 +92,7 @@ def pairs(T: int, window: int) -> float:
 
 
 def _attention(pairs: float, D: int) -> float:
-    """Operations for each pair: seven products of D features, two forward and five backward. So has the solve."""
+    """Operations of attention or of a solve: seven products of D features per pair, two forward and five backward."""
     return 7 * 2.0 * pairs * D
 
 
@@ -232,6 +232,6 @@ def check_decoding(shape: ModelShape) -> None:
             caches = {"dynamic": DynamicCache(config=tested.config), "static": StaticCache(tested.config, end)}
             for kind, past in caches.items():
                 parts = x.split([PREFILL, *[1] * STEPS], 1)
-                got = [tested(inputs_embeds=part, past_key_values=past).last_hidden_state for part in parts]
+                outputs = [tested(inputs_embeds=part, past_key_values=past).last_hidden_state for part in parts]
                 part_names = (f"its output from a {kind} cache",)
-                gate.check(where, name, (torch.cat(got, 1),), "the float64 truth", (truth,), part_names)
+                gate.check(where, name, (torch.cat(outputs, 1),), "the float64 truth", (truth,), part_names)

@@ -20,7 +20,7 @@ GIVES = ("gave", "passed", "handed")
 OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 # bAbI asks a question after every segment of a story. Here a story ends with the question after segment 1 to 5.
 SEGMENTS = 5
-# A story that has no question after this many facts is dropped: it has to fit into a prompt.
+# Drop a story that has no question after this many facts: a story must fit into a prompt.
 LONGEST = 70
 
 
@@ -141,8 +141,8 @@ def make_story(task: str, rng: random.Random) -> Story:
     """A story of a task, "qa1" to "qa5"; everything random comes from `rng`."""
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
-    facts, asked = TASKS[task](rng)
-    return Story(task, facts, asked.question, asked.answer, asked.supporting, asked.sentence)
+    facts, question = TASKS[task](rng)
+    return Story(task, facts, question.question, question.answer, question.supporting, question.sentence)
 
 
 FactsAndQuestion = tuple[tuple[str, ...], _Question]
@@ -211,7 +211,7 @@ def _until_asked(
 ) -> FactsAndQuestion:
     """A story of 1 to `SEGMENTS` segments, and the question after the last. segment: fewest facts of a segment.
 
-    ask: a question about a world; None while there is none to ask, which makes the segment longer.
+    ask: gives a question about a world, or None. While it gives None, the segment gets longer.
     """
     while True:
         segments_left, segment_facts = rng.randint(1, SEGMENTS), 0
@@ -305,9 +305,9 @@ def _qa5(rng: random.Random) -> FactsAndQuestion:
             f"Who received the {gift.thing}?": ("other", ("thing",)),
         }
         question = rng.choice(list(forms))
-        asked, named = forms[question]
-        fitting = [i for i, fact in gifts if all(getattr(fact, name) == getattr(gift, name) for name in named)]
-        answer = getattr(gift, asked)
+        asked_field, named_fields = forms[question]
+        fitting = [i for i, fact in gifts if all(getattr(fact, name) == getattr(gift, name) for name in named_fields)]
+        answer = getattr(gift, asked_field)
         return _Question(question, answer, (index,), answer) if index == fitting[-1] else None
 
     return _until_asked(GIVERS, (_move, _get, _drop, _give, _give), ask, 3, rng)

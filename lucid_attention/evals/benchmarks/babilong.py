@@ -145,7 +145,9 @@ PROMPTS = {
 def render_prompt(task: str, text: str, question: str) -> str:
     """The prompt for a text and a question."""
     prompt = PROMPTS[task]
-    examples = "".join(f"{example}\n{asked} {answer}\n\n" for example, asked, answer in prompt.examples)
+    examples = "".join(
+        f"{example}\n{example_question} {answer}\n\n" for example, example_question, answer in prompt.examples
+    )
     return f"{prompt.instruction}\n\n{examples}{text.strip()}\n{question.strip()}"
 
 
@@ -311,12 +313,12 @@ def _from_hub(name: str, settings: Babilong, samples: int) -> list[dict[str, Any
 def score_strict(task: str, question: str, target: str, output: str) -> float:
     """The original's score: 1 if the first sentence holds the target and no other label. Labels in the question do not
     count."""
-    answer, asked = output.lower(), question.lower()
+    answer, question_text = output.lower(), question.lower()
     # The answer ends with its first sentence, or where the model makes up another example.
     for end in (".", "<context>", "<example>"):
         answer = answer.split(end)[0]
     labels = {label.lower() for label in LABELS[task]}
-    return float({label for label in labels if label in answer and label not in asked} == {target.lower()})
+    return float({label for label in labels if label in answer and label not in question_text} == {target.lower()})
 
 
 def score_lax(target: str, output: str) -> float:
@@ -344,7 +346,7 @@ def cells(options: Options) -> list[Cell]:
     """A cell for every task and length."""
     if options.scoring not in SCORINGS:
         raise EvalError(f"--scoring must be one of {', '.join(SCORINGS)}, got {options.scoring!r}")
-    made = []
+    made_cells = []
     room = options.answer_tokens or ANSWER_TOKENS
     for task in options.qa:
         for length in options.lengths or LENGTHS:
@@ -357,7 +359,7 @@ def cells(options: Options) -> list[Cell]:
             }
             check_fits(Babilong(**settings), options)
             metadata = {"settings": settings, "samples": options.samples, "tokenizer": options.tokenizer}
-            made.append(
+            made_cells.append(
                 Cell(
                     labels={"task": task, "length": length},
                     metric=options.scoring,
@@ -368,4 +370,4 @@ def cells(options: Options) -> list[Cell]:
                     keep=("question", "target", "supporting"),
                 )
             )
-    return made
+    return made_cells

@@ -15,7 +15,7 @@ LOGGERS = ("huggingface_hub", "huggingface_hub.utils._http", "datasets")
 
 
 def hub_split(name: str, config: str, split: str, alternative: str) -> list[Row]:
-    """A split of a data set on the hub. alternative: a sentence for the error message on what to do without the hub."""
+    """A split of a data set on the hub. alternative: for the error message, a sentence on a way without the hub."""
     from datasets import load_dataset
 
     with _errors_explained(f"data set {name!r} (config {config!r}, split {split!r})", alternative):

@@ -18,7 +18,7 @@ from ..cells import EvalError
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 KINDS = ("noise", "needles", "prose", "essays")
 ESSAYS = "baber/paul_graham_essays"
-# Stop reading a source here: 131 072 tokens need only some 600 000 characters.
+# Characters to read from a source: 131 072 tokens need only about 600 000.
 LONGEST_TEXT = 20_000_000
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -50,12 +50,12 @@ def noise() -> Haystack:
 
 def lines(make: Callable[[], str]) -> Haystack:
     """Lines from `make`. A unit is a line."""
-    made: list[str] = []
+    cached_lines: list[str] = []
 
     def take(units: int) -> list[str]:
-        while len(made) < units:
-            made.append(make())
-        return made[:units]
+        while len(cached_lines) < units:
+            cached_lines.append(make())
+        return cached_lines[:units]
 
     return Haystack(take, "\n")
 
@@ -71,7 +71,7 @@ class Prose:
         object.__setattr__(self, "ends", list(accumulate(len(sentence.split(" ")) for sentence in self.sentences)))
 
     def from_random_place(self, random: Random) -> Haystack:
-        """The text from a random sentence on; after its end it starts again. A unit is a word.
+        """The text from a random sentence on; after the end, it starts again. A unit is a word.
 
         The last sentence may be cut.
         """

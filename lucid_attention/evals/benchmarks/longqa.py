@@ -76,15 +76,15 @@ def documents(name: str, split: str, data_dir: str = "") -> list[dict[str, Any]]
     if name not in TASKS:
         raise EvalError(f"a task must be one of {', '.join(TASKS)}, got {name!r}")
     task = TASKS[name]
-    read = _longbench_rows if task.suite == "longbench" else _scrolls_rows
-    made = []
-    for row in read(name, split, data_dir):
+    read_rows = _longbench_rows if task.suite == "longbench" else _scrolls_rows
+    docs = []
+    for row in read_rows(name, split, data_dir):
         prompt = task.prompt.format(context=row["context"], question=row["question"])
         choices = YES_NO if name == "qasper" and all(map(is_yes_no, row["answers"])) else []
-        made.append({"id": row["id"], "prompt": prompt, "answers": row["answers"], "choices": choices})
-    if not made:
+        docs.append({"id": row["id"], "prompt": prompt, "answers": row["answers"], "choices": choices})
+    if not docs:
         raise EvalError(f"{name}: split {split!r} holds no questions")
-    return made
+    return docs
 
 
 def _file(name: str, split: str) -> str:
@@ -153,7 +153,7 @@ def cut_middle(prompt: str, tokenizer: Any, room: int) -> str:
         cut = prompt[: offsets[half - 1][1]] + prompt[offsets[len(offsets) - half][0] :] if half else ""
         if count_tokens(tokenizer, cut) <= room:
             return cut
-    raise EvalError(f"--max-length leaves {room} tokens for a prompt, too few")
+    raise EvalError(f"--max-length must leave room for a prompt, got {room} tokens")
 
 
 def dataset(
@@ -171,8 +171,8 @@ def dataset(
     from datasets import Dataset
 
     loaded, room = load_tokenizer(tokenizer), length - answer_tokens
-    chosen = documents(name, part, data_dir)[: samples or None]
-    return {"test": Dataset.from_list([{**doc, "prompt": cut_middle(doc["prompt"], loaded, room)} for doc in chosen])}
+    docs = documents(name, part, data_dir)[: samples or None]
+    return {"test": Dataset.from_list([{**doc, "prompt": cut_middle(doc["prompt"], loaded, room)} for doc in docs])}
 
 
 def normalized_words(text: str) -> list[str]:
@@ -231,8 +231,8 @@ def _cells(suite: str, options: Options) -> list[Cell]:
     if options.part not in PARTS:
         raise EvalError(f"--part must be one of {', '.join(PARTS)}, got {options.part!r}")
     if options.data_dir and not Path(options.data_dir).is_dir():
-        raise EvalError(f"--data-dir must be a folder, got {options.data_dir!r}, which is none")
-    made = []
+        raise EvalError(f"--data-dir must be a folder, got {options.data_dir!r}, which is not a folder")
+    cells = []
     for name, task in TASKS.items():
         if task.suite != suite:
             continue
@@ -259,8 +259,8 @@ def _cells(suite: str, options: Options) -> list[Cell]:
             length=length,
             out_of=task.out_of,
         )
-        made.append(_with_choices(cell) if name == "qasper" else cell)
-    return made
+        cells.append(_with_choices(cell) if name == "qasper" else cell)
+    return cells
 
 
 def _file_sha256(name: str, data_dir: str) -> str:

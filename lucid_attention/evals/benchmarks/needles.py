@@ -27,7 +27,7 @@ PROMPT = (
     "What {are_all} the special magic {kind} for {query} mentioned in the provided text?"
 )
 ANSWER = "The special magic {kind} for {query} mentioned in the provided text {are}"
-# The shortest and the longest sample.
+# Tokens of the shortest and the longest sample.
 LENGTHS = (256, 131_072)
 # RULER leaves 128 tokens for an answer. In a short context, leave length / SHARE.
 ANSWER_TOKENS, SHARE = 128, 16
@@ -117,13 +117,13 @@ MAKERS: dict[str, Callable[[Random], str]] = {"numbers": _number, "words": _word
 def _words() -> tuple[list[str], list[str]]:
     from wonderwords import RandomWord
 
-    known = RandomWord()
-    adjectives, nouns = (sorted(set(known.filter(include_categories=[name]))) for name in ("adjective", "noun"))
+    generator = RandomWord()
+    adjectives, nouns = (sorted(set(generator.filter(include_categories=[name]))) for name in ("adjective", "noun"))
     return adjectives, nouns
 
 
 def _fresh(kind: str, random: Random, taken: set[str]) -> str:
-    """A key or value that is not in `taken`, and is added to it."""
+    """A key or value that is not in `taken`. It is added to `taken`."""
     for _ in range(1000):
         word = MAKERS[kind](random)
         if word not in taken:
@@ -171,13 +171,13 @@ def write(settings: Needles, drawn: Draft, units: int) -> tuple[str, str, list[i
     starts: list[int] = []
     position, done = 0, 0
     for depth, sentence in zip(drawn.depths, drawn.sentences, strict=True):
-        place = int(depth * (len(pieces) + 1))
-        before = pieces[done:place]
+        piece_index = int(depth * (len(pieces) + 1))
+        before = pieces[done:piece_index]
         position += sum(map(len, before)) + len(drawn.hay.separator) * len(before)
         starts.append(position)
         position += len(sentence) + len(drawn.hay.separator)
         text += [*before, sentence]
-        done = place
+        done = piece_index
     text += pieces[done:]
     single = settings.queries * settings.values == 1
     kind = settings.kind.removesuffix("s") if single else settings.kind

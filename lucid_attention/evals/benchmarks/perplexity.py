@@ -20,7 +20,7 @@ from ..tokens import load_tokenizer
 
 # Logits are made for this many tokens at a time: [T, vocabulary] would take 17 GB at 131 072 tokens.
 ROWS = 1024
-# The first bucket ends here; every other bucket ends at twice its first position.
+# The end of the first bucket. Every other bucket ends at twice its first position.
 FIRST_BUCKET = 64
 # The number of tokens that are predicted after every context.
 TARGETS = 256
@@ -62,13 +62,13 @@ def _logits(head: Any, h: Tensor, cap: float | None) -> Tensor:
 
 def check_head(model: Any, input_ids: Tensor) -> None:
     """Refuse a model that changes its logits after the head in a way that `token_losses` does not know."""
-    few = input_ids[:1, :4]
+    few_ids = input_ids[:1, :4]
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     with torch.no_grad():
-        theirs = model(input_ids=few, use_cache=False).logits.float()
-        h = getattr(model, model.base_model_prefix)(input_ids=few, use_cache=False)[0]
-        ours = _logits(model.get_output_embeddings(), h, cap)
-    if not torch.allclose(theirs, ours, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+        model_logits = model(input_ids=few_ids, use_cache=False).logits.float()
+        h = getattr(model, model.base_model_prefix)(input_ids=few_ids, use_cache=False)[0]
+        our_logits = _logits(model.get_output_embeddings(), h, cap)
+    if not torch.allclose(model_logits, our_logits, rtol=1e-2, atol=1e-2 * float(model_logits.abs().max())):
         raise EvalError(f"{type(model).__name__} changes its logits after the head: its losses cannot be computed here")
 
 
@@ -151,9 +151,11 @@ def _evaluate(
 
 
 def _check_vocabulary(model: Any, pieces: Tensor) -> None:
-    known, largest = model.get_input_embeddings().num_embeddings, int(pieces.max())
-    if largest >= known:
-        raise EvalError(f"--text has token {largest}, and the model knows {known}: it was made with another tokenizer")
+    vocab_size, largest = model.get_input_embeddings().num_embeddings, int(pieces.max())
+    if largest >= vocab_size:
+        raise EvalError(
+            f"--text has token {largest}, and the model knows {vocab_size}: it was made with another tokenizer"
+        )
 
 
 def by_position(options: Options) -> list[Cell]:

@@ -20,7 +20,7 @@ EXAMPLE_LENGTH = 500
 
 
 class Task(NamedTuple):
-    """make: (tokenizer, length, samples) -> samples. smallest: a prompt with its answer, about the shortest one."""
+    """make: (tokenizer, length, samples) -> samples. smallest: about the shortest prompt with its answer."""
 
     answer_tokens: int
     make: Callable[[Any, int, int], list[dict[str, Any]]]
@@ -103,7 +103,7 @@ def _seeded(*seed: int | str) -> Iterator[None]:
 def cells(options: Options) -> list[Cell]:
     """A cell for every task and length."""
     tokenizer = load_tokenizer(options.tokenizer)
-    made = []
+    made_cells = []
     for name, task in TASKS.items():
         for length in options.lengths or (2048, 4096):
             _check_fits(name, task, tokenizer, length)
@@ -116,8 +116,10 @@ def cells(options: Options) -> list[Cell]:
             }
             labels: Labels = {"task": name, "length": length}
             room = task.answer_tokens
-            made.append(Cell(labels, "score", "lucid_ruler", metadata=metadata, answer_tokens=room, length=length))
-    return made
+            made_cells.append(
+                Cell(labels, "score", "lucid_ruler", metadata=metadata, answer_tokens=room, length=length)
+            )
+    return made_cells
 
 
 def _check_fits(name: str, task: Task, tokenizer: Any, length: int) -> None:

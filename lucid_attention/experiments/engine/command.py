@@ -22,12 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scales = [f"{scale.name}: {scale.about}{' (default)' if scale is SMALL else ''}" for scale in SCALES.values()]
     parser.add_argument("--scale", choices=tuple(SCALES), default=SMALL.name, help="; ".join(scales))
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="FOLDER", help=f"of the records (default: {DEFAULT_OUT})"
+        "--out",
+        type=Path,
+        default=DEFAULT_OUT,
+        metavar="FOLDER",
+        help=f"folder of the records (default: {DEFAULT_OUT})",
     )
-    parser.add_argument("--processes", type=_count, metavar="N", help="jobs at a time (default: one a core)")
-    parser.add_argument("--restart", action="store_true", help="do finished jobs again")
+    parser.add_argument("--processes", type=_count, metavar="N", help="jobs at a time (default: one per core)")
+    parser.add_argument("--restart", action="store_true", help="run finished jobs again")
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what would run, checked as far as it can be, and stop"
+        "--dry-run", action="store_true", help="print and check the jobs or commands, without running them"
     )
 
 
@@ -61,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> int:
     if scale is PAPER and (args.restart or args.processes):
-        raise ValueError("--restart and --processes are not for --scale paper: its commands have their own")
+        raise ValueError("--scale paper takes no --restart and no --processes: its commands have their own options")
     if args.dry_run:
         dry_run(name, scale, args.out)
         return 0
@@ -79,13 +83,13 @@ def list_experiments() -> None:
     for name in EXPERIMENTS:
         claim = load(name).CLAIM
         # Some experiments are not in the paper.
-        where = f"§{claim.section}" if claim.section[0] in "A1234" else "new"
-        print(f"{name:<18} {where:<5} {claim.title}")
+        section = f"§{claim.section}" if claim.section[0] in "A1234" else "new"
+        print(f"{name:<18} {section:<5} {claim.title}")
         print(f"{'':<18} {'':<5} paper: {claim.paper}")
 
 
 def dry_run(name: str, scale: Scale, out: Path) -> None:
-    """Print what would run. The commands of the full recipe are checked as they are before they run."""
+    """Print the jobs or commands of an experiment. The commands of the full recipe are checked, as before a run."""
     if scale is PAPER:
         steps = load(name).paper()
         check_steps(steps)
@@ -102,7 +106,7 @@ def dry_run(name: str, scale: Scale, out: Path) -> None:
         print(f"{job.label or job.key}   # about {clock(job.seconds)}")
     seconds = clock(sum(job.seconds for job in jobs))
     print(f"{name}: {len(planned) - len(jobs)} jobs finished, {len(jobs)} to do, about {seconds} of one core;", end=" ")
-    print("others may follow from what these find")
+    print("their results may add others")
 
 
 def show(result: dict[str, Any]) -> None:

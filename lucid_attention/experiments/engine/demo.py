@@ -1,4 +1,4 @@
-"""`lucid demo`: show what LUCID does and what it costs in a few minutes, as a report."""
+"""`lucid demo`: train, measure and write a report, in a few minutes."""
 
 import argparse
 import sys
@@ -32,13 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_OUT,
         metavar="FOLDER",
-        help=f"of records and report (default: {DEFAULT_OUT})",
+        help=f"folder of records and report (default: {DEFAULT_OUT})",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """`lucid demo`. Finished jobs stay when it is stopped."""
-    scale, began = QUICK if args.quick else DEMO, time.monotonic()
+    scale, start = QUICK if args.quick else DEMO, time.monotonic()
     command = "lucid demo --quick" if args.quick else "lucid demo"
     print(f"About {scale.about}; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
     try:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(STOPPED, file=sys.stderr)
         return 130
     show(results)
-    print(f"\n{clock(time.monotonic() - began)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
+    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
     return 0
 
 

@@ -1,8 +1,8 @@
 """Jobs: the pieces of work of experiments, each done once.
 
-A job is a function of this room and arguments that JSON can write. A store keeps its record in a folder named by a hash
-of both and of the code that the function depends on. An experiment that runs again, or another one that needs the same
-job, finds the record there; after an edit of that code the job runs again.
+A job is a function of `lucid_attention.experiments`, and arguments that JSON can write. A store keeps its record in a
+folder named by a hash of both and of the code that the function depends on. An experiment that runs again, or another
+one that needs the same job, finds the record there; after an edit of that code the job runs again.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Job:
 
     function: "module:name", a module below `lucid_attention.experiments`.
     arguments: everything that the record depends on, beside the code.
-    label: its name in the progress. seconds: its duration, about, for the time left.
+    label: its name in the progress. seconds: about its duration, for the time left.
     alone: nothing runs beside it, because it measures time.
     """
 
@@ -129,7 +129,7 @@ class Store(Mapping[Job, Record]):
 
 
 class Work:
-    """What a job gets: a folder for its files, and the records and folders of earlier jobs."""
+    """The first argument of a job: a folder for its files, and the records and folders of earlier jobs."""
 
     def __init__(self, store: Store, job: Job) -> None:
         self.store = store

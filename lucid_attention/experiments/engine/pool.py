@@ -1,4 +1,4 @@
-"""Run jobs in parallel processes and show how far they are. Finished jobs stay, even if others fail."""
+"""Run jobs in parallel processes and show the progress. Finished jobs stay, even if others fail."""
 
 import multiprocessing
 import os
@@ -21,14 +21,14 @@ LOG = "failed.txt"
 
 
 class JobsFailed(Exception):
-    """Which jobs failed, and the files that say why."""
+    """The failed jobs, and the files with their errors."""
 
 
 class Progress:
     """One bar on a terminal; elsewhere a line every half minute.
 
-    The time left is an estimate for the jobs known so far: finished jobs show how this machine compares with the
-    seconds that jobs were expected to take.
+    The time left is an estimate for the jobs known so far: finished jobs show how their
+    duration on this machine compares with the expected one.
     """
 
     interval = 0.5
@@ -64,22 +64,22 @@ class Progress:
         self.done_expected += job.seconds
 
     def seconds_left(self) -> float | None:
-        """None as long as the speed of this machine is unknown."""
+        """The seconds left; None as long as the speed of this machine is unknown."""
         now = time.monotonic()
         elapsed = now - (self.started_at or now)
-        # A running job counts by the time it has run, up to nine tenths of what was expected.
-        partly = sum(min(now - begun, 0.9 * job.seconds) for job, begun in self.running.items())
-        known = self.done_expected + partly
-        if elapsed < 2 or known <= 0:
+        # A running job counts by the time it has run, up to nine tenths of its expected time.
+        running_seconds = sum(min(now - start, 0.9 * job.seconds) for job, start in self.running.items())
+        done_seconds = self.done_expected + running_seconds
+        if elapsed < 2 or done_seconds <= 0:
             return None
-        return max(1.0, elapsed * (self.expected - known) / known)
+        return max(1.0, elapsed * (self.expected - done_seconds) / done_seconds)
 
     def show(self) -> None:
         """Update the bar, or print a line if the last one is half a minute old."""
         if self.quiet:
             return
-        left = self.seconds_left()
-        text = f"{self.finished_jobs}/{self.jobs} jobs, {'…' if left is None else clock(left)} left"
+        seconds = self.seconds_left()
+        text = f"{self.finished_jobs}/{self.jobs} jobs, {'…' if seconds is None else clock(seconds)} left"
         names = ", ".join(job.label or job.function for job in self.running)
         if self.bar is not None:
             self.bar.total, self.bar.n = self.jobs, self.finished_jobs
@@ -98,39 +98,39 @@ class Progress:
 
 def clock(seconds: float) -> str:
     """1:05, or 2:01:05."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
 
 
 def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: int | None = None) -> None:
     """Run the jobs that are not finished in the store.
 
-    processes: how many at a time, each with one thread; default one for every core. Jobs that measure time run last,
+    processes: jobs at a time, each with one thread; default one per core. Jobs that measure time run last,
     one at a time.
     """
-    waiting = [job for job in dict.fromkeys(jobs) if job not in store]
-    for job in waiting:
+    unfinished = [job for job in dict.fromkeys(jobs) if job not in store]
+    for job in unfinished:
         job.resolve()
-    count = min(processes or available_cores(), max(1, len(waiting)))
+    count = min(processes or available_cores(), max(1, len(unfinished)))
     # Spawned, not forked: a forked process hangs in torch's threads and inherits settings of this one.
     context = multiprocessing.get_context("spawn")
     failed: list[str] = []
-    if waiting:
+    if unfinished:
         with _Pool(count, context) as pool:
             # The longest first: a long job at the end would leave the other cores without work.
-            shared = sorted((job for job in waiting if not job.alone), key=lambda job: -job.seconds)
+            shared = sorted((job for job in unfinished if not job.alone), key=lambda job: -job.seconds)
             try:
                 failed += _run(pool, shared, count, store, progress)
-                failed += _run(pool, [job for job in waiting if job.alone], 1, store, progress)
+                failed += _run(pool, [job for job in unfinished if job.alone], 1, store, progress)
             except BrokenProcessPool as error:
                 names = ", ".join(job.label or job.key for job in progress.running)
                 raise JobsFailed(
-                    f"a process was killed, which is what happens when memory runs out; running were: {names}. "
-                    "--processes 1 needs less of it"
+                    f"a process was killed, probably because memory ran out, during: {names}. "
+                    "--processes 1 needs less memory"
                 ) from error
     if failed:
-        raise JobsFailed(f"{len(failed)} of {len(waiting)} jobs failed; the reasons are in {', '.join(failed)}")
+        raise JobsFailed(f"{len(failed)} of {len(unfinished)} jobs failed; the reasons are in {', '.join(failed)}")
 
 
 class _Pool:

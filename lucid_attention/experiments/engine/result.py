@@ -28,9 +28,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What an experiment found.
+    """The outcome of an experiment.
 
-    ours: the numbers, short. verdict: one of VERDICTS. because: the reason for the verdict. seeds: how many were run.
+    ours: the numbers, short. verdict: one of VERDICTS. because: the reason for the verdict. seeds: the number of seeds.
     """
 
     ours: str
@@ -167,8 +167,8 @@ def bars(
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, note: str = "") -> Table:
     """Cells are text, numbers, spreads or None."""
-    shown = [[_cell(cell) for cell in row] for row in rows]
-    return {"title": title, "note": note, "columns": list(columns), "rows": shown}
+    cells = [[_cell(cell) for cell in row] for row in rows]
+    return {"title": title, "note": note, "columns": list(columns), "rows": cells}
 
 
 def _cell(cell: Any) -> Any:

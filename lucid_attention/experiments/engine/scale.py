@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of every experiment is run. Settings that concern one experiment alone stand in its file.
+    """How much of every experiment is run. Settings of one experiment are in its file.
 
     name: on the command line, in results and in the names of their folders.
-    about: what the scale is for, in a few words.
+    about: the purpose of the scale, in a few words.
     seeds: every run is repeated with each of them.
     every_attention: where attentions are compared, all of ATTENTIONS take part; otherwise two or three.
     tiny: sizes that only show that an experiment runs. Nothing is learned, so the claim is not judged.

@@ -44,7 +44,7 @@ class Step:
 
     @property
     def line(self) -> str:
-        """The command as one types it."""
+        """The command as typed in a shell."""
         if self.processes == 1:
             return shlex.join(["lucid", *self.words])
         return shlex.join(["torchrun", f"--nproc-per-node={self.processes}", "-m", "lucid_attention.cli", *self.words])
@@ -58,12 +58,12 @@ class Step:
             # An earlier step makes the checkpoint, so its attention is not on the disk yet: read it from the name.
             start = words.index("--from")
             run = words[start + 1].removesuffix("/model").rpartition("/")[2]
-            named = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
-            words[start : start + 2] = ["--attention", max(named, key=len)] if named else []
+            attentions = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
+            words[start : start + 2] = ["--attention", max(attentions, key=len)] if attentions else []
         return recipe_from(_parsed(add_train_arguments, "train", words))
 
     def check(self) -> None:
-        """Refuse what the command itself would refuse: unknown names, recipes that do not fit, misspelt options."""
+        """Refuse a command that would fail: unknown names, recipes that do not fit, misspelt options."""
         command = self.words[0]
         if command == "train":
             recipe = self.recipe()
@@ -105,15 +105,15 @@ def training_operations(recipe: Recipe) -> float:
     for name in config.layer_attentions:
         solved = config.num_key_value_heads if "lucid" in name else 0
         heads = config.num_attention_heads + (solved or 0)
-        seen = config.options_of(name).get("window", recipe.sequence_length)
-        scores += 6 * min(seen, recipe.sequence_length) * config.head_dim * heads
+        visible = config.options_of(name).get("window", recipe.sequence_length)
+        scores += 6 * min(visible, recipe.sequence_length) * config.head_dim * heads
     recomputed = 4 / 3 if recipe.gradient_checkpointing else 1
     return recomputed * tokens * (6 * parameters(recipe) + scores)
 
 
 def parameters(recipe: Recipe) -> int:
     """The number of weights of the recipe's model. No memory is needed for them."""
-    # These fields change nothing: without them, recipes of one model share one answer.
+    # These fields do not change the number. Without them, recipes of one model share a cache entry.
     return _parameters(json.dumps(asdict(replace(recipe, about="", steps=1, seed=0))))
 
 
@@ -141,7 +141,7 @@ def evaluate(checkpoint: str, tasks: str, out: str, *more: str, processes: int =
 
 
 def check_steps(steps: Sequence[Step]) -> None:
-    """Check every command, and that an earlier command writes the checkpoint that it reads."""
+    """Check every command, and that an earlier command writes each checkpoint that it reads."""
     written: set[str] = set()
     for step in steps:
         step.check()

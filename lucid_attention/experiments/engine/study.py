@@ -24,7 +24,7 @@ from .result import Claim, Conclusion
 from .scale import PAPER, Scale
 from .steps import Step, check_steps, results_of
 
-# An experiment comes after those whose models it uses. Its title and section are its CLAIM's.
+# An experiment comes after those whose models it uses.
 EXPERIMENTS = (
     "memory_update",
     "needle_grid",
@@ -63,7 +63,7 @@ class Experiment(Protocol):
         """The jobs that are known to be needed, given those that are done. Called again until all of them are done."""
 
     def conclude(self, scale: Scale, done: Done) -> Conclusion:
-        """What the records say."""
+        """The conclusion from the records."""
 
     def paper(self) -> list[Step]:
         """The commands of the full recipe."""
@@ -93,22 +93,22 @@ def run_experiment(
 def run_together(
     names: Sequence[str], scale: Scale, out: Path, command: str, *, processes: int | None = None, quiet: bool = False
 ) -> list[dict[str, Any]]:
-    """Run several experiments at once, with one estimate of the time left. command: which the report names."""
+    """Run several experiments at once, with one estimate of the time left. command: for the report."""
     experiments, store = {name: load(name) for name in names}, Store(Path(out) / JOBS)
     progress = Progress(quiet=quiet)
-    known: set[Job] = set()
+    known_jobs: set[Job] = set()
     try:
         while True:
             planned = {
                 name: list(dict.fromkeys(experiment.plan(scale, store))) for name, experiment in experiments.items()
             }
             jobs = dict.fromkeys(job for plan in planned.values() for job in plan)
-            fresh = [job for job in jobs if job not in known and job not in store]
-            known |= set(jobs)
-            if not fresh:
+            new_jobs = [job for job in jobs if job not in known_jobs and job not in store]
+            known_jobs |= set(jobs)
+            if not new_jobs:
                 break
-            progress.add(fresh)
-            run_jobs(fresh, store, progress, processes)
+            progress.add(new_jobs)
+            run_jobs(new_jobs, store, progress, processes)
     finally:
         progress.close()
     results = []
@@ -121,7 +121,7 @@ def run_together(
 
 
 def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
-    """What an experiment concludes from its records. At a tiny scale there is no verdict."""
+    """The conclusion of an experiment from its records. A tiny scale has no verdict."""
     conclusion = experiment.conclude(scale, done)
     if scale.tiny:
         return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
@@ -133,7 +133,7 @@ def run_full_recipe(name: str, out: Path) -> int:
 
     Every command resumes where it was stopped, and does nothing if it is finished.
     """
-    steps, began = load(name).paper(), time.monotonic()
+    steps, start = load(name).paper(), time.monotonic()
     check_steps(steps)
     for number, step in enumerate(steps, 1):
         print(f"{number}/{len(steps)}: {step.line}", flush=True)
@@ -142,12 +142,12 @@ def run_full_recipe(name: str, out: Path) -> int:
             print(f"lucid experiment: step {number} of {len(steps)} ended with {code}: {step.line}", file=sys.stderr)
             return code
     command = f"lucid experiment {name} --scale {PAPER.name}"
-    save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - began)
+    save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - start)
     return 0
 
 
 def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:
-    """Forget the jobs of all rounds, the last round first: a stop in between leaves none that no plan names."""
+    """Forget the jobs of all rounds, the last round first: after a stop, `plan` still names every job that is left."""
     while jobs := [job for job in experiment.plan(scale, store) if job in store]:
         for job in reversed(jobs):
             store.forget(job)
@@ -190,7 +190,7 @@ def save_result(
 
 
 def result_file(name: str, scale: Scale, out: Path) -> Path:
-    """Where the result of an experiment is written."""
+    """The file of an experiment's result."""
     return out / f"{name}-{scale.name}" / RESULT
 
 
@@ -201,7 +201,7 @@ def _newest(store: Store, jobs: Sequence[Job]) -> str:
 
 
 def machine() -> str:
-    """What the numbers depend on, in a line."""
+    """Processor, torch and Python, which the numbers depend on, in a line."""
     cpu = platform.processor() or platform.machine()
     try:
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

@@ -24,7 +24,7 @@ CONTESTANTS = {
     "lucid": (OURS, "LUCID", "lucid"),
     "dense": (DENSE, "LUCID, dense solve", "control"),
 }
-# The largest dense matrices that take part; their gradient needs a few times as much memory.
+# The largest dense matrices that take part. Their gradients need several times this memory.
 DENSE_BYTES = 300e6
 # Operations per second of one core, for estimates of duration.
 SPEED = 30e9
@@ -38,7 +38,7 @@ def case_job(benchmark: str, case: str, label: str, seconds: float, *, quick: bo
 
 def run_case(work: Work, benchmark: str, case: str, quick: bool) -> Record:
     """The job: the record of one case of a benchmark. quick: in sizes that only prove that it runs."""
-    cases = {known.key: known for known in BENCHMARKS[benchmark].cases(Settings(threads=(1,), quick=quick))}
+    cases = {item.key: item for item in BENCHMARKS[benchmark].cases(Settings(threads=(1,), quick=quick))}
     if case not in cases:
         raise ValueError(f"case must be one of {', '.join(cases)}, got {case!r}")
     with threads(1):
@@ -132,8 +132,8 @@ def _setup(length: int, shape: Shape, backward: bool) -> solve.Setup:
 def cost_figure(record: Record, title: str, note: str = "") -> Figure:
     """Milliseconds against length, on logarithmic axes."""
     curves = []
-    for name, (_, shown, role) in CONTESTANTS.items():
+    for name, (_, contestant_title, role) in CONTESTANTS.items():
         points = [(x, y) for x, y in zip(record["lengths"], record["milliseconds"][name], strict=True) if y is not None]
         if points:
-            curves.append(series(shown, role, *zip(*points, strict=True), dashed=name == "dense"))
+            curves.append(series(contestant_title, role, *zip(*points, strict=True), dashed=name == "dense"))
     return lines(title, "tokens", "milliseconds", curves, log="xy", note=note)

@@ -35,25 +35,28 @@ VARIATIONS = {
 
 
 def judge(gaps: Mapping[str, Spread]) -> tuple[str, str]:
-    """The verdict and its reason. gaps: by how much LUCID's loss is lower, by setting.
+    """The verdict and its reason. gaps: softmax loss minus LUCID's loss, by setting.
 
     Against the tuned baseline LUCID must be ahead by more than the spread over seeds, at equal steps and at equal time.
     """
-    elsewhere = [words for name, words in VARIATIONS.items() if clear(gaps[name])]
+    better_variations = [words for name, words in VARIATIONS.items() if clear(gaps[name])]
     equal_steps, equal_time = clear(gaps["tuned"]), clear(gaps["equal_time"])
     if equal_steps and equal_time:
         return "holds", "Against a tuned baseline LUCID's loss is lower at equal steps and at equal time."
     if equal_steps:
         return "partly", "Against a tuned baseline LUCID's loss is lower at equal steps, and not at equal time."
-    if elsewhere:
-        also = f"It is {', '.join(elsewhere)}, at equal steps."
-        return "partly", f"Against a tuned baseline LUCID's loss is not lower by more than the spread. {also}"
+    if better_variations:
+        variations_text = f"It is {', '.join(better_variations)}, at equal steps."
+        return (
+            "partly",
+            f"Against a tuned baseline LUCID's loss is not lower by more than the spread. {variations_text}",
+        )
     untuned = " With untuned embeddings it is: LUCID minds them less." if clear(gaps["untuned"]) else ""
     return "does not hold", f"Against a tuned baseline LUCID's loss is lower in no setting.{untuned}"
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
-    """The sweeps and times; then every setting with what they found; then the loss by position."""
+    """The sweeps and times; then every setting with the tuned values; then the loss by position."""
     first = sweep_jobs(scale)
     if not all(job in done for job in first):
         return first
@@ -97,12 +100,12 @@ def trends(gaps: Mapping[str, Spread]) -> str:
         "with small heads": ("tuned", "one_wide_head"),
     }
     grows: list[str] = []
-    rest: list[str] = []
-    for words, (more, less) in pairs.items():
-        margin = max(gaps[more].std, gaps[less].std)
-        (grows if gaps[more].mean - gaps[less].mean > margin else rest).append(words)
+    unclear: list[str] = []
+    for words, (larger, smaller) in pairs.items():
+        margin = max(gaps[larger].std, gaps[smaller].std)
+        (grows if gaps[larger].mean - gaps[smaller].mean > margin else unclear).append(words)
     sentences = [f"The difference grows {', '.join(grows)}."] if grows else []
-    sentences += [f"It does not clearly grow {', '.join(rest)}."] if rest else []
+    sentences += [f"It does not clearly grow {', '.join(unclear)}."] if unclear else []
     return " ".join(sentences)
 
 

@@ -36,7 +36,7 @@ def losses(choice: Choice, setting: str, side: str, done: Done) -> Spread:
 
 
 def gap(choice: Choice, setting: str, done: Done) -> Spread:
-    """By how much LUCID's loss is lower, seed by seed."""
+    """The loss of softmax attention minus that of LUCID, seed by seed."""
     pairs = zip(*(runs_of(choice, setting, side) for side in SIDES), strict=True)
     return spread([loss_of(done[a.job()]) - loss_of(done[b.job()]) for a, b in pairs], digits=3)
 
@@ -69,16 +69,16 @@ def figures(choice: Choice, done: Done) -> list[Figure]:
         steps, y, deviations = curve(runs_of(choice, "untuned", side), done)
         by_step.append(series(f"{TITLES[side]}, untuned", side, steps, y, spread=deviations, dashed=True))
     # The first points are far above the others: cut them off.
-    shown = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
+    loss_range = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
     mean = "Training loss, a mean over the steps between two points."
     return [
-        lines("Loss against steps", "step", NATS, by_step, range=shown, note=mean),
+        lines("Loss against steps", "step", NATS, by_step, range=loss_range, note=mean),
         lines(
             "Loss against time",
             "seconds on one core",
             NATS,
             by_time,
-            range=shown,
+            range=loss_range,
             note=f"{mean} Seconds are steps times the time of a step, measured for both in turn.",
         ),
         position_figure(choice, done),
@@ -87,8 +87,8 @@ def figures(choice: Choice, done: Done) -> list[Figure]:
 
 
 def position_figure(choice: Choice, done: Done) -> Figure:
-    """The loss of both by position, with the short and the long context."""
-    drawn = []
+    """The loss of both attentions by position, with the short and the long context."""
+    curves = []
     for setting, dashed in (("tuned", True), ("long_context", False)):
         for side in SIDES:
             runs = runs_of(choice, setting, side)
@@ -96,34 +96,34 @@ def position_figure(choice: Choice, done: Done) -> Figure:
             losses = [spread(values) for values in zip(*(record["losses"] for record in records), strict=True)]
             name = f"{TITLES[side]}, {runs[0].length} tokens"
             y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
-            drawn.append(series(name, side, records[0]["ends"], y, spread=deviations, dashed=dashed))
+            curves.append(series(name, side, records[0]["ends"], y, spread=deviations, dashed=dashed))
     note = "On unseen text. A point is the mean over the positions from the point before on."
-    return lines("Loss by position", "position up to", NATS, drawn, log="x", note=note)
+    return lines("Loss by position", "position up to", NATS, curves, log="x", note=note)
 
 
 def sweep_figure(choice: Choice, done: Done) -> Figure:
     """Both sweeps, with one range of colours."""
     size = extent(choice.scale)
-    panels, every, chosen = {}, [], []
+    panels, all_losses, settings_texts = {}, [], []
     for side in SIDES:
         losses = sweep_losses(choice.scale, side, done)
         values = [[losses[rate, std] for std in size.stds] for rate in size.rates]
         panels[TITLES[side]] = ([f"{rate:g}" for rate in size.rates], [f"{std:g}" for std in size.stds], values)
-        every += list(losses.values())
-        chosen.append(f"{TITLES[side]} {described(choice.tuned[side])}")
+        all_losses += list(losses.values())
+        settings_texts.append(f"{TITLES[side]} {described(choice.tuned[side])}")
     return heatmaps(
         f"The sweep: loss after {size.sweep_steps} steps",
         "learning rate",
         "embeddings, std at the start",
         panels,
-        range=(min(every), max(every)),
+        range=(min(all_losses), max(all_losses)),
         unit="nats",
-        note=f"One seed, not used again. Chosen: {'; '.join(chosen)}.",
+        note=f"One seed, not used again. Chosen: {'; '.join(settings_texts)}.",
     )
 
 
 def described(settings: dict[str, float]) -> str:
-    """In words: "rate 0.01, embeddings 1"."""
+    """Settings in words: "rate 0.01, embeddings 1"."""
     return f"rate {settings['rate']:g}, embeddings {settings['embedding_std']:g}"
 
 
@@ -164,14 +164,14 @@ def time_table(choice: Choice, done: Done) -> Table:
     """Milliseconds of a step."""
     size = extent(choice.scale)
     sizes = size.decoder["sizes"]
-    measured = {
+    jobs = {
         f"the model here: width {size.base.width}, {size.base.batch} × {size.base.length} tokens": timing(choice.scale),
         f"decoder: width {sizes['hidden_size']}, {size.decoder['batch']} × {size.decoder['length']} tokens": (
             decoder_timing(choice.scale)
         ),
     }
     rows = []
-    for model, job in measured.items():
+    for model, job in jobs.items():
         lucid, softmax = done[job]["milliseconds"]
         rows.append([model, f"{softmax:.1f}", f"{lucid:.1f}", f"{done[job]['ratio']:.2f}"])
     note = f"Milliseconds on one core, steps of both in turn, medians. At width 256 and 512 tokens at most {TIME_BAR}."
@@ -179,7 +179,7 @@ def time_table(choice: Choice, done: Done) -> Table:
 
 
 def position_table(choice: Choice, done: Done) -> Table:
-    """By how much LUCID's loss is lower in each range of positions."""
+    """The loss of softmax attention minus that of LUCID, in each range of positions."""
     rows: dict[int, list[str | None]] = {}
     for column, setting in enumerate(("tuned", "long_context")):
         pairs = list(zip(*(runs_of(choice, setting, side) for side in SIDES), strict=True))

@@ -1,4 +1,4 @@
-"""The jobs of `language_model`: a sweep for each side, every setting with what the sweep found, measurements."""
+"""The jobs of `language_model`: a sweep for each side, every setting with the tuned values, measurements."""
 
 import math
 import statistics
@@ -54,7 +54,7 @@ class Extent:
 
     base: the shape of every run. steps, sweep_steps: of the runs that are compared, and of the runs of the sweep.
     rates, stds: learning rates and sizes of embeddings in the sweep.
-    long: the longer context, with as many tokens in a step. wide: the head size of the run with one head.
+    long: the longer context, with the same number of tokens in a step. wide: the head size of the run with one head.
     decoder: arguments of `time_decoders`.
     """
 
@@ -117,7 +117,7 @@ def timing(scale: Scale) -> Job:
 
 
 def decoder_timing(scale: Scale) -> Job:
-    """The same for `LucidForCausalLM`, wider and with more tokens."""
+    """The time of a step of `LucidForCausalLM`, wider and with more tokens."""
     arguments = extent(scale).decoder
     rounds = arguments["rounds"] + 1
     return Job("language_model.runs:time_decoders", arguments, "decoder, time of a step", 5.0 * rounds, alone=True)
@@ -125,9 +125,9 @@ def decoder_timing(scale: Scale) -> Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the first jobs decide.
+    """The settings that the first jobs decide.
 
-    tuned: learning rate and embeddings of each side. late: steps of softmax attention in the time of LUCID's.
+    tuned: learning rate and embeddings of each side. late: steps of softmax attention in LUCID's training time.
     """
 
     scale: Scale
@@ -136,7 +136,7 @@ class Choice:
 
 
 def choose(scale: Scale, done: Done) -> Choice:
-    """The choice that the sweep and the times lead to."""
+    """Choose from the records of the sweep and the times."""
     late = max(1, round(extent(scale).steps * done[timing(scale)]["ratio"]))
     return Choice(scale, {side: tuned(scale, side, done) for side in SIDES}, late)
 
@@ -204,7 +204,7 @@ def position_jobs(choice: Choice) -> list[Job]:
 
 
 def loss_by_position(work: Work, run: dict[str, Any]) -> Record:
-    """The job: mean loss of a trained model on unseen text in ranges of positions, each as long as all before.
+    """The job: mean loss of a trained model on unseen text in ranges of positions, each as long as all before it.
 
     In the record, `ends` holds one past the last position of each range.
     """
@@ -250,11 +250,11 @@ def time_decoders(work: Work, sizes: dict[str, Any], vocab_size: int, length: in
     # The first round warms up.
     for _ in range(rounds + 1):
         for seconds, (model, optimizer) in zip(times, models, strict=True):
-            began = time.perf_counter()
+            start = time.perf_counter()
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
     lucid, softmax = (seconds[1:] for seconds in times)
     return {
         "milliseconds": [1000 * statistics.median(seconds) for seconds in (lucid, softmax)],

@@ -13,7 +13,7 @@ from ..engine.study import Done
 from .training import SmallRun, time_job
 
 GUESS = "a guess without order"
-# Milliseconds of one layer in a step with 1024 tokens, roughly, with any attention: for the estimate of the time left.
+# About the milliseconds of one layer in a step with 1024 tokens, for the estimate of the time left.
 LAYER_MILLISECONDS = 10.0
 
 
@@ -40,8 +40,8 @@ EQUAL_TIME = "equal_time"
 class Contestant:
     """A run that is repeated with several seeds.
 
-    key: by which experiments look it up. title: its short name. role: its colour in the report.
-    change: what else is different from the plain run, in words.
+    key: the name by which experiments look it up. title: its short name. role: its colour in the report.
+    change: the difference from the plain run, in words.
     """
 
     key: str
@@ -93,9 +93,9 @@ def family(run: SmallRun, names: Iterable[str] = ATTENTIONS) -> list[Contestant]
 def by_key(contestants: Iterable[Contestant]) -> dict[str, Contestant]:
     """Contestants by their keys, which must differ."""
     contestants = list(contestants)
-    found = {member.key: member for member in contestants}
-    assert len(found) == len(contestants), [member.key for member in contestants]
-    return found
+    members = {member.key: member for member in contestants}
+    assert len(members) == len(contestants), [member.key for member in contestants]
+    return members
 
 
 def training(contestants: Iterable[Contestant], seeds: Sequence[int]) -> list[Job]:
@@ -104,12 +104,12 @@ def training(contestants: Iterable[Contestant], seeds: Sequence[int]) -> list[Jo
 
 
 def timing(run: SmallRun, against: SmallRun) -> Job:
-    """How long a step of one run takes, over that of another."""
+    """The job that measures the time of a step of one run over that of another."""
     return time_job(run, against, f"time of a step, {run.attention} and {against.attention}")
 
 
 def equal_time(slow: SmallRun, fast: SmallRun, done: Done) -> list[Contestant]:
-    """The faster run with as many steps as fit into the time of the slower one; empty before the times are known."""
+    """The faster run, with the steps that fit into the time of the slower run; empty before the times are known."""
     job = timing(slow, fast)
     if job not in done:
         return []
@@ -125,7 +125,7 @@ def reached(done: Done, member: Contestant, seed: int, n: int, length: int, metr
 
 
 def accuracy(done: Done, member: Contestant, seeds: Sequence[int], n: int, length: int) -> Spread:
-    """In percent, over seeds."""
+    """The accuracy in percent, over seeds."""
     return spread(reached(done, member, seed, n, length) for seed in seeds)
 
 
@@ -135,7 +135,7 @@ def worst(done: Done, member: Contestant, seeds: Sequence[int], length: int) -> 
 
 
 def mean_accuracy(done: Done, member: Contestant, seeds: Sequence[int], length: int) -> Spread:
-    """The mean over the tested numbers of keys, over seeds."""
+    """The mean accuracy over the tested numbers of keys, over seeds."""
     ns = member.run.test_n
     return spread(sum(reached(done, member, seed, n, length) for n in ns) / len(ns) for seed in seeds)
 
@@ -165,8 +165,10 @@ def accuracy_bars(
     """A group for every number of keys. guess: with a bar for `chance_of_guessing`."""
     groups = {}
     for n in contestants[0].run.test_n:
-        drawn = [bar(member.label, member.role, accuracy(done, member, seeds, n, length)) for member in contestants]
-        groups[f"n = {n}"] = [*drawn, *([bar(GUESS, "control", chance_of_guessing(n, length))] if guess else [])]
+        member_bars = [
+            bar(member.label, member.role, accuracy(done, member, seeds, n, length)) for member in contestants
+        ]
+        groups[f"n = {n}"] = [*member_bars, *([bar(GUESS, "control", chance_of_guessing(n, length))] if guess else [])]
     return bars(title, "accuracy, %", groups, range=(0, 100), note=note)
 
 
@@ -183,10 +185,10 @@ def accuracy_maps(
 
 
 def chance_of_guessing(n: int, length: int) -> float:
-    """Accuracy, in percent, of naming any value that was written under the asked key: the best without order.
+    """Accuracy, in percent, of naming any value that was written under the asked key: the best guess without the order.
 
     The n keys are written length − n times in all: each once, the rest at random.
     """
     # E[1 / (1 + X)] for X writes beyond the first, X ~ Binomial(m, 1/n): (1 − (1 − 1/n)^(m + 1)) n / (m + 1).
-    more = length - 2 * n
-    return 100 * (1 - (1 - 1 / n) ** (more + 1)) * n / (more + 1)
+    m = length - 2 * n
+    return 100 * (1 - (1 - 1 / n) ** (m + 1)) * n / (m + 1)

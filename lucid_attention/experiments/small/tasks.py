@@ -1,4 +1,4 @@
-"""The tasks of small models. A batch depends on its size, the seed and the step, and on nothing else.
+"""The tasks of small models. A batch depends on its size, the seed and the step alone.
 
 The output at t is compared with labels[t]; positions with the label IGNORED are left out.
 """
@@ -33,10 +33,10 @@ class Task(Protocol):
 
 
 class Overwrites:
-    """Sequences of `data.synthetic.overwrites`. n: numbers of keys, of which every batch takes one.
+    """Sequences of `data.synthetic.overwrites`. n: numbers of keys; every batch takes one of them.
 
-    A token is a pair of key and value, so one layer is enough. The task `memory_update` of `lucid train` spells them as
-    two tokens.
+    A token is a pair of key and value, so one layer is enough. The task `memory_update` of `lucid train` spells the
+    pair as two tokens.
     """
 
     def __init__(self, n: Sequence[int], length: int) -> None:

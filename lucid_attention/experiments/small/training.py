@@ -22,7 +22,7 @@ from .tasks import TASKS, Batch, Task
 WEIGHTS = "model.safetensors"
 # Points of a learning curve.
 POINTS = 20
-# Steps before any is timed.
+# Untimed steps at the start.
 WARM_UP = 5
 
 
@@ -60,7 +60,7 @@ class SmallRun:
     start: Mapping[str, Any] | None = None
 
     def job(self, label: str = "", milliseconds: float = 20.0) -> Job:
-        """The job that trains it. milliseconds: about how long a step takes."""
+        """The job that trains this run. milliseconds: about the time of a step."""
         seconds = self.steps * milliseconds / 1000 + 1
         return Job("small.training:train_small", asdict(self), label or f"{self.task} {self.attention}", seconds)
 
@@ -69,7 +69,7 @@ class SmallRun:
         return replace(self, **changes)
 
     def make_task(self) -> Task:
-        """The task that it is trained on."""
+        """The task of the run."""
         return TASKS[self.task](self.n, self.length)
 
     def make_model(self) -> SmallModel:
@@ -99,13 +99,13 @@ def train_small(work: Work, **settings: Any) -> Record:
     if run.start is not None:
         model.load_state_dict(load_file(work.folder_of(SmallRun(**run.start).job()) / WEIGHTS))
     curve: dict[str, list[float]] = {"step": [], "loss": [], "seconds": []}
-    began, total, counted = time.perf_counter(), 0.0, 0
+    start, total, counted = time.perf_counter(), 0.0, 0
     for step, loss in enumerate(train_steps(run, model), 1):
         total, counted = total + float(loss), counted + 1
         if step % max(1, run.steps // POINTS) == 0 or step == run.steps:
             curve["step"].append(step)
             curve["loss"].append(total / counted)
-            curve["seconds"].append(round(time.perf_counter() - began, 2))
+            curve["seconds"].append(round(time.perf_counter() - start, 2))
             total, counted = 0.0, 0
     save_file(model.state_dict(), work.folder / WEIGHTS)
     tests = [
@@ -143,23 +143,23 @@ def _rate(step: int, steps: int) -> float:
 def loss_of(model: SmallModel, batch: Batch) -> Tensor:
     """Mean cross entropy of the answers. Other positions get no logits."""
     inputs, labels = batch
-    asked = labels != IGNORED
-    loss: Tensor = F.cross_entropy(model.out(model.hidden(inputs)[asked]), labels[asked])
+    has_answer = labels != IGNORED
+    loss: Tensor = F.cross_entropy(model.out(model.hidden(inputs)[has_answer]), labels[has_answer])
     return loss
 
 
 @torch.no_grad()
 def score(model: SmallModel, batch: Batch, at_once: int = 64) -> dict[str, float | None]:
     """Accuracy in percent and loss in nats, over the answers of a batch."""
-    right, loss, count = 0, 0.0, 0
+    correct, loss, count = 0, 0.0, 0
     for inputs, labels in zip(*(part.split(at_once) for part in batch), strict=True):
-        asked = labels != IGNORED
-        logits, answers = model.out(model.hidden(inputs)[asked]), labels[asked]
-        right += int((logits.argmax(-1) == answers).sum())
+        has_answer = labels != IGNORED
+        logits, answers = model.out(model.hidden(inputs)[has_answer]), labels[has_answer]
+        correct += int((logits.argmax(-1) == answers).sum())
         loss += float(F.cross_entropy(logits, answers, reduction="sum"))
         count += len(answers)
     # A diverged model has no finite loss: None.
-    return {"accuracy": 100 * right / count, "loss": finite([loss / count])[0]}
+    return {"accuracy": 100 * correct / count, "loss": finite([loss / count])[0]}
 
 
 def load_small(work: Work, run: SmallRun) -> SmallModel:
@@ -170,7 +170,7 @@ def load_small(work: Work, run: SmallRun) -> SmallModel:
 
 
 def time_job(run: SmallRun, against: SmallRun, label: str = "") -> Job:
-    """The job that measures how many times as long a step of one run takes as a step of another."""
+    """The job that measures the time of a step of one run over that of another."""
     arguments = {"run": asdict(run.but(seed=0, start=None)), "against": asdict(against.but(seed=0, start=None))}
     return Job("small.training:time_steps", arguments, label or "time of a step", 8, alone=True)
 
@@ -178,12 +178,12 @@ def time_job(run: SmallRun, against: SmallRun, label: str = "") -> Job:
 def time_steps(work: Work, run: dict[str, Any], against: dict[str, Any], rounds: int = 40) -> Record:
     """The job: steps of both runs in turn on one thread, and their medians."""
     runs = [SmallRun(**settings) for settings in (run, against)]
-    training = [train_steps(timed.but(steps=rounds + WARM_UP), timed.make_model()) for timed in runs]
+    training = [train_steps(small_run.but(steps=rounds + WARM_UP), small_run.make_model()) for small_run in runs]
     times: list[list[float]] = [[], []]
     for _ in range(rounds + WARM_UP):
         for seconds, steps in zip(times, training, strict=True):
-            began = time.perf_counter()
+            start = time.perf_counter()
             next(steps)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
     medians = [statistics.median(seconds[WARM_UP:]) for seconds in times]
     return {"milliseconds": [1000 * median for median in medians], "ratio": medians[0] / medians[1]}

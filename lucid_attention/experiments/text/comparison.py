@@ -35,8 +35,8 @@ ARMS = {
 class Comparison:
     """The runs of all arms.
 
-    base: what all runs have in common. seeds: of every arm.
-    milliseconds: about how long a step of softmax and a step of LUCID take.
+    base: the settings that all runs share. seeds: of every arm.
+    milliseconds: about the time of a step, of softmax and of LUCID.
     equal_time: softmax attention is also trained for as long as LUCID takes.
     """
 
@@ -98,16 +98,16 @@ class Comparison:
         return spread(values)
 
     def loss(self, done: Done, arm: str) -> Spread:
-        """The loss of answers to unseen prompts, nats per token, over seeds. It falls before any answer is right."""
+        """The loss of answers to unseen prompts, nats per token, over seeds. Loss falls before any answer is right."""
         return spread((done[job]["validation_loss"] for job in self.jobs(arm, done)), 3)
 
     def learning_curves(self, done: Done, what: str) -> Figure:
         """The training loss against steps. what: the task, as in "Learning to find needles"."""
-        drawn = []
+        arm_curves = []
         for arm in self.arms:
             curves = [done[job]["curve"] for job in self.jobs(arm, done)]
             by_step = [spread(losses, 3) for losses in zip(*(curve["loss"] for curve in curves), strict=True)]
-            drawn.append(
+            arm_curves.append(
                 series(
                     ARMS[arm].title,
                     ARMS[arm].role,
@@ -121,7 +121,7 @@ class Comparison:
             f"Learning {what}",
             "step",
             "loss of the answers, nats per token",
-            drawn,
+            arm_curves,
             note="Mean over seeds, on prompts that are never seen twice in a pass.",
         )
 
@@ -142,7 +142,7 @@ def judge(
     """The verdict and its reason. scores: by arm, EQUAL_TIME only if it ran; more is better.
 
     LUCID must be clearly above softmax attention at equal steps and at equal time.
-    floor: a score up to this means that nothing was learned. ceiling: from this score on the task is solved.
+    floor: up to this score, nothing was learned. ceiling: from this score on, the task is solved.
     what, unit: of the scores, for the reason.
     """
     lucid, softmax, longer = scores["lucid"], scores["softmax"], scores.get(EQUAL_TIME, scores["softmax"])

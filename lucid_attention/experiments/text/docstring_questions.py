@@ -1,8 +1,8 @@
 """Questions about text that every machine has: what does a function of Python's standard library do?
 
-They stand in for LongBench and SCROLLS, which have to be downloaded. A text lists functions with the first lines of
-their docstrings, a question names one of them, the answer is its line. Files have the format of SCROLLS, so that
-`lucid make-data` and `lucid eval` read them.
+The questions stand in for LongBench and SCROLLS, which have to be downloaded. A text lists functions with the first
+lines of their docstrings, a question names one of them, the answer is its line. Files have the format of SCROLLS, so
+that `lucid make-data` and `lucid eval` read them.
 """
 
 import ast
@@ -31,7 +31,7 @@ class Function(NamedTuple):
 
     @property
     def split(self) -> str:
-        """The split of SPLITS that it belongs to; depends on its name alone."""
+        """The split of the function. It depends on the name alone."""
         digest = sha256(self.name.encode()).digest()
         return "validation" if int.from_bytes(digest[:8], "big") % HELD_OUT == 0 else "train"
 
@@ -40,9 +40,9 @@ class Function(NamedTuple):
 def functions() -> tuple[Function, ...]:
     """The functions of the library whose name and line no other function has, sorted."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    every = [function for file in files for function in _documented(file)]
-    names, lines = Counter(function.name for function in every), Counter(function.does for function in every)
-    return tuple(sorted(f for f in every if names[f.name] == 1 and lines[f.does] == 1))
+    documented = [function for file in files for function in _documented(file)]
+    names, lines = Counter(function.name for function in documented), Counter(function.does for function in documented)
+    return tuple(sorted(f for f in documented if names[f.name] == 1 and lines[f.does] == 1))
 
 
 @cache
@@ -65,10 +65,10 @@ def row(split: str, count: int, seed: int, index: int) -> dict[str, str]:
     The text lists `count` functions of the split.
     """
     random = Random(f"docstrings/{split}/{count}/{seed}/{index}")
-    chosen = random.sample(side(split), count)
-    asked = random.choice(chosen)
-    text = "\n".join(f"{function.name}: {function.does}" for function in chosen)
-    return {"id": str(index), "input": f"What does {asked.name} do?\n\n{text}", "output": asked.does}
+    listed_functions = random.sample(side(split), count)
+    asked_function = random.choice(listed_functions)
+    text = "\n".join(f"{function.name}: {function.does}" for function in listed_functions)
+    return {"id": str(index), "input": f"What does {asked_function.name} do?\n\n{text}", "output": asked_function.does}
 
 
 def write_questions(folder: Path, *, count: int, samples: int, held_out: int, seed: int = 0) -> None:

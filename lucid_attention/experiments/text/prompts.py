@@ -44,7 +44,7 @@ class NeedleTexts:
             yield f"{prompt} {prefix}{answer_to(drawn)}"
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
-        """Yield `samples` prompts; the number of needles changes from one to the next."""
+        """Yield `samples` prompts. The number of needles changes with every prompt."""
         loaded = load_tokenizer(tokenizer)
         for index in range(samples):
             settings, drawn = self._drawn(index)
@@ -56,8 +56,10 @@ class NeedleTexts:
 
             # One token for the end, which follows the answer.
             room = self.length - count_tokens(loaded, answer) - 1
-            most = most_units(tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens")
-            question, prefix, _ = write(settings, drawn, Random(f"hay/{index}").randint(0, most))
+            units_that_fit = most_units(
+                tokens, room, 4, lambda base: f"needles and answers take more than {self.length} tokens"
+            )
+            question, prefix, _ = write(settings, drawn, Random(f"hay/{index}").randint(0, units_that_fit))
             yield {"prompt": f"{question} {prefix}", "answer": answer}
 
     def _drawn(self, index: int) -> tuple[Needles, Draft]:
@@ -126,8 +128,8 @@ class Questions:
         from .docstring_questions import row
 
         for index in range(SAMPLE):
-            made = row("train", self.functions, TRAINING_SEED, index)
-            yield f"{made['input']}\n\nQuestion: \nAnswer: {made['output']}"
+            question = row("train", self.functions, TRAINING_SEED, index)
+            yield f"{question['input']}\n\nQuestion: \nAnswer: {question['output']}"
 
     def lines(self, samples: int, tokenizer: str, folder: Path) -> Iterator[Line]:
         """Yield about `samples` prompts, and write all questions into `folder` in the format of SCROLLS."""
@@ -155,5 +157,5 @@ def write_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    known = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "clean_up_tokenization_spaces": False}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **known).save_pretrained(folder)
+    settings = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "clean_up_tokenization_spaces": False}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)

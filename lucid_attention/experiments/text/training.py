@@ -64,12 +64,12 @@ class TextRun:
     seed: int = 0
 
     def texts_job(self) -> Job:
-        """The job that makes its training data."""
+        """The job that makes the training data."""
         seconds = 5 + int(self.texts["samples"]) / 500
         return Job("text.training:make_texts", dict(self.texts), f"texts of {self.texts['kind']}", seconds)
 
     def job(self, label: str = "", milliseconds: float = 60.0) -> Job:
-        """The job that trains and evaluates it. milliseconds: about how long a step takes."""
+        """The job that trains and evaluates the model. milliseconds: about the time of a step."""
         seconds = self.steps * milliseconds / 1000 + 10
         return Job("text.training:train_text", asdict(self), label or f"text {self.attention}", seconds)
 
@@ -81,7 +81,7 @@ class TextRun:
 def make_texts(work: Work, kind: str, settings: dict[str, Any], samples: int, vocabulary: int) -> Record:
     """The job: a tokenizer, and prompts with answers to train on. kind, settings: a class of KINDS and its fields."""
     texts = KINDS[kind](**settings)
-    # A stopped job may have left parts of them.
+    # A stopped job may have left parts of these files.
     for name in (PROMPTS, TOKENIZER, DATA):
         _remove(work.folder / name)
     write_tokenizer(texts.sample(), vocabulary, work.folder / TOKENIZER)
@@ -101,18 +101,18 @@ def train_text(work: Work, **settings: Any) -> Record:
     from ...models.dropin.api import enable_lucid
     from ...training.run import train
 
-    # Before anything reads a configuration: Transformers warns of an unknown model type.
+    # Before any code reads a configuration: Transformers warns of an unknown model type.
     enable_lucid()
     run = TextRun(**settings)
     texts = work.folder_of(run.texts_job())
-    began = time.perf_counter()
+    start_time = time.perf_counter()
     with _redirected(work.folder / "output.txt"):
         start = new_model(run, texts / TOKENIZER, work.folder / "start")
         summary = train(recipe_of(run, texts, start), work.folder / "run")
-        trained = time.perf_counter() - began
+        training_seconds = time.perf_counter() - start_time
         cells = scores(work.folder, Path(summary["model"]), Asked(**run.asked), texts / DATA)
     curve = _curve(work.folder / "run")
-    # Only the model and its answers are of use after training.
+    # Nothing reads the other files after training.
     shutil.rmtree(start)
     for folder in (work.folder / "run").glob("checkpoint-*"):
         shutil.rmtree(folder)
@@ -123,7 +123,7 @@ def train_text(work: Work, **settings: Any) -> Record:
         "validation_loss": summary["validation_loss"],
         "tokens_per_second": summary["median_tokens_per_second"],
         "parameters": summary["parameters"],
-        "training_seconds": round(trained, 1),
+        "training_seconds": round(training_seconds, 1),
     }
 
 
@@ -143,14 +143,14 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     from ...models.decoder.modeling import LucidForCausalLM
     from ...models.decoder.presets import tiny
 
-    words = load_tokenizer(tokenizer)
+    loaded_tokenizer = load_tokenizer(tokenizer)
     set_seed(run.seed)
     config = tiny(
         run.attention,
-        vocab_size=len(words),
-        pad_token_id=words.pad_token_id,
-        bos_token_id=words.bos_token_id,
-        eos_token_id=words.eos_token_id,
+        vocab_size=len(loaded_tokenizer),
+        pad_token_id=loaded_tokenizer.pad_token_id,
+        bos_token_id=loaded_tokenizer.bos_token_id,
+        eos_token_id=loaded_tokenizer.eos_token_id,
         attention_options=dict(run.options),
         max_position_embeddings=run.sequence_length,
         **{**MODEL, **run.model},
@@ -159,7 +159,7 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
     if run.embedding_std is not None:
         torch.nn.init.normal_(model.get_input_embeddings().weight, std=run.embedding_std)
     model.save_pretrained(folder)
-    words.save_pretrained(folder)
+    loaded_tokenizer.save_pretrained(folder)
     return folder
 
 

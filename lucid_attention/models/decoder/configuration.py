@@ -70,7 +70,7 @@ class LucidConfig(PreTrainedConfig):
         qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
         attention_options: further arguments of the attention's constructor, which override the fields above. For
-            several attentions, a dictionary of such dictionaries by the attention's name.
+            several attentions, one dictionary per attention, by its name.
     """
 
     model_type: ClassVar[str] = MODEL_TYPE
@@ -184,16 +184,16 @@ class LucidConfig(PreTrainedConfig):
         """As in Transformers, but overrides are checked too, and unknown keys of a file give a warning."""
         if config_dict.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(config_dict["model_type"]))
-        # Attributes that tools set on a configuration are saved with it. Such a file must load, with the attributes.
+        # Tools set attributes on a configuration, which are saved with it. The file must load, with these attributes.
         extra = {key: config_dict[key] for key in unknown_keys(config_dict)}
         if extra:
             logger.warning("LucidConfig does not know %s: without effect on the model", ", ".join(map(repr, extra)))
-        made = super().from_dict({key: value for key, value in config_dict.items() if key not in extra}, **kwargs)
-        config = made[0] if isinstance(made, tuple) else made
+        result = super().from_dict({key: value for key, value in config_dict.items() if key not in extra}, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
         for key, value in extra.items():
             setattr(config, key, value)
         config.validate_attention()
-        return made
+        return result
 
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:
@@ -226,12 +226,14 @@ class LucidConfig(PreTrainedConfig):
             "tie_word_embeddings",
             "dtype",
         ]
-        taken = {name: getattr(config, name) for name in same}
-        taken["head_dim"] = getattr(config, "head_dim", None)
-        taken["rope_theta"] = config.rope_parameters["rope_theta"]
-        taken["attention_bias"] = "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
-        taken["qk_norm"] = config.model_type == "qwen3"
-        return cls(**(taken | {"attention": attention} | overrides))
+        shared_fields = {name: getattr(config, name) for name in same}
+        shared_fields["head_dim"] = getattr(config, "head_dim", None)
+        shared_fields["rope_theta"] = config.rope_parameters["rope_theta"]
+        shared_fields["attention_bias"] = (
+            "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
+        )
+        shared_fields["qk_norm"] = config.model_type == "qwen3"
+        return cls(**(shared_fields | {"attention": attention} | overrides))
 
 
 def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:

@@ -120,8 +120,8 @@ class _CommittedLayer:
             return
         if self.options is not None and self.options != options:
             raise ValueError(
-                f"This cache was begun with {self.options} and cannot go on with {options}: LUCID's settings, or its "
-                "choice of layers, changed in between. Make a new cache"
+                f"This cache was begun with {self.options} and cannot continue with {options}: LUCID's settings, or "
+                "its choice of layers, changed in between. Make a new cache"
             )
         self.options = options
 
@@ -129,7 +129,7 @@ class _CommittedLayer:
         if self.owner.config is not None and not uses_lucid(self.owner.config):
             raise ValueError(
                 "This cache keeps the preconditioned values of LUCID: expected attn_implementation='lucid', with which "
-                f"it was made, got {self.owner.config._attn_implementation!r}. Make a new cache after a change of it"
+                f"it was made, got {self.owner.config._attn_implementation!r}. Make a new cache after this change"
             )
         if self.uncommitted:
             raise RuntimeError(
@@ -182,7 +182,7 @@ class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
                 self.inverse_norms, inverse_key_norms(key_states)
             )
         self.keys = keys
-        # The new rows hold v until `commit` writes y: other code may expect as many values as keys.
+        # The new rows hold v until `commit` writes y: other code may expect one value per key.
         y_all = self._growing["values"].append(y_past, value_states)
         return keys, self.with_pending(
             y_all, PendingValues(self, keys, value_states, y_past, self.inverse_norms, None, y_all)

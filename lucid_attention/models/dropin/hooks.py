@@ -124,7 +124,7 @@ def _refuse_continuous_batching(original: Callable[..., Any]) -> Callable[..., A
         if uses_lucid(model.config.get_text_config(decoder=True)):
             raise ValueError(
                 "Continuous batching is not possible with LUCID: its paged cache keeps values, LUCID needs P⁻¹v, and "
-                "Transformers would go over to softmax attention. Use generate(), or "
+                "Transformers would switch to softmax attention. Use generate(), or "
                 "model.set_attn_implementation('sdpa') if softmax attention is what you want"
             )
         return original(self, model, *args, **kwargs)

@@ -190,15 +190,15 @@ def _is_mask_of(visible: Visibility, rows: MaskRows, B: int, T: int, total: int)
 
 def _borders(rows: MaskRows, B: int, T: int) -> Tensor:
     """Documents begin at tokens that do not see the token before them. Padding becomes documents of one token."""
-    begins = []
+    blocks = []
     for start in range(0, T, ROWS):
         stop = min(start + ROWS, T)
         before = (torch.arange(start, stop, device=rows(0, 1).device) - 1).clamp(min=0)
         sees_before = rows(start, stop)[:, 0].gather(2, before.expand(B, -1)[..., None])[..., 0]
-        begins.append(~sees_before)
-    begin = torch.cat(begins, 1)
-    begin[:, 0] = True
-    starts = begin.flatten().nonzero()[:, 0]
+        blocks.append(~sees_before)
+    is_start = torch.cat(blocks, 1)
+    is_start[:, 0] = True
+    starts = is_start.flatten().nonzero()[:, 0]
     return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
 
 

@@ -19,8 +19,8 @@ class DiffAttention(CausalAttention):
 
     Args:
         hidden_size, head_dim, rope_base, qk_norm, bias: as in `CausalAttention`.
-        num_heads, num_kv_heads: of the softmax attention that this variant is compared with, both even. There are half
-            as many outputs of twice the size.
+        num_heads, num_kv_heads: of the softmax attention that this variant is compared with, both even. The outputs
+            have half this number of heads, of twice the size.
         layer_index: of the layer in the model, from 0: later layers start with a larger λ.
     """
 

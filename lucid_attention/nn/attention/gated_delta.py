@@ -15,7 +15,7 @@ class GatedDeltaAttention(DeltaAttention):
     """Gated DeltaNet as published: the delta rule with a decay per token and head, and a gated norm of the output.
 
     The publication has 6 · hidden_size² weights: 0.75 each for q and k, 1.5 each for v, o and the gate. Here E = 2·D as
-    published, but D is smaller, so that the layer has as many weights as softmax attention: D = head_dim/2 and
+    published, but D is smaller, so that the layer has the number of weights of softmax attention: D = head_dim/2 and
     E = head_dim without grouped heads, somewhat less with them.
 
     Args:

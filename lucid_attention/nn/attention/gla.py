@@ -14,8 +14,8 @@ from ..recurrent import RecurrentAttention, log_sigmoid_gate
 class GlaAttention(RecurrentAttention):
     """Gated linear attention (GLA) as published: a decay per feature of the keys, and a gated norm of the output.
 
-    The defaults are the published sizes D = head_dim/2 and E = head_dim, which give as many weights as softmax
-    attention has. With grouped heads D and E are somewhat smaller, so that this stays true.
+    The defaults are the published sizes D = head_dim/2 and E = head_dim, which give the number of weights of
+    softmax attention. With grouped heads D and E are somewhat smaller, so that the number stays the same.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, key_dim, value_dim, conv_size, bias, impl: as in

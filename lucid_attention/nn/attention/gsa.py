@@ -16,7 +16,7 @@ class GsaAttention(RecurrentAttention):
     """Gated slot attention (GSA) as published: softmax attention over slots of keys and values that forget.
 
     By default there are D slots and E = D, as published. The gate of the slots is a fifth projection. D = 0.8 ·
-    head_dim (nearly head_dim with grouped heads) gives the layer as many weights as softmax attention.
+    head_dim (nearly head_dim with grouped heads) gives the layer the number of weights of softmax attention.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, key_dim, value_dim, conv_size, bias, impl: as in
@@ -62,7 +62,7 @@ class GsaAttention(RecurrentAttention):
             F.silu(q),
             F.silu(k),
             F.silu(v),
-            -log_decay.expm1(),  # 1 − decay: a slot takes in as much as it forgets
+            -log_decay.expm1(),  # 1 − decay: the share that a slot forgets is replaced
             log_decay,
             state=state,
             key_mask=key_mask,
@@ -72,5 +72,5 @@ class GsaAttention(RecurrentAttention):
         )
 
     def finish(self, x: Tensor, o: Tensor) -> Tensor:
-        joined = F.silu(o.transpose(1, 2).flatten(2))
-        return split_heads(self.o_norm(joined), self.value_dim)
+        heads = F.silu(o.transpose(1, 2).flatten(2))
+        return split_heads(self.o_norm(heads), self.value_dim)

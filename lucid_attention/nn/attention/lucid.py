@@ -76,8 +76,8 @@ class LucidAttention(CausalAttention):
     ) -> tuple[Tensor, Past]:
         if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
             return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
-        old = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
-        inverse_norms = torch.cat([old, inverse_key_norms(k)], 2)
+        past_norms = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
+        inverse_norms = torch.cat([past_norms, inverse_key_norms(k)], 2)
         k = torch.cat([past.k, k], 2)
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
         step = lucid_decode(q, k, v, past.y, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)

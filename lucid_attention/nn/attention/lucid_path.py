@@ -55,8 +55,8 @@ class LucidPathAttention(PathAttention):
         check_shape("past.inverse_norms", past.inverse_norms, tuple(past.k.shape[:3]), "[B, H, S]")
 
     def inverse_norms(self, k: Tensor, past: PathPast | None) -> Tensor:
-        new = inverse_key_norms(k)
-        return new if past is None or past.inverse_norms is None else torch.cat([past.inverse_norms, new], 2)
+        norms = inverse_key_norms(k)
+        return norms if past is None or past.inverse_norms is None else torch.cat([past.inverse_norms, norms], 2)
 
     def read(
         self,

@@ -121,8 +121,8 @@ class PathAttention(CausalAttention):
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, PathPast]:
         S, T = 0 if past is None else past.length, x.shape[1]
-        new = None if key_mask is None else key_mask[:, S:]
-        w, beta, tail = self.factors(x, None if past is None else past.tail, new, cu_seqlens)
+        new_mask = None if key_mask is None else key_mask[:, S:]
+        w, beta, tail = self.factors(x, None if past is None else past.tail, new_mask, cu_seqlens)
         inverse_norms = self.inverse_norms(k, past)
         if past is not None and T == 1 and not torch.is_grad_enabled() and self.impl != "reference":
             return self._decode(q, k, v, w, beta, past, inverse_norms, tail, key_mask)

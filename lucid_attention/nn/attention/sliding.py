@@ -38,10 +38,10 @@ class SlidingAttention(CausalAttention):
 
     def check_past(self, past: SlidingPast, k: Tensor, v: Tensor) -> None:
         checks.check_past((past.k, past.v), k, v)
-        kept = min(past.length, self.window - 1)
-        if past.k.shape[2] != kept:
+        window_length = min(past.length, self.window - 1)
+        if past.k.shape[2] != window_length:
             raise ValueError(
-                f"past must hold the last min(length, window − 1) = {kept} of its {past.length} positions, "
+                f"past must hold the last min(length, window − 1) = {window_length} of its {past.length} positions, "
                 f"got {past.k.shape[2]}: it cannot be cropped, nor used with another window"
             )
 

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
 from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin.cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
