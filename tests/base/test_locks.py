@@ -23,9 +23,9 @@ def test_a_second_run_is_refused_with_the_first_one_named_and_a_kill_releases_th
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "locked\n"
-        with pytest.raises(FolderInUse, match=rf"`lucid train` \(process {holder.pid} on ") as refused:
-            with locked(tmp_path / "run", "lucid train"):
-                pass
+        named = pytest.raises(FolderInUse, match=rf"`lucid train` \(process {holder.pid} on ")
+        with named as refused, locked(tmp_path / "run", "lucid train"):
+            pass
         assert str(tmp_path / "run") in str(refused.value)
         holder.kill()
     with locked(tmp_path / "run", "lucid train"):

@@ -130,7 +130,10 @@ def dynamo() -> Iterator[Any]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(
+INDUCTOR = pytest.param("key", "inductor", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("norm", "backend"), [*((norm, "aot_eager") for norm in NORMS), INDUCTOR])
     ("norm", "backend"),
     [*((norm, "aot_eager") for norm in NORMS), pytest.param("key", "inductor", marks=pytest.mark.slow)],
 )
