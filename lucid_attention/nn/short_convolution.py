@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..ops.checks import check_float, check_shape, check_tensor
+from ..ops.checks import check_float, check_shape, check_size, check_tensor
 
 
 class ShortConvolution(nn.Module):
@@ -22,9 +22,8 @@ class ShortConvolution(nn.Module):
 
     def __init__(self, channels: int, size: int = 4, activation: bool = True) -> None:
         super().__init__()
-        for name, value in (("channels", channels), ("size", size)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        check_size("channels", channels)
+        check_size("size", size)
         self.channels, self.size, self.activation = channels, size, activation
         # Initialised as torch.nn.Conv1d; the last column is the weight of the current token.
         self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-1, 1) / math.sqrt(size))

@@ -4,14 +4,15 @@
 operator has fixed outputs, so an absent output, or a gradient that nobody needs, is an empty tensor there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-Optional = Sequence[Tensor | None]
+MaybeTensors = Sequence[Tensor | None]
 
 
 class Operator(NamedTuple):
@@ -26,12 +27,14 @@ def register(
     inputs: str,
     outputs: int,
     *,
-    forward: Callable[..., Optional],
-    backward: Callable[[Optional, Optional, Sequence[Any], Sequence[bool]], Optional],
-    shapes: Callable[..., Optional],
+    forward: Callable[..., MaybeTensors],
+    backward: Callable[[MaybeTensors, MaybeTensors, Sequence[Any], Sequence[bool]], MaybeTensors],
+    shapes: Callable[..., MaybeTensors],
     differentiable: int,
     auxiliary: Sequence[int],
     unbatched: Sequence[str] = (),
+    replaced: Mapping[int, int] = MappingProxyType({}),
+    about: str = "",
 ) -> Operator:
     """Register `lucid_attention::name` and `lucid_attention::name_backward`.
 
@@ -45,6 +48,9 @@ def register(
         differentiable: how many inputs may have gradients; these are tensors and come first.
         auxiliary: outputs without a gradient.
         unbatched: inputs that vmap cannot map. All other tensors start with a batch dimension.
+        replaced: {input: output} for inputs of which the backward reads the shape and dtype only. It gets the output in
+            their place, which is saved anyway, so these inputs are not kept for it.
+        about: which part of the library this is, for the refusal of a second derivative.
     """
     is_tensor = [argument.split()[0].startswith("Tensor") for argument in inputs.split(", ")]
 
@@ -71,22 +77,24 @@ def register(
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*(output[index] for index in auxiliary))
         ctx.numbers = [x for x, tensor in zip(inputs, is_tensor, strict=True) if not tensor]
-        ctx.save_for_backward(*output, *(x for x, tensor in zip(inputs, is_tensor, strict=True) if tensor))
+        kept = [output[replaced[index]] if index in replaced else x for index, x in enumerate(inputs)]
+        ctx.save_for_backward(*output, *(x for x, tensor in zip(kept, is_tensor, strict=True) if tensor))
 
     def pull_back(ctx: Any, *douts: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # once: activation checkpointing allows no second look
+        # Read once: activation checkpointing frees saved tensors after the first read.
+        saved = ctx.saved_tensors
         tensors, numbers = iter(saved[outputs:]), iter(ctx.numbers)
         given = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
         needed = list(ctx.needs_input_grad[:differentiable])
-        # The gradient of an empty output is empty.
-        douts = tuple(None if x is None else present(x) for x in douts)
+        # Autograd fills the gradients of auxiliary outputs with zeros. That of an empty output is empty.
+        douts = tuple(None if index in auxiliary else present(x) for index, x in enumerate(douts))
         grads = backward_op(*douts, *saved[:outputs], *given, needed)
         kept = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
         return (*kept, *[None] * (len(is_tensor) - differentiable))
 
     def refuse(ctx: Any, *grads: Tensor) -> None:
         raise RuntimeError(
-            f"lucid_attention: {name} has no second derivative (its backward is written by hand). "
+            f"lucid_attention: {about or name} has no second derivative (its backward is written by hand). "
             "Use impl='reference' for double backward: it is dense and made of differentiable torch operations"
         )
 
@@ -113,7 +121,7 @@ def _tensors(count: int) -> str:
     return ", ".join(["Tensor"] * count)
 
 
-def _or_empty(tensors: Optional, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+def _or_empty(tensors: MaybeTensors, arguments: Sequence[Any]) -> tuple[Tensor, ...]:
     like = next(x for x in arguments if isinstance(x, Tensor))
     return tuple(like.new_empty(0) if x is None else x for x in tensors)
 
@@ -152,7 +160,10 @@ def refuse_forward_mode(*arguments: Any) -> None:
     """Raise if an argument carries a tangent: torch drops tangents at custom operators silently."""
     if forward_ad._current_level < 0:
         return
-    if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in arguments):
+    if any(
+        isinstance(x, Tensor) and x.is_floating_point() and forward_ad.unpack_dual(x).tangent is not None
+        for x in arguments
+    ):
         raise RuntimeError(
             "lucid_attention: impl='blockwise' has no forward-mode derivative (torch.func.jvp, jacfwd, hessian). "
             "Use impl='reference', or reverse mode"

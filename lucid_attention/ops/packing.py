@@ -27,7 +27,7 @@ class Part(Protocol):
         """The positions of the past that belong to these sequences."""
 
     def take(self, x: Tensor) -> Tensor:
-        """[B, H, T, *] -> [sequences, H, L, *] or, for a mask, [B, T] -> [sequences, L]."""
+        """[B, H, T, *] -> [sequences, H, L, *] or, for a mask and documents, [B, T] -> [sequences, L]."""
 
     def take_grad(self, x: Tensor) -> Tensor:
         """`take`, with zeros behind the end of a shorter sequence."""
@@ -58,7 +58,7 @@ class Everything:
     take_grad = scratch = per_sequence = take
 
     def put_(self, out: Tensor, part: Tensor) -> None:
-        """`scratch` was `out` itself."""
+        """Nothing to do: `scratch` returned `out` itself."""
 
     def add_sequences_(self, out: Tensor, part: Tensor) -> None:
         out += part

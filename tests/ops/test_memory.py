@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lucid_attention import lucid_attention
+from lucid_attention import lucid_attention, precondition
 
 from .cases import Case, call
 
@@ -45,6 +45,18 @@ def test_no_square_tensor_is_made(kind):
 def test_the_check_above_sees_the_square_of_the_dense_reference(length):
     run = forward_and_backward(Case(T=length, H=1, D=4, E=4), impl="reference")
     assert largest_allocation(run) >= 4 * length * length
+
+
+def test_the_solve_does_not_keep_its_values_for_the_backward_pass():
+    tensors = Case(T=64, H=2, D=4, E=4).tensors()
+    k, v = (tensors[name].requires_grad_() for name in "kv")
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.data_ptr()) or x, lambda x: x):
+        y = precondition(k, v)
+    assert k.data_ptr() in kept
+    assert v.data_ptr() not in kept
+    truth = torch.autograd.grad(precondition(k, v, impl="reference").square().sum(), (k, v))
+    torch.testing.assert_close(torch.autograd.grad(y.square().sum(), (k, v)), truth)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -139,7 +139,7 @@ def bound(name: str, shape: Shape, N: int, backward: bool) -> float:
     """The cost over that of torch's attention, by the count of operations.
 
     For a key/value head with G query heads, torch's attention takes 2 G, with its backward 7 G. A tree of L levels over
-    leaves of D tokens re-bases G + 1 sets of rows per level. A share r = D/N of the triangle lies in the leaves.
+    leaves of D tokens moves G + 1 sets of rows per level. A share r = D/N of the triangle lies in the leaves.
     """
     G, r, levels = shape.heads / shape.kv_heads, shape.D / N, math.log2(N / LEAF) - 1
     if backward:

@@ -90,12 +90,12 @@ def check_truth(shape: Shape) -> None:
     q, k, v, w, beta = tensors
     where = f"path_decode, {shape}, context {GATE_CONTEXT}"
     old = slice(0, GATE_CONTEXT)
-    rebased = keys_at_end(k[:, :, old], w[:, :, old], beta[:, :, old])
+    moved = keys_at_end(k[:, :, old], w[:, :, old], beta[:, :, old])
     y = path.true_values(k, v, w, beta)
     standard = (gate.true_attention(q, k, v, False), v.double(), k[:, :, old])
     truths = {PRODUCTS: standard, SDPA: standard}
-    truths[STEP] = (path.true_attention(q, k, v, w, beta), v.double(), rebased)
-    truths[LUCID_STEP] = (path.true_attention(q, k, y, w, beta), y, rebased)
+    truths[STEP] = (path.true_attention(q, k, v, w, beta), v.double(), moved)
+    truths[LUCID_STEP] = (path.true_attention(q, k, y, w, beta), y, moved)
     gate.check_sharp(where, truths[STEP][0], standard[0], torch.float32)
     gate.check_sharp(where, truths[LUCID_STEP][0], truths[STEP][0], torch.float32)
     for name, (o, values, keys) in truths.items():

@@ -254,8 +254,7 @@ def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | Non
         "qk_norm": config.qk_norm,
         "layer_index": layer_index,
     }
-    # A module whose rope_base is None by default has no rotary embedding: it knows the order of tokens otherwise.
-    if known["rope_base"].default is not None:
+    if ATTENTIONS[name].takes_rotary:
         arguments["rope_base"] = config.rope_theta
     arguments = {key: value for key, value in arguments.items() if key in known} | config.options_of(name)
     size = config.hidden_size if hidden_size is None else hidden_size

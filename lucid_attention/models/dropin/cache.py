@@ -154,7 +154,7 @@ class _CommittedLayer:
 
 
 class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
-    """Keys, y and key inverse_norms that grow with the sequence, in place; see `GrowingTensor`."""
+    """Keys, y and 1/‖k‖ that grow with the sequence, in place; see `GrowingTensor`."""
 
     _layer_type = LAYER_TYPE
 
@@ -228,7 +228,7 @@ class LucidDynamicLayer(_CommittedLayer, DynamicLayer):
 
 
 class LucidStaticLayer(_CommittedLayer, StaticLayer):
-    """Preallocated keys, y and key inverse_norms for torch.compile: no buffer changes its shape or address."""
+    """Preallocated keys, y and 1/‖k‖ for torch.compile: no buffer changes its shape or address."""
 
     _layer_type = LAYER_TYPE
     inverse_norms: Tensor

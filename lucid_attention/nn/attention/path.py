@@ -46,8 +46,8 @@ class PathPast(NamedTuple):
             S, T = self.k.shape[2], self.w.shape[2]
             return keys_at_end(self.k[:, :, S - T :], self.w, self.beta, past=self.k[:, :, : S - T])
         if self.product is not None and self.live is not None:
-            waiting = apply_factors(self.k[:, :, : self.pending], self.product)
-            return torch.cat([waiting, self.live.to(self.k.dtype)], 2)
+            pending_keys = apply_factors(self.k[:, :, : self.pending], self.product)
+            return torch.cat([pending_keys, self.live.to(self.k.dtype)], 2)
         return self.k
 
 
@@ -126,11 +126,11 @@ class PathAttention(CausalAttention):
         inverse_norms = self.inverse_norms(k, past)
         if past is not None and T == 1 and not torch.is_grad_enabled() and self.impl != "reference":
             return self._decode(q, k, v, w, beta, past, inverse_norms, tail, key_mask)
-        settled = None if past is None else (past.keys_at_end(), past.y)
+        moved = None if past is None else (past.keys_at_end(), past.y)
         old_norms = None if inverse_norms is None else inverse_norms[:, :, :S]
-        o, y = self.read(q, k, v, w, beta, settled, old_norms, key_mask, cu_seqlens)
-        if settled is not None:
-            k, y = torch.cat([settled[0], k], 2), torch.cat([settled[1], y], 2)
+        o, y = self.read(q, k, v, w, beta, moved, old_norms, key_mask, cu_seqlens)
+        if moved is not None:
+            k, y = torch.cat([moved[0], k], 2), torch.cat([moved[1], y], 2)
         return o, PathPast(k, y, inverse_norms, tail, w, beta)
 
     def inverse_norms(self, k: Tensor, past: PathPast | None) -> Tensor | None:
@@ -151,7 +151,7 @@ class PathAttention(CausalAttention):
     ) -> tuple[Tensor, Tensor]:
         """The output [B, H·G, T, E] and the stored values [B, H, T, E].
 
-        past: settled keys and their y. inverse_norms: of the keys of the past.
+        past: moved keys and their y. inverse_norms: of the keys of the past.
         """
         return path_attention(q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl), v
 

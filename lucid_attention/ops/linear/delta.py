@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import RECURRENT, choose
+from ..keys import resolved_scale
 from ..triangular import solve_unit_lower
 from . import fla, reference
 from .chunks import along, chunk_length, cut, in_segments, join
@@ -77,7 +78,7 @@ def delta_attention(
     if state is not None:
         check_state("state", state, k, (D, E), "D, E")
     impl = choose(impl, RECURRENT)
-    scale = D**-0.5 if scale is None else scale
+    scale = resolved_scale(scale, k)
     attend = reference.delta if impl == "reference" else _attend
     q, k, v, beta, log_decay = mask_tokens(key_mask, q, k, v, beta, log_decay)
     if impl == "fla":

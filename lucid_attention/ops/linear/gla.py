@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..dispatch import RECURRENT, choose
+from ..keys import resolved_scale
 from . import fla, reference
 from .chunks import along, chunk_length, cut, in_segments, join
 from .decays import halve, read_rows
@@ -61,7 +62,7 @@ def gla_attention(
     if state is not None:
         check_state("state", state, k, (D, E), "D, E")
     impl = choose(impl, RECURRENT)
-    scale = D**-0.5 if scale is None else scale
+    scale = resolved_scale(scale, k)
     attend = reference.gla if impl == "reference" else _attend
     q, k, v, log_decay = mask_tokens(key_mask, q, k, v, log_decay)
     if impl == "fla":

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import checks
 from ..dispatch import RECURRENT, choose
+from ..keys import resolved_scale
 from . import fla, reference
 from .chunks import along, chunk_length, cut, in_segments, join
 from .decays import halve, read_columns, read_rows
@@ -70,7 +71,7 @@ def gsa_attention(
     check_per_token("log_decay", log_decay, k, M, "M")
     state = _check_memory(state, k, E, M)
     impl = choose(impl, RECURRENT)
-    scale = D**-0.5 if scale is None else scale
+    scale = resolved_scale(scale, k)
     attend = reference.gsa if impl == "reference" else _attend
     q, k, v, s, log_decay = mask_tokens(key_mask, q, k, v, s, log_decay)
     if impl == "fla":

@@ -38,7 +38,7 @@ class KeyFeatures:
         self.u = k.mul_(self.slope)
 
     def tiles(self, elements: int, winners: Tensor | None) -> ExponentialTiles:
-        """winners: [n, S + T], where the maximum of each row stands, for row_max."""
+        """winners: [n, S + T], the column of each row's maximum; None unless norm is "row_max"."""
         if winners is not None:
             return ExponentialTiles(self.u, self.strength, self._row_maxima(winners), elements)
         if isinstance(self.sharpness, Tensor):
@@ -57,7 +57,7 @@ class KeyFeatures:
         """Return dk: [n, S + T, D] and dc: [n] (None if `tiles` did not keep row sums)."""
         u, du = self.u, tiles.du
         if winners is not None and tiles.row_sums is not None:
-            # shift_i = u_i · u_winner; in S it stands with a minus.
+            # The exponent has −shift_i = −u_i·u_winner: subtract the gradient through it.
             index = winners[:, :, None].expand_as(u)
             du.sub_(tiles.row_sums * self._winning(winners)).scatter_add_(1, index, -tiles.row_sums * u)
         along = (u * du).sum(-1, keepdim=True)
@@ -72,7 +72,9 @@ class KeyFeatures:
 
 
 def row_winners(u: Tensor, past: int, key_mask: Tensor | None, schedule: Schedule) -> Tensor:
-    """argmax_{j ≤ i} u_i·u_j over unmasked j (and i itself), for the rows behind `past`: [n, S + T] (earlier rows: 0).
+    """argmax_{j ≤ i} u_i·u_j over unmasked j (and i itself), for the rows behind `past`: [n, S + T].
+
+    Rows of the past hold their own index and are not used.
 
     u: [n, S + T, D]; key_mask: [n, S + T].
     """
@@ -254,8 +256,8 @@ def backward(
 
 def _forward_of_identity(system: System, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None) -> None:
     """`forward` at strength 0: the matrix is the identity."""
-    v = system.visible(v.to(system.dtype))
-    y.copy_(v if system.beta is None else system.visible(system.beta.to(system.dtype))[..., None] * v)
+    v = system.zero_masked(v.to(system.dtype))
+    y.copy_(v if system.beta is None else system.zero_masked(system.beta.to(system.dtype))[..., None] * v)
     if z is not None:
         z.copy_(v)
     if winners is not None:
@@ -263,8 +265,8 @@ def _forward_of_identity(system: System, v: Tensor, y: Tensor, z: Tensor | None,
 
 
 def _backward_of_identity(system: System, dy: Tensor, z: Tensor | None, out: Gradients) -> None:
-    g = system.visible(dy.to(system.dtype))
-    out.dv.copy_(g if system.beta is None else system.visible(system.beta.to(system.dtype))[..., None] * g)
+    g = system.zero_masked(dy.to(system.dtype))
+    out.dv.copy_(g if system.beta is None else system.zero_masked(system.beta.to(system.dtype))[..., None] * g)
     if out.dbeta is not None and z is not None:
         out.dbeta.copy_((z.to(system.dtype) * g).sum(-1))
     for absent in (out.dk, out.dk_past, out.dy_past, out.dsharpness):

@@ -1,6 +1,6 @@
 """The defining equation, dense: what every other implementation is measured against. Quadratic memory.
 
-    Y = (I + s · diag(β) stril P)⁻¹ diag(β) V,     O = softmax(Q Kᵀ · scale + causal) Y
+    Y = (I + s · diag(β) L)⁻¹ diag(β) V,   L = stril exp(c (cos θ_ij − 1)),     O = softmax(Q Kᵀ · scale + causal) Y
 
 Made of differentiable torch operations, so it has derivatives of every order.
 """
@@ -15,7 +15,7 @@ from .system import System
 
 
 def dense_matrix(system: System) -> Tensor:
-    """The rows of I + s · diag(β) stril P that belong to the new positions: [B, H, T, S + T]."""
+    """The rows of P = I + s · diag(β) L that belong to the new positions: [B, H, T, S + T]."""
     (B, _, T, D), S, key_mask = system.k.shape, system.past_length, system.key_mask
     k = system.k if system.k_past is None else torch.cat([system.k_past, system.k], 2)
     c = system.sharpness[..., None, None] if isinstance(system.sharpness, Tensor) else system.sharpness
@@ -35,7 +35,7 @@ def dense_matrix(system: System) -> Tensor:
     # Masked before exp: an infinite exponential behind the mask would turn the gradient into NaN.
     L = scores.masked_fill(~visible | own, -torch.inf).exp()
     if system.beta is not None:
-        L = system.visible(system.beta)[..., None] * L
+        L = system.zero_masked(system.beta)[..., None] * L
     return system.strength * L + own.to(k.dtype)
 
 
@@ -44,9 +44,9 @@ def precondition(system: System, v: Tensor) -> Tensor:
     dtype, S = v.dtype, system.past_length
     with no_autocast(v):
         system = system.widened()
-        rhs = system.visible(v.to(system.dtype))
+        rhs = system.zero_masked(v.to(system.dtype))
         if system.beta is not None:
-            rhs = system.visible(system.beta)[..., None] * rhs
+            rhs = system.zero_masked(system.beta)[..., None] * rhs
         matrix = dense_matrix(system)
         if system.y_past is not None:
             y_past = system.y_past

@@ -2,11 +2,10 @@
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,     L = stril exp(c (cos θ_ij − 1))
 
-A new option is a field of `System`, an argument of `checked_system` and of the public functions, and an input of the
-operator (`INPUTS`).
+A new option is a field of `System`, an argument of `checked_system` and of the public functions, an input of the
+operator (`INPUTS`, `operator_inputs`, `from_operator`) and, for decoding, a field of `Token` (`softmax/one_token.py`).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import checks, packing
+from ..keys import resolved_sharpness
 from ..precision import working_dtype
 
 Past = tuple[Tensor, Tensor]
@@ -65,15 +65,13 @@ class System:
 
     def part(self, part: packing.Part) -> "System":
         """The system of one part of `parts`."""
-        if isinstance(part, packing.Everything):
-            return self
         beta, key_mask = (None if x is None else part.take(x) for x in (self.beta, self.key_mask))
         sharpness = self.sharpness
         if isinstance(sharpness, Tensor):
             sharpness = part.per_sequence(sharpness)
         return replace(self, k=part.take(self.k), cu_seqlens=None, beta=beta, key_mask=key_mask, sharpness=sharpness)
 
-    def visible(self, x: Tensor) -> Tensor:
+    def zero_masked(self, x: Tensor) -> Tensor:
         """x: [B, H, T] or [B, H, T, *], with zeros at masked keys."""
         if self.key_mask is None:
             return x
@@ -96,20 +94,10 @@ INPUTS = (
 )
 
 
-def from_operator(
-    k: Tensor,
-    k_past: Tensor | None,
-    y_past: Tensor | None,
-    beta: Tensor | None,
-    sharpness: Tensor | None,
-    key_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-    strength: Tensor | None,
-    fixed_sharpness: float,
-    norm: str,
-) -> System:
+def from_operator(*inputs: Any) -> System:
     """The system from `INPUTS` of the operator."""
-    c: float | Tensor = fixed_sharpness if sharpness is None else sharpness
+    k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength, fixed_sharpness, norm = inputs
+    c = fixed_sharpness if sharpness is None else sharpness
     s = 1.0 if strength is None else strength.item()
     return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s)
 
@@ -137,10 +125,3 @@ def checked_system(
     checks.check_strength(strength)
     k_past, y_past = past if past is not None else (None, None)
     return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, resolved_sharpness(sharpness, k), strength)
-
-
-def resolved_sharpness(sharpness: float | Tensor | None, k: Tensor) -> float | Tensor:
-    """c as a number, √D if `sharpness` is None, or as a tensor [B, H]. sharpness: [H] where it is a tensor."""
-    if sharpness is None:
-        return math.sqrt(k.shape[-1])
-    return sharpness.expand(k.shape[0], -1) if isinstance(sharpness, Tensor) else float(sharpness)

@@ -170,7 +170,7 @@ def path_precondition(
 
 
 def _run(system: PathSystem, impl: str) -> tuple[Tensor, Tensor]:
-    """o, if there is a q, and y: the preconditioned values, or v itself without a solve."""
+    """o and y. Without a q there is no o, without a solve no y: what is returned in its place must not be used."""
     if impl == "reference":
         return _run_reference(system)
     inputs = system.operator_inputs()

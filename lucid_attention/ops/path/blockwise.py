@@ -16,8 +16,8 @@ from ..precision import no_autocast
 from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
 from . import readout
 from .scores import Layout, PathScores
-from .solve import BLOCK_LEAVES, PathTiles, path_schedule
 from .system import DIFFERENTIABLE, PathSystem
+from .tiles import BLOCK_LEAVES, PathTiles, path_schedule
 
 Group = tuple[slice, slice]
 

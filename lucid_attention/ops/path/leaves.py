@@ -4,7 +4,7 @@ With H_s = I − β_s w_s w_sᵀ, and row vectors for tokens (`docs/path.md`):
 
     [E, F] = (I + diag(β) stril W Wᵀ)⁻¹ diag(β) [W, stril W Kᵀ],     X = tril Q Wᵀ
     scores  = tril Q Kᵀ − X F                      A_ij = q_iᵀ H_i … H_{j+1} k_j
-    moved q = Q − X E,  k = K − Fᵀ W             rows at the start of the leaf, keys at its end
+    moved q = Q − X E,    k = K − Fᵀ W             rows at the start of the leaf, keys at its end
     product   = I − Wᵀ E                           H_last … H_first, as a matrix [D, D]
 
 No inverse of H is taken (it is singular at β = 1), and β = 0 is an ordinary value. Keys are done once; any number of

@@ -33,7 +33,7 @@ def path_scores(
     S = 0 if k_past is None else k_past.shape[2]
     visible = visible_keys(B, T, S + T, key_mask, cu_seqlens, k.device)
     if key_mask is not None:
-        # A masked row reads nothing; without this its scores would be as good as any.
+        # A masked row reads nothing: hide all keys from it.
         visible = visible & key_mask[:, None, S:, None]
     lower = visible[..., S:]
     strict = lower.tril(-1)

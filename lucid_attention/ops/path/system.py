@@ -5,7 +5,6 @@
 Y is V for PaTH. For LUCID-PaTH, Y = P⁻¹ V with P_ij = exp(c (k̂_jᵀ (∏ H_s) k̂_i − 1)).
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import checks, packing
+from ..keys import resolved_scale, resolved_sharpness
 from ..precision import working_dtype
 
 Past = tuple[Tensor, Tensor]
@@ -141,7 +141,7 @@ def checked_path_system(
     if q is not None:
         checks.check_q(q, k)
     checks.check_scale(scale)
-    c: float | Tensor = math.sqrt(k.shape[-1]) if sharpness is None else sharpness
-    c = c.to(working_dtype(k)).expand(k.shape[0], -1) if isinstance(c, Tensor) else float(c)
-    scale = k.shape[-1] ** -0.5 if scale is None else float(scale)
-    return PathSystem(q, k, v, w, beta, k_past, y_past, inverse_norms, key_mask, cu_seqlens, c, scale, solves)
+    c = resolved_sharpness(sharpness, k)
+    c = c.to(working_dtype(k)) if isinstance(c, Tensor) else c
+    tensors = q, k, v, w, beta, k_past, y_past, inverse_norms, key_mask, cu_seqlens
+    return PathSystem(*tensors, c, resolved_scale(scale, k), solves)

@@ -41,4 +41,5 @@ path_op = custom_op.register(
     differentiable=len(DIFFERENTIABLE),
     auxiliary=(1,),
     unbatched=("cu_seqlens",),
+    about="impl='blockwise'",
 )

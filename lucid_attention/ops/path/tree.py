@@ -1,6 +1,6 @@
 """PaTH scores as a binary tree: the triangle of scores cut into one rectangle for each pair of neighbouring nodes.
 
-A node is a run of leaves. Its rows stand moved to its start, its keys to its end, so that the scores of a right
+A node is a run of leaves. Its rows are moved to its start, its keys to its end, so that the scores of a right
 node b against its left neighbour a are one plain product, q_b k_aᵀ. One level up:
 
     q_b ← q_b M_a        k_a ← k_a M_bᵀ        M_ab = M_b M_a
@@ -63,7 +63,7 @@ class Join:
 
 
 def _floor(x: Tensor, positions: int) -> float:
-    """Below this nothing in x matters; 0 where nothing is to be cut."""
+    """Entries of x below this size are set to zero; 0 keeps all."""
     if positions < CUT_FROM or x.device.type != "cpu":
         return 0.0
     largest = float(x.abs().amax())
@@ -71,7 +71,7 @@ def _floor(x: Tensor, positions: int) -> float:
 
 
 def _write(x: Tensor, floor: float, positions: int, out: Tensor) -> None:
-    """Write x into out; in nodes of many positions without what is below the floor."""
+    """Write x into out; from CUT_FROM positions on, entries below `floor` become zero."""
     if floor == 0.0 or positions < CUT_FROM:
         out.copy_(x)
     else:

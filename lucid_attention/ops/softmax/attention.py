@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import custom_op
 from ..custom_op import refuse_forward_mode
+from ..keys import resolved_scale
 from ..precision import readout_dtype, working_dtype
 from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
@@ -33,7 +34,7 @@ def softmax_attention(
     q: [B, H·G, T, D]; k: [B, H, S + T, D]; y: [B, H, S + T, E]; key_mask: [B, S + T] -> [B, H·G, T, E]. A query that
     sees no key reads zero.
     """
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolved_scale(scale, q)
     q, k, y = _under_autocast(q, k, y)
     if scale <= 0:
         # Torch's CPU kernel scales the −∞ of its causal mask as well.
@@ -85,6 +86,7 @@ softmax_attention_op = custom_op.register(
     differentiable=3,
     auxiliary=(1,),
     unbatched=("cu_seqlens",),
+    about="the softmax read-out under padding, a past or packed documents",
 )
 
 
@@ -98,7 +100,7 @@ def softmax_weights(
 ) -> Tensor:
     """The dense weights of the read-out, [B, H·G, T, S + T]: for the reference and for analysis. Quadratic memory."""
     B, T, total = q.shape[0], q.shape[2], k.shape[2]
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolved_scale(scale, q)
     scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale
     visible = visible_keys(B, T, total, key_mask, cu_seqlens, q.device)
     none = ~visible.any(-1, keepdim=True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..keys import resolved_scale, resolved_sharpness
 from ..precision import working_dtype
 from ..triangular import spans
 
@@ -78,7 +79,7 @@ def checked_token(
     if position is not None:
         _check_position(position, k, key_mask)
     checks.check_heads_first("v", v, "[B, H, 1, E]")
-    B, H, total, D = k.shape
+    B, H, total, _ = k.shape
     new = k[:, :, -1:]
     checks.check_shape("v", v, (B, H, 1, v.shape[3]), "[B, H, 1, E]")
     checks.check_q(q, new)
@@ -98,12 +99,11 @@ def checked_token(
     checks.check_sharpness(sharpness, k)
     checks.check_strength(strength)
     checks.check_scale(scale)
-    c: float | Tensor = math.sqrt(D) if sharpness is None else sharpness
+    c = resolved_sharpness(sharpness, k)
     if isinstance(c, Tensor):
-        c = c.to(working_dtype(k)).repeat(B)[:, None, None]
-    scale = D**-0.5 if scale is None else float(scale)
+        c = c.to(working_dtype(k)).reshape(-1, 1, 1)
     position = None if position is None else position.reshape(1)
-    return Token(q, k, v, y_past, inverse_norms, key_mask, beta, norm, c, strength, scale, position)
+    return Token(q, k, v, y_past, inverse_norms, key_mask, beta, norm, c, strength, resolved_scale(scale, k), position)
 
 
 def _check_position(position: Tensor, k: Tensor, key_mask: Tensor | None) -> None:
@@ -177,7 +177,7 @@ def put_at_position_(x: Tensor, position: Tensor | None, column: Tensor | float)
 
 
 def _hide_masked_(scores: Tensor, taking_part: Tensor, G: int, position: Tensor | None) -> None:
-    """Hide masked keys. The new key always sees itself; a query that sees nothing does too, where y is then zero.
+    """Hide masked keys. The new key sees itself. A query that sees no other key sees the new one, whose y is zero.
 
     scores: [B, H, G or G + 1, S + 1]; taking_part: [B, 1, 1, S + 1].
     """

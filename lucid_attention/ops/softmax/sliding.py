@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import checks, packing
+from ..keys import resolved_scale
 from ..precision import readout_dtype
 from .attention import softmax_attention
 from .strips import clean_queries, grouped_sdpa
@@ -80,7 +81,7 @@ def read_window(
         return softmax_attention(q, k, v, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
     if cu_seqlens is not None and not torch.compiler.is_compiling():
         packing.offsets(cu_seqlens, T)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = resolved_scale(scale, q)
     q, k, v = (x.to(readout_dtype(x)) for x in (q, k, v))
     if key_mask is not None:
         hidden = ~key_mask[:, None, :, None]

@@ -30,7 +30,7 @@ def path_schedule(picked: Schedule, layout: Layout) -> Schedule:
 class PathTiles(ExponentialTiles):
     """Tiles over S + T positions of the rows `which` of `scores`.
 
-    inverse: [n, leaves, C, 1], 1/‖k‖; u_past: [n, S, D], k/‖k‖ of the past, re-based; sharpness: c, a number or
+    inverse: [n, leaves, C, 1], 1/‖k‖; u_past: [n, S, D], k/‖k‖ of the past, moved to its end; sharpness: c, a number or
     [n, 1, 1].
     """
 
