@@ -130,6 +130,85 @@ def dynamo() -> Iterator[Any]:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize(
+    ("norm", "backend"),
+    [*((norm, "aot_eager") for norm in NORMS), pytest.param("key", "inductor", marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("way", ["single passes", "torch's softmax"])
+def test_it_is_the_ordinary_step(position, norm, padded, way, monkeypatch):
+    if way != "single passes":
+        monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
+    case = Case(T=M, B=3, G=2, D=4, E=5)
+    buffers = Buffers(case, position, padded=padded)
+    sharpness = torch.tensor([0.7, 1.9], dtype=torch.float64)
+    for options in (
+        {},
+        {"strength": 0.5},
+        {"strength": 0.0, "beta": buffers.beta},
+        {"beta": buffers.beta, "sharpness": sharpness, "scale": 0.3, "strength": 0.8},
+    ):
+        for shape in ((), (1,)):
+            static, ordinary = (
+                buffers.static(norm=norm, shape=shape, **options),
+                buffers.ordinary(norm=norm, **options),
+            )
+            assert static.y.shape == (3, 2, 1, 5)
+            torch.testing.assert_close(static, ordinary, rtol=1e-12, atol=1e-12)
+
+
+@every_norm
+def test_the_new_token_may_be_padding_and_a_row_may_hold_nothing_else(norm):
+    buffers = Buffers(Case(T=M, B=3, G=2, D=4), 9)
+    buffers.key_mask[0, 9] = False
+    buffers.key_mask[1] = False
+    for filling in (None, torch.nan):
+        if filling is not None:
+            buffers.k[:2, :, 9] = buffers.v[:2] = buffers.q[1] = filling
+            buffers.inverse_norms = inverse_key_norms(buffers.k)
+        static, ordinary = buffers.static(norm=norm), buffers.ordinary(norm=norm)
+        torch.testing.assert_close(static, ordinary, rtol=1e-12, atol=1e-12)
+        assert not static.y[:2].any()
+        assert not static.o[1].any()
+
+
+@every_norm
+@pytest.mark.parametrize("way", ["single passes", "torch's softmax"])
+def test_a_zero_key_and_a_broken_query_are_those_of_the_ordinary_step(norm, way, monkeypatch):
+    if way != "single passes":
+        monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
+    buffers = Buffers(Case(T=M, B=2, G=2, D=4), 9)
+    buffers.k[0, :, 9] = 0
+    buffers.inverse_norms[0, :, 9] = 0
+    buffers.q[1] = torch.nan
+    static, ordinary = buffers.static(norm=norm), buffers.ordinary(norm=norm)
+    torch.testing.assert_close(static, ordinary, rtol=1e-12, atol=1e-12, equal_nan=True)
+    assert static.o[1].isnan().all()
+
+
+@every_norm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_buffers_of_any_dtype_are_read_as_the_ordinary_step_reads_them(dtype, norm):
+    buffers = Buffers(Case(T=M, B=2, G=2, D=4), 13, dtype, padded=True)
+    static, ordinary = buffers.static(norm=norm, strength=0.5), buffers.ordinary(norm=norm, strength=0.5)
+    assert static.o.dtype == static.y.dtype == dtype
+    torch.testing.assert_close(static, ordinary)
+
+
+def test_the_buffers_are_left_alone():
+    buffers = Buffers(Case(T=M, B=2, G=2, D=4), 13)
+    before = [x.clone() for x in (buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask)]
+    buffers.static()
+    for x, copy in zip((buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask), before, strict=True):
+        assert torch.equal(x, copy)
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
+
+
 INDUCTOR = pytest.param("key", "inductor", marks=pytest.mark.slow)
 
 
