@@ -138,7 +138,7 @@ def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path: Path
 
 def test_ends_that_do_not_rise_are_refused(folder: Path) -> None:
     np.save(folder / "train-000000-000.ends.npy", np.array([9, 6]))
-    with pytest.raises(DataError, match="000.ends.npy was altered: its ends must rise"):
+    with pytest.raises(DataError, match=r"000.ends.npy was altered: its ends must rise"):
         PackedTokens(folder, 2)
 
 
@@ -158,7 +158,7 @@ def test_ends_that_do_not_rise_are_refused(folder: Path) -> None:
 )
 def test_a_manifest_with_other_types_is_damaged(changes: dict[str, object], folder: Path) -> None:
     write_manifest(folder, **changes)
-    with pytest.raises(DataError, match="manifest.json is damaged"):
+    with pytest.raises(DataError, match=r"manifest.json is damaged"):
         open_folder(folder)
 
 

@@ -69,7 +69,7 @@ def test_parts_with_bad_documents_are_read_again_without_skip_bad(
         patch.setattr("lucid_attention.data.tokenize._finish", stop)
         with pytest.raises(KeyboardInterrupt):
             tokenize(str(tmp_path / "in"), tmp_path / "out", **options | {"skip_bad": True})
-    with pytest.raises(DataError, match="b.jsonl, line 1: not JSON"):
+    with pytest.raises(DataError, match=r"b.jsonl, line 1: not JSON"):
         tokenize(str(tmp_path / "in"), tmp_path / "out", **options)
 
 
