@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from ..base.labels import IGNORED
 from .readers import DataError
-from .shards import SPLITS, open_folder, read_ends, read_ids
+from .shards import SPLITS, open_folder, read_ends, read_ids, shard_files
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -63,10 +63,17 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         self._index_documents()
         if not len(self):
             tokens = int(self._ends[-1]) if self._ends.size else 0
-            raise DataError(f"{folder}: split {split!r} must have at least {sequence_length} tokens, got {tokens}")
+            way_out = "a larger --validation" if split == "validation" else "more text"
+            raise DataError(
+                f"{folder}: split {split!r} must have at least {sequence_length} tokens, got {tokens}: "
+                f"tokenize again with {way_out}, or choose a smaller sequence_length"
+            )
 
     def _index_documents(self) -> None:
         lengths = [np.diff(read_ends(self.folder, shard), prepend=0) for shard in self._shards]
+        for shard, of_shard in zip(self._shards, lengths, strict=True):
+            if of_shard.size and of_shard.min() < 1:
+                raise DataError(f"{shard_files(self.folder, shard.name)[1]} was altered: its ends must rise")
         # The first token of every shard, counted over all shards.
         self._first_tokens = np.cumsum([0, *(shard.tokens for shard in self._shards)])
         length = np.concatenate([np.zeros(0, np.int64), *lengths])
@@ -111,7 +118,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         """`size` ids from `start`, counted over all shards. They lie in one shard, as every document does."""
         shard = int(np.searchsorted(self._first_tokens, start, side="right")) - 1
         first = start - int(self._first_tokens[shard])
-        return read_ids(self.folder, self._shards[shard], self._dtype, first, first + size)
+        return read_ids(self.folder, self._shards[shard], self._dtype, first, first + size, self.vocab_size)
 
 
 def _reopened(

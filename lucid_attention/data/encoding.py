@@ -34,14 +34,23 @@ class Job(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The result of a part: its shards and counts. `limit` is that of its job."""
+    """The result of a part: its shards and counts. `limit` and `validation` are those of its job.
+
+    content: the files of the part, as `content_of` describes them.
+    bad_example: the error of its first bad document, empty if it has none.
+    hashes: the smallest and the largest `document_hash`, None for a part without documents.
+    """
 
     part: int
     limit: int | None
+    validation: float
+    content: str
     documents: int
     bytes: int
     empty: int
     bad: int
+    bad_example: str
+    hashes: tuple[int, int] | None
     shards: tuple[Shard, ...]
 
 
@@ -49,10 +58,23 @@ class Stopped(Exception):
     """Raised in a worker process when another part has failed or the user has stopped the run."""
 
 
+def document_hash(text: str) -> int:
+    """A hash of a document, below 2^64. It decides about the split, so equal documents are in the same one."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
 def is_validation(text: str, share: float) -> bool:
-    """Whether a document is held out. A hash of the text decides, so equal documents are in the same split."""
-    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < share * 2**64
+    """Whether a document is held out, if about `share` of all documents are."""
+    return document_hash(text) < share * 2**64
+
+
+def content_of(part: Part) -> str:
+    """The identity of the part's files: names, ranges, sizes and times of change. Empty for a data set of the hub."""
+    pieces = []
+    for path, start, stop in part.pieces:
+        status = path.stat()
+        pieces.append([path.name, start, stop, status.st_size, status.st_mtime_ns])
+    return hashlib.sha256(json.dumps(pieces).encode()).hexdigest() if pieces else ""
 
 
 def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: Report) -> Record:
@@ -60,13 +82,17 @@ def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: 
 
     report: called after every document with the bytes that were read.
     """
-    bad = 0
+    bad, bad_example = 0, ""
 
     def skip(error: DataError) -> None:
-        nonlocal bad
+        nonlocal bad, bad_example
         bad += 1
+        bad_example = bad_example or str(error)
 
     documents = size = empty = 0
+    hashes: tuple[int, int] | None = None
+    # Before reading: files that change while they are read are then encoded again by the next run.
+    content = content_of(part)
     shards = _PartShards(job, part.number, encoder)
     try:
         for document in source.documents(part, skip if job.skip_bad else stop_at):
@@ -75,30 +101,36 @@ def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: 
                 empty += 1
             else:
                 shards.add(encoder(text), "validation" if is_validation(text, job.validation) else "train")
+                number = document_hash(text)
+                hashes = (min(hashes[0], number), max(hashes[1], number)) if hashes else (number, number)
                 documents += 1
                 size += len(text.encode())
             report(document.size)
             if documents == job.limit:
                 break
-        record = Record(part.number, job.limit, documents, size, empty, bad, shards.close())
+        written = shards.close()
     finally:
         shards.abandon()
-    content = record._asdict() | {"shards": [shard._asdict() for shard in record.shards]}
-    write_whole(_record_file(job.out, part.number), json.dumps(content))
+    settings = (part.number, job.limit, job.validation, content)
+    record = Record(*settings, documents, size, empty, bad, bad_example, hashes, written)
+    entry = record._asdict() | {"shards": [shard._asdict() for shard in record.shards]}
+    write_whole(_record_file(job.out, part.number), json.dumps(entry))
     return record
 
 
-def read_record(out: Path, part: int, encoder: Encoder) -> Record | None:
-    """The record of a part that is finished and whose shards are whole; None for any other."""
+def read_record(job: Job, part: Part, encoder: Encoder) -> Record | None:
+    """The record of a part that is finished, with the files of now and whole shards; None for any other."""
     try:
-        content = json.loads(_record_file(out, part).read_bytes())
-        shards = tuple(Shard(**shard) for shard in content.pop("shards"))
-        record = Record(shards=shards, **content)
+        entry = json.loads(_record_file(job.out, part.number).read_bytes())
+        shards = tuple(Shard(**shard) for shard in entry.pop("shards"))
+        record = Record(shards=shards, **entry)
         for shard in shards:
-            check_shard(out, shard, id_type(encoder.vocab_size), encoder.sha256)
-    except (OSError, ValueError, TypeError, KeyError):
+            check_shard(job.out, shard, id_type(encoder.vocab_size), encoder.sha256)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    return record
+    is_same = record.validation == job.validation and record.content == content_of(part)
+    # A run without --skip-bad must stop at bad documents that an earlier run left out.
+    return record if is_same and (job.skip_bad or not record.bad) else None
 
 
 def _record_file(out: Path, part: int) -> Path:

@@ -1,7 +1,7 @@
 """Documents of one file, in order: text, JSON lines, Parquet; plain, .gz or .zst.
 
 The error of a bad document is passed to the callback `bad`. If `bad` returns, reading continues with the next document.
-An error of the whole file, such as a missing column, is raised.
+So it does after a file that cannot be opened. Other errors of a file, such as missing permission, are raised.
 """
 
 import codecs
@@ -67,7 +67,7 @@ class Part(NamedTuple):
 
 def stop_at(error: DataError) -> NoReturn:
     """The `bad` callback that stops at the first bad document."""
-    raise error
+    raise DataError(f"{error}. Mend it and run the same command again, or leave such documents out with --skip-bad")
 
 
 def kind(path: Path) -> str:
@@ -203,6 +203,11 @@ def _open_parquet(path: Path) -> Any:
 
 def _read_parquet(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
     arrow = require("pyarrow", "reading Parquet")
+    try:
+        parquet_groups(piece.path, field)
+    except DataError as error:
+        bad(error)
+        return
     with _open_parquet(piece.path) as file:
         stop = file.num_row_groups if piece.stop is None else piece.stop
         row = sum(file.metadata.row_group(i).num_rows for i in range(piece.start))

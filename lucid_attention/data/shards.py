@@ -10,12 +10,14 @@ The manifest is written last: a folder without it is unfinished.
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.files import finish, partial_path
+from ..base.files import finish, partial_path, write_whole
+from ..base.messages import first_line
 from .readers import DataError
 
 FORMAT, VERSION = "lucid-tokens", 1
@@ -25,6 +27,8 @@ SPLITS = ("train", "validation")
 MANIFEST = "manifest.json"
 # The subfolder of an unfinished run: its settings, and records of its finished parts.
 UNFINISHED = "unfinished"
+# Files of shards whose content was compared with the manifest: name to size, time of change and checksum.
+VERIFIED = "verified.json"
 
 
 class Shard(NamedTuple):
@@ -130,18 +134,34 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text())
         version = manifest["format"], manifest["version"]
         if version == (FORMAT, VERSION):
-            _ = manifest["tokenizer"]["sha256"], manifest["dtype"], [Shard(**shard) for shard in manifest["shards"]]
-    except (ValueError, KeyError, TypeError) as error:
+            _check_manifest(manifest)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{folder / MANIFEST} is damaged: {error!r}") from error
     if version != (FORMAT, VERSION):
         raise DataError(f"{folder / MANIFEST} must be of format {FORMAT} {VERSION}, got {version[0]} {version[1]}")
     return manifest
 
 
+def _check_manifest(manifest: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError or TypeError for a manifest from which no folder can be opened."""
+    tokenizer = manifest["tokenizer"]
+    if type(tokenizer["vocab_size"]) is not int or len(bytes.fromhex(tokenizer["sha256"])) != 32:
+        raise ValueError("'tokenizer' must have a vocab_size and a sha256")
+    if manifest["dtype"] != id_type(tokenizer["vocab_size"]):
+        raise ValueError(f"dtype must be {id_type(tokenizer['vocab_size'])}, got {manifest['dtype']!r}")
+    types = list(Shard.__annotations__.values())
+    for entry in manifest["shards"]:
+        shard = Shard(**entry)
+        is_valid = all(type(value) is kind for value, kind in zip(shard, types, strict=True))
+        if not is_valid or shard.split not in SPLITS or Path(shard.name).name != shard.name or shard.tokens < 0:
+            raise ValueError(f"not a shard: {entry}")
+
+
 def open_folder(folder: str | Path, *, verify: bool = False, expect_tokenizer_hash: str | None = None) -> TokenFolder:
     """Open a folder of tokens. A DataError names the first shard that is missing, truncated or of another tokenizer.
 
-    verify: also read all shards and compare checksums, which finds an altered byte.
+    verify: also read all shards and compare checksums, which finds an altered byte. This takes a second per gigabyte,
+        once: `VERIFIED` remembers it.
     expect_tokenizer_hash: refuse tokens of a tokenizer with another hash, such as that of another model.
     """
     path = Path(folder)
@@ -160,12 +180,38 @@ def open_folder(folder: str | Path, *, verify: bool = False, expect_tokenizer_ha
     if (actual := file_hash(tokenizer)) != stored:
         raise DataError(f"{tokenizer} is not the one of the shards: expected hash {stored[:12]}…, got {actual[:12]}…")
     for shard in opened.shards:
-        check_shard(path, shard, manifest["dtype"], stored, verify=verify)
+        check_shard(path, shard, manifest["dtype"], stored)
+    if verify:
+        _verify(opened)
     return opened
 
 
-def check_shard(folder: Path, shard: Shard, dtype: str, tokenizer_hash: str, *, verify: bool = False) -> None:
-    """Refuse a shard that is missing, truncated, of another tokenizer, or (with `verify`) altered."""
+def _verify(opened: TokenFolder) -> None:
+    """Compare checksums of all shards. Files with the size and time of an earlier comparison are not read again."""
+    file = opened.path / VERIFIED
+    try:
+        earlier = dict(json.loads(file.read_bytes()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        earlier = {}
+    verified = {}
+    for shard in opened.shards:
+        for path, expected in zip(shard_files(opened.path, shard.name), (shard.sha256, shard.ends_sha256), strict=True):
+            status = path.stat()
+            state = [status.st_size, status.st_mtime_ns, expected]
+            if earlier.get(path.name) != state and (actual := file_hash(path)) != expected:
+                raise DataError(
+                    f"{path} was altered: expected checksum {expected[:12]}…, got {actual[:12]}…. Remove "
+                    f"{opened.path} and tokenize again"
+                )
+            verified[path.name] = state
+    if verified != earlier:
+        # A folder that cannot be written is verified every time.
+        with suppress(OSError):
+            write_whole(file, json.dumps(verified))
+
+
+def check_shard(folder: Path, shard: Shard, dtype: str, tokenizer_hash: str) -> None:
+    """Refuse a shard that is missing, truncated or of another tokenizer."""
     ids, ends = shard_files(folder, shard.name)
     for file in (ids, ends):
         if not file.is_file():
@@ -185,10 +231,6 @@ def check_shard(folder: Path, shard: Shard, dtype: str, tokenizer_hash: str, *, 
     documents = read_ends(folder, shard).size
     if documents != shard.documents:
         raise DataError(f"{ends} must have {shard.documents} documents, got {documents}")
-    if verify:
-        for file, checksum in ((ids, shard.sha256), (ends, shard.ends_sha256)):
-            if (file_checksum := file_hash(file)) != checksum:
-                raise DataError(f"{file} was altered: expected checksum {checksum[:12]}…, got {file_checksum[:12]}…")
 
 
 def read_ends(folder: Path, shard: Shard) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -203,12 +245,20 @@ def read_ends(folder: Path, shard: Shard) -> np.ndarray[Any, np.dtype[np.int64]]
     return ends
 
 
-def read_ids(folder: Path, shard: Shard, dtype: np.dtype[Any], start: int, stop: int) -> np.ndarray[Any, Any]:
-    """Ids [start, stop) of a shard, as int64.
+def read_ids(
+    folder: Path, shard: Shard, dtype: np.dtype[Any], start: int, stop: int, vocab_size: int | None = None
+) -> np.ndarray[Any, Any]:
+    """Ids [start, stop) of a shard, as int64. Ids beyond the vocabulary, if it is given, are refused.
 
     The memory map is closed after the call. An open one would keep a file handle for each shard, and every page it
     touched would count as memory of this process.
     """
     offset = HEADER + start * dtype.itemsize
-    ids = np.memmap(shard_files(folder, shard.name)[0], dtype, "r", offset=offset, shape=(stop - start,))
-    return ids.astype(np.int64)
+    file = shard_files(folder, shard.name)[0]
+    try:
+        ids = np.memmap(file, dtype, "r", offset=offset, shape=(stop - start,)).astype(np.int64)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {first_line(error)}") from error
+    if vocab_size is not None and ids.size and (largest := int(ids.max())) >= vocab_size:
+        raise DataError(f"{file} was altered: expected ids below {vocab_size}, the vocabulary, got {largest}")
+    return ids

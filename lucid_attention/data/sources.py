@@ -41,8 +41,8 @@ ALTERNATIVE = "Without the hub, give a local file, folder or glob of .txt, .json
 class Source(Protocol):
     """The input of `lucid tokenize`."""
 
-    def parts(self, largest: int) -> Sequence[Part]:
-        """The parts, of about `largest` bytes at most."""
+    def parts(self, largest: int, bad: Bad = stop_at) -> Sequence[Part]:
+        """The parts, of about `largest` bytes at most. `bad` receives the error of a file that cannot be cut."""
         ...
 
     def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
@@ -92,13 +92,13 @@ class FileSource:
             "listing_sha256": hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(),
         }
 
-    def parts(self, largest: int) -> list[Part]:
+    def parts(self, largest: int, bad: Bad = stop_at) -> list[Part]:
         total = sum(path.stat().st_size for path in self._files.values())
         target = min(max(total // PARTS, SMALLEST_PART), largest)
         parts: list[Part] = []
         pieces: list[Piece] = []
         part_size = 0
-        for piece, size in self._pieces(target):
+        for piece, size in self._pieces(target, bad):
             if pieces and part_size + size > target:
                 parts.append(Part(len(parts), part_size, tuple(pieces)))
                 pieces, part_size = [], 0
@@ -106,12 +106,19 @@ class FileSource:
             part_size += size
         return [*parts, Part(len(parts), part_size, tuple(pieces))]
 
-    def _pieces(self, target: int) -> Iterator[tuple[Piece, int]]:
+    def _pieces(self, target: int, bad: Bad) -> Iterator[tuple[Piece, int]]:
         """Pieces with their sizes in bytes. Files of lines are cut at `target` bytes, Parquet at its row groups."""
         for path in self._files.values():
             file_size = path.stat().st_size
             if kind(path) == "parquet":
-                for group, group_size in enumerate(parquet_groups(path, self.field)):
+                try:
+                    groups = parquet_groups(path, self.field)
+                except DataError as error:
+                    bad(error)
+                    # One piece, so that reading it counts the file as bad.
+                    yield Piece(path), file_size
+                    continue
+                for group, group_size in enumerate(groups):
                     yield Piece(path, group, group + 1), group_size
             elif kind(path) == "lines" and not is_compressed(path):
                 for start in range(0, file_size, target):
@@ -154,7 +161,7 @@ class HubSource:
             "shards": self._stream.num_shards,
         }
 
-    def parts(self, largest: int) -> list[Part]:
+    def parts(self, largest: int, bad: Bad = stop_at) -> list[Part]:
         return [Part(index, 0) for index in range(self._stream.num_shards)]
 
     def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:

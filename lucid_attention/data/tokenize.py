@@ -7,6 +7,7 @@ end OUT/manifest.json is written and OUT/unfinished/ is removed.
 
 import argparse
 import json
+import math
 import re
 import shutil
 import sys
@@ -15,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from ..base.files import PARTIAL, write_whole
+from ..base.locks import locked
 from ..base.processes import available_cores
 from .encoding import Job, Record, encode_part, encode_parts, read_record
-from .readers import DataError, Part, stop_at
+from .readers import Bad, DataError, Part, stop_at
 from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files
 from .sources import Source, open_source
 from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
@@ -33,6 +34,10 @@ SHARDS_AND_LEFTOVERS = re.compile(
 )
 # A token is about four bytes of text.
 BYTES_PER_TOKEN = 4
+# Errors of bad documents that the manifest lists, at most one per part.
+BAD_EXAMPLES = 5
+# The command's least --shard-tokens. Each shard is waited for until it is on the disk: a corpus of many shards is slow.
+SMALLEST_SHARD = 100_000
 
 
 def tokenize(
@@ -82,17 +87,23 @@ def tokenize(
     if manifest := _finished(target, settings):
         return manifest, False
     job = Job(target, validation, shard_tokens, skip_bad, limit)
-    with _locked(target, settings) as first_settings:
+    with _begun(target, settings):
         if manifest := _finished(target, settings):
             return manifest, False
-        parts = opened.parts(shard_tokens * BYTES_PER_TOKEN)
+        parts = opened.parts(shard_tokens * BYTES_PER_TOKEN, _skip if skip_bad else stop_at)
         if loaded or not (target / "tokenizer.json").is_file():
-            files = loaded or _train_tokenizer(opened, parts, vocab_size or 0, skip_bad)
+            files = loaded or _train_tokenizer(opened, parts, vocab_size or 0, _skip if skip_bad else stop_at)
             # tokenizer.json is written last: if it exists, the other files do.
             for name in sorted(files, key="tokenizer.json".__eq__):
                 write_whole(target / name, files[name])
         records = _encode(opened, parts, job, workers)
-        return _finish(target, first_settings, records), True
+        if validation and not any(shard.split == "validation" for record in records for shard in record.shards):
+            records = _hold_one_out(opened, parts, job, records)
+        return _finish(target, settings, records), True
+
+
+def _skip(_: DataError) -> None:
+    """The `bad` callback that continues. `encode_part` counts what is left out."""
 
 
 def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: int | None) -> None:
@@ -117,10 +128,12 @@ def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     return manifest
 
 
-def _check_same(out: Path, first_settings: dict[str, Any], settings: dict[str, Any]) -> None:
+def _check_same(
+    out: Path, first_settings: dict[str, Any], settings: dict[str, Any], may_differ: Sequence[str] = ("source.name",)
+) -> None:
     """Refuse to mix two runs in one folder. The source's name may differ: two names can mean the same files."""
     before, now = _flat(first_settings), _flat(settings)
-    names = [name for name in {**before, **now} if name != "source.name" and before.get(name) != now.get(name)]
+    names = [name for name in {**before, **now} if name not in may_differ and before.get(name) != now.get(name)]
     if names:
         differences = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in names)
         raise DataError(f"OUT {str(out)!r} was begun with other settings ({differences}): choose another OUT")
@@ -132,33 +145,44 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _locked(out: Path, settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Lock OUT against other runs. Yields the settings that OUT was begun with. A kill releases the lock."""
+def _begun(out: Path, settings: dict[str, Any]) -> Iterator[None]:
+    """Lock OUT against other runs, and begin it or resume it with these settings."""
     unfinished = out / UNFINISHED
     if out.exists() and not unfinished.is_dir() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"OUT must be new, an empty folder, or one of `lucid tokenize`, got {str(out)!r}")
-    unfinished.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(unfinished / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise DataError(f"OUT {str(out)!r} is being written by another `lucid tokenize`") from None
-    try:
+    # In the subfolder, which is removed at the end: a finished folder holds no lock.
+    with locked(unfinished, "lucid tokenize"):
         file = unfinished / SETTINGS
-        first_settings = json.loads(file.read_bytes()) if file.is_file() else settings
-        _check_same(out, first_settings, settings)
-        write_whole(file, json.dumps(first_settings))
-        yield first_settings
-    finally:
-        lock.release()
+        first_settings = _read_settings(file) or settings
+        # A part that has a record of the same files and of no bad document is the same with and without --skip-bad.
+        may_differ = ["source.name", "skip_bad"]
+        if first_settings["source"]["name"] == settings["source"]["name"]:
+            # Files were mended. Each record tells which files it is of.
+            may_differ += [f"source.{name}" for name in ("files", "bytes", "listing_sha256")]
+        _check_same(out, first_settings, settings, may_differ)
+        if first_settings["source"] != settings["source"] and settings["tokenizer_sha256"] is None:
+            # Train the tokenizer again. If it becomes another one, no earlier shard is used.
+            (out / "tokenizer.json").unlink(missing_ok=True)
+        write_whole(file, json.dumps(settings))
+        yield
 
 
-def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, skip_bad: bool) -> dict[str, bytes]:
+def _read_settings(file: Path) -> dict[str, Any] | None:
+    """The settings that OUT was begun with; None if it has none, or damaged ones: then its records decide."""
+    try:
+        settings = json.loads(file.read_bytes())
+        _flat(settings), settings["source"]["name"]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return dict(settings)
+
+
+def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, bad: Bad) -> dict[str, bytes]:
     size = min(sum(part.size for part in parts) or SAMPLE_BYTES, SAMPLE_BYTES)
     with tqdm(desc="Training the tokenizer", total=size, unit="B", unit_scale=True, disable=None) as bar:
 
         def texts() -> Iterator[str]:
-            for text in sample(source, parts, (lambda _: None) if skip_bad else stop_at):
+            for text in sample(source, parts, bad):
                 yield text
                 bar.update(len(text))
 
@@ -168,7 +192,7 @@ def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, ski
 def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> list[Record]:
     """The records of all parts, or of the first parts that together have `limit` documents."""
     encoder = Encoder.of(job.out)
-    earlier = (read_record(job.out, part.number, encoder) for part in parts)
+    earlier = (read_record(job, part, encoder) for part in parts)
     records = {record.part: record for record in earlier if record}
 
     def missing() -> Iterator[Part]:
@@ -195,6 +219,24 @@ def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> li
         documents_left = None if documents_left is None else documents_left - record.documents
         limited_records.append(record)
     return limited_records
+
+
+def _hold_one_out(source: Source, parts: Sequence[Part], job: Job, records: list[Record]) -> list[Record]:
+    """The records with the document of the smallest hash, and its equals, moved to the validation split.
+
+    A small corpus has no document whose hash is below the share. A corpus of one document stays as it is.
+    """
+    smallest = min((record.hashes[0] for record in records if record.hashes), default=0)
+    if all(record.hashes is None or tuple(record.hashes) == (smallest, smallest) for record in records):
+        return records
+    # The next float: division may have rounded down.
+    share = math.nextafter(smallest / 2**64, 1)
+    encoder = Encoder.of(job.out)
+    for index, record in enumerate(records):
+        if record.hashes and record.hashes[0] == smallest:
+            job_of_record = job._replace(validation=share, limit=record.limit)
+            records[index] = encode_part(source, encoder, parts[record.part], job_of_record, lambda _: None)
+    return records
 
 
 def _documents_without_gap(records: dict[int, Record]) -> int:
@@ -231,6 +273,7 @@ def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[
         },
         "text_bytes": sum(record.bytes for record in records),
         "skipped": {"empty": empty, "bad": bad},
+        "bad_examples": [record.bad_example for record in records if record.bad_example][:BAD_EXAMPLES],
         "settings": settings,
         "shards": [shard._asdict() for shard in shards],
     }
@@ -249,32 +292,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="file, folder or glob in quotes (text; .jsonl, .json: one document per line; .parquet; also .gz, .zst), "
-        "stdlib (Python's own source files: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed)",
+        "stdlib (Python's own source files: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed). "
+        "Example: lucid tokenize corpus/ tokens/ --tokenizer train:8000",
     )
-    parser.add_argument("out", metavar="OUT", help="folder to write; an unfinished one is resumed")
+    parser.add_argument("out", metavar="OUT", help="folder to write, such as tokens/; an unfinished one is resumed")
     parser.add_argument(
         "--tokenizer",
         default="train:32000",
         metavar="T",
         help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a name "
-        "that Transformers knows; default train:32000",
+        "that Transformers knows, such as gpt2; default train:32000",
     )
-    parser.add_argument("--workers", type=int, metavar="N", help="number of processes, default one per core")
+    parser.add_argument("--workers", type=int, metavar="N", help="number of processes, such as 4; default one per core")
     parser.add_argument(
-        "--validation", type=float, default=0.01, metavar="SHARE", help="share of documents held out, default 0.01"
+        "--validation",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="share of the documents that are held out for validation, from 0 to below 1, but at least one document "
+        "unless 0; such as 0.1 for every tenth; default 0.01",
     )
-    parser.add_argument("--field", default="text", help="key or column of the text, default text")
-    parser.add_argument("--split", default="train", help="split of a data set of the hub, default train")
     parser.add_argument(
-        "--shard-tokens", type=int, default=50_000_000, metavar="N", help="largest shard, default 50_000_000"
+        "--field", default="text", metavar="NAME", help="key or column of the text, such as content; default text"
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
-    parser.add_argument("--skip-bad", action="store_true", help="leave out and count documents that cannot be read")
+    parser.add_argument(
+        "--split", default="train", metavar="NAME", help="split of a data set of the hub, such as test; default train"
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=int,
+        default=50_000_000,
+        metavar="N",
+        help=f"largest file of tokens, in tokens of 2 or 4 bytes, at least {SMALLEST_SHARD:_}; default 50_000_000",
+    )
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only the first N documents of SOURCE, such as 1000; default all"
+    )
+    parser.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out and count documents and files that cannot be read, instead of stopping at the first",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """`lucid tokenize`: write the folder, then print what it holds."""
     try:
+        if args.shard_tokens < SMALLEST_SHARD:
+            raise DataError(f"--shard-tokens must be at least {SMALLEST_SHARD:_}, got {args.shard_tokens}")
         manifest, written = tokenize(**vars(args))
     except DataError as error:
         print(f"lucid tokenize: error: {error}", file=sys.stderr)
@@ -294,4 +359,8 @@ def run(args: argparse.Namespace) -> int:
     skipped = manifest["skipped"]
     if any(skipped.values()):
         print(f"  left out   {skipped['empty']:,} empty and {skipped['bad']:,} bad documents")
+    for example in manifest.get("bad_examples", ()):
+        print(f"             such as {example}")
+    if not manifest["splits"]["validation"]["documents"]:
+        print("  No document is held out: `lucid train` needs some. Tokenize into another OUT with --validation 0.1")
     return 0

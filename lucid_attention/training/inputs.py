@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import Dataset, Subset
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..base.processes import distributed_state
 from ..data import DataError
 from ..data.datasets import PackedTokens, PromptAnswers
+from ..data.shards import open_folder
 from ..data.synthetic import MemoryUpdate, Needles
 from ..data.tokenize import tokenize
 from ..models.checkpoint import load_config, load_model, load_tokenizer
@@ -88,6 +90,9 @@ def load_inputs(recipe: Recipe) -> Inputs:
         validation = kind(*args, **options, split="validation")
     else:
         folder = _token_folder(recipe, options)
+        with distributed_state().main_process_first():
+            # Later openings of the folder trust that its shards are those of the manifest.
+            open_folder(folder, verify=True)
         kind, args, training = PackedTokens, (folder, T), {"separate_documents": recipe.separate_documents}
         validation = kind(*args, **training, split="validation")
         tokenizer = load_tokenizer(folder)
@@ -147,7 +152,11 @@ def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
         **({"attention_options": recipe.attention_options} if recipe.attention_options else {}),
         **recipe.model,
     }
-    config: LucidConfig = getattr(presets, recipe.preset)(recipe.attention, **overrides)
+    try:
+        config: LucidConfig = getattr(presets, recipe.preset)(recipe.attention, **overrides)
+    except StrictDataclassError as error:
+        # Its first line names the field, the last one the types.
+        raise ValueError(f"model: {str(error).splitlines()[-1].strip()}") from error
     return config
 
 

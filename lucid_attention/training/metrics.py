@@ -54,7 +54,7 @@ class Progress(TrainerCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Writes every log entry as a line of JSON. A resumed run drops the entries after its checkpoint."""
+    """Writes every log entry as a line of JSON. A resumed run drops the entries that its checkpoint does not have."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
@@ -62,6 +62,8 @@ class MetricsFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             entries = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
+            # A run that ended after its last checkpoint has entries of that step which it will write again.
+            entries = entries[: len(state.log_history)]
             write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -79,11 +81,13 @@ class MetricsFile(TrainerCallback):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file. A line that a kill cut off is left out."""
+    """The entries of a metrics file. A line that a kill cut off, and any other that is no entry, is left out."""
     entries = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entries.append(entry)
     return entries

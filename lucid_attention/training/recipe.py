@@ -16,6 +16,9 @@ PRECISIONS = ("float32", "bfloat16")
 _POSITIVE = ("steps", "batch_size", "micro_batch_size", "log_every", "evaluation_sequences", "keep")
 _FROM_ZERO = ("evaluate_every", "save_every", "loss_rows", "workers", "seed")
 _NUMBERS = ("learning_rate", "beta1", "beta2", "weight_decay", "clip", "warmup", "strength_steps")
+# Far above every batch in use, and below those whose first step does not end.
+MOST_TOKENS = 1 << 30
+_LARGEST = {"workers": 1024, "seed": 2**32 - 1}
 _STRINGS = ("about", "preset", "data", "schedule", "precision")
 
 
@@ -97,8 +100,12 @@ class Recipe:
             raise ValueError(f"a recipe needs {', '.join(missing)}")
         return cls(**values)
 
-    def changed(self, changes: list[str]) -> "Recipe":
-        """The recipe with changes such as "learning_rate=3e-4" or "model.hidden_size=128"."""
+    def changed(self, changes: list[str], processes: int = 1) -> "Recipe":
+        """The recipe with changes such as "learning_rate=3e-4" or "model.hidden_size=128".
+
+        A new batch_size without a micro_batch_size gets the largest one up to the old that divides it between
+        `processes`.
+        """
         values: dict[str, Any] = {}
         for change in changes:
             key, equals, text = change.partition("=")
@@ -112,9 +119,23 @@ class Recipe:
             old = values.get(name, getattr(self, name))
             if dot and not isinstance(old, dict):
                 raise ValueError(f"{name} has no parts: expected {name}=VALUE, got {change!r}")
-            values[name] = {**old, inner: _parse(text)} if dot else _parse_as(old, text, name)
+            if dot:
+                values[name] = {**old, inner: _parse_as(self._inner_default(name, inner), text, inner)}
+            else:
+                values[name] = _parse_as(old, text, name)
+        if "micro_batch_size" not in values and isinstance(batch_size := values.get("batch_size"), int):
+            per_process = batch_size // processes
+            divisors = (size for size in range(1, self.micro_batch_size + 1) if per_process % size == 0)
+            values["micro_batch_size"] = max(divisors, default=1)
         # All at once: the check compares fields, such as batch_size with micro_batch_size.
         return replace(self, **values)
+
+    def _inner_default(self, name: str, inner: str) -> Any:
+        """The present value of a field such as model.hidden_size, None if it has none."""
+        values = getattr(self, name)
+        if name == "model" and inner not in values:
+            return getattr(getattr(presets, self.preset)("softmax"), inner, None)
+        return values.get(inner)
 
     def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Fields in which two recipes differ: name to (own value, other's value)."""
@@ -131,18 +152,23 @@ def _parse(text: str) -> Any:
     text = text.strip()
     try:
         return ast.literal_eval(text.replace("true", "True").replace("false", "False"))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return text
 
 
 def _parse_as(old: Any, text: str, name: str) -> Any:
-    """The value in the type of the field: 1e3 is an integer for an integer field, 3 a string for a string field."""
+    """The value in the type of the field: 1e3 is an integer for an integer field, 3 a string for a string field.
+
+    For a field of floats, 1 is 1.0.
+    """
     value = _parse(text)
     # `attention` is a name or a list of names.
     if isinstance(old, str) and name != "attention":
         return text.strip()
     if isinstance(old, int) and not isinstance(old, bool) and isinstance(value, float) and value.is_integer():
         return int(value)
+    if isinstance(old, float) and type(value) is int:
+        return float(value)
     return value
 
 
@@ -162,6 +188,8 @@ def _check(recipe: Recipe) -> None:
         value, least = getattr(recipe, name), 0 if name in _FROM_ZERO else 2 if name == "sequence_length" else 1
         is_valid = isinstance(value, int) and not isinstance(value, bool) and value >= least
         _expect(name, value, is_valid, f"an integer from {least} on")
+        if name in _LARGEST:
+            _expect(name, value, value <= _LARGEST[name], f"at most {_LARGEST[name]}")
     for name in _NUMBERS:
         value = getattr(recipe, name)
         is_valid = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
@@ -179,6 +207,11 @@ def _check(recipe: Recipe) -> None:
     _expect_one_of("schedule", recipe.schedule, SCHEDULES)
     _expect_one_of("precision", recipe.precision, PRECISIONS)
     _expect_one_of("preset", recipe.preset, preset_names())
+    for name in ("batch_size", "evaluation_sequences"):
+        most = MOST_TOKENS // recipe.sequence_length
+        expected = f"at most {most} sequences of {recipe.sequence_length} tokens, {MOST_TOKENS:,} tokens"
+        _expect(name, getattr(recipe, name), getattr(recipe, name) <= most, expected)
+    _expect("steps", recipe.steps, recipe.steps <= MOST_TOKENS, f"at most {MOST_TOKENS:,}")
     if recipe.batch_size % recipe.micro_batch_size:
         raise ValueError(
             f"batch_size must be a multiple of micro_batch_size: got {recipe.batch_size} and {recipe.micro_batch_size}"

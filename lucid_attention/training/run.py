@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
 from ..base.files import PARTIAL, partial_path, write_whole
+from ..base.locks import LOCK, locked
 from ..base.processes import distributed_state
 from ..models.ramps import StrengthRamp, set_strength
 from ..report.pictures import draw_loss
 from .checkpoints import UNFINISHED, newest_whole
 from .inputs import load_inputs, make_model
+from .limits import check_fits
 from .loss import use_chunked_loss
 from .metrics import METRICS, MetricsFile, Progress, read_metrics
 from .recipe import Recipe
@@ -37,19 +41,29 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
     """
     run, is_first = Path(out), distributed_state().is_main_process
     _check_parallel(parallel)
-    if restart and is_first:
-        _remove(run)
-    distributed_state().wait_for_everyone()
-    if (run / SUMMARY).exists():
+    if not restart and (run / SUMMARY).exists():
         _check_same(recipe, run)
         if is_first:
             print(f"{run}: finished already. --restart trains again, another --out starts another run")
-        return json.loads((run / SUMMARY).read_text())
+        return _read_summary(run / SUMMARY)
+    check_fits(recipe, parallel=parallel)
+    if not (restart and (run / RECIPE).exists()):
+        # Also before the lock, which would leave a file in a folder that is not ours.
+        _check_folder(recipe, run)
+    with _locked(run) if is_first else nullcontext():
+        if restart and is_first:
+            _remove(run)
+        distributed_state().wait_for_everyone()
+        return _train(recipe, run, parallel, is_first)
+
+
+def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str, Any]:
     _check_folder(recipe, run)
     # Transformers would show a progress bar for every file that is saved or loaded.
     logging.disable_progress_bar()
     set_seed(recipe.seed)
     inputs = load_inputs(recipe)
+    check_fits(recipe, vocab_size=inputs.vocab_size, parallel=parallel)
     model = make_model(recipe, inputs)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
@@ -86,6 +100,17 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         ) from error
 
 
+def _read_summary(file: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads(file.read_bytes())
+        _ = summary["steps"] + summary["validation_loss"] + (summary["median_tokens_per_second"] or 0), summary["model"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunError(
+            f"{file} is damaged: remove it, and the same command finishes the run again from its last checkpoint"
+        ) from error
+    return dict(summary)
+
+
 def _check_parallel(parallel: str) -> None:
     if parallel not in ("ddp", "fsdp"):
         raise RunError(f"parallel must be ddp or fsdp, got {parallel!r}")
@@ -93,11 +118,28 @@ def _check_parallel(parallel: str) -> None:
         raise RunError("--parallel fsdp needs several processes: expected torchrun to start them, got 1")
 
 
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """Lock the folder of a run. A command that fails before it writes anything leaves no new folder."""
+    is_new = not run.exists()
+    with locked(run, "lucid train"):
+        try:
+            yield
+        finally:
+            if is_new and not _entries(run):
+                shutil.rmtree(run, ignore_errors=True)
+
+
+def _entries(run: Path) -> list[Path]:
+    """What a folder holds, without the files of its lock."""
+    return [path for path in run.iterdir() if not path.name.startswith(LOCK)]
+
+
 def _remove(run: Path) -> None:
     if not (run / RECIPE).exists():
         return
     # The recipe goes last: it marks the folder as a run until all else is removed.
-    for path in [path for path in run.iterdir() if path.name != RECIPE]:
+    for path in [path for path in _entries(run) if path.name != RECIPE]:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / RECIPE).unlink()
 
@@ -105,7 +147,7 @@ def _remove(run: Path) -> None:
 def _check_same(recipe: Recipe, run: Path) -> None:
     try:
         before = Recipe.from_dict(json.loads((run / RECIPE).read_text()))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise RunError(f"{run / RECIPE} cannot be read: {error}") from error
     changes = [
         f"{name} was {old!r}, is {new!r}"
@@ -121,7 +163,7 @@ def _check_same(recipe: Recipe, run: Path) -> None:
 def _check_folder(recipe: Recipe, run: Path) -> None:
     if (run / RECIPE).exists():
         _check_same(recipe, run)
-    elif run.exists() and any(not path.name.endswith(PARTIAL) for path in run.iterdir()):
+    elif run.exists() and any(not path.name.endswith(PARTIAL) for path in _entries(run)):
         raise RunError(
             f"{run} must be new, empty or the folder of a run, got a folder with other files: choose another --out"
         )

@@ -209,7 +209,20 @@ class LucidTrainer(Trainer):
                 logs["tokens_per_second"] = round(tokens / (now - last_time), 1)
             logs["memory_gb"] = round(_memory() / 1e9, 3)
             self._last_log = (now, step)
+        if "train_loss" in logs:
+            # Trainer's mean is over the steps of this process. The history has those of the whole run.
+            logs["train_loss"] = mean_loss(self.state.log_history)
         super().log(logs, start_time)
+
+
+def mean_loss(entries: list[dict[str, Any]]) -> float:
+    """The mean loss over all steps, from log entries. A loss is the mean over the steps since the last entry."""
+    total, last_step = 0.0, 0
+    for entry in entries:
+        if "loss" in entry:
+            total += entry["loss"] * (entry["step"] - last_step)
+            last_step = entry["step"]
+    return total / max(last_step, 1)
 
 
 def _memory() -> int:

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lucid_attention.data import DataError
-from lucid_attention.data.shards import HEADER, MANIFEST, id_type, open_folder, read_ids
+from lucid_attention.data import DataError, shards
+from lucid_attention.data.datasets import PackedTokens
+from lucid_attention.data.shards import HEADER, MANIFEST, VERIFIED, id_type, open_folder, read_ids
 from lucid_attention.data.tokenizer import tokenizer_hash
 
 from .folders import write_tokenizer, write_tokens
@@ -110,6 +111,55 @@ def test_damage_is_found_and_named(
     with pytest.raises(DataError, match=complaint) as caught:
         open_folder(folder, verify=needs_verify)
     assert str(folder) in str(caught.value)
+
+
+def test_a_verified_file_is_read_again_only_if_it_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    file_hash = shards.file_hash
+    monkeypatch.setattr(shards, "file_hash", lambda path: read.append(path.name) or file_hash(path))
+    open_folder(folder, verify=True)
+    assert len(read) == 7  # Two files of three shards, and the tokenizer.
+    open_folder(folder, verify=True)
+    assert read[7:] == ["tokenizer.json"]
+    (folder / f"{SECOND}.bin").touch()
+    open_folder(folder, verify=True)
+    assert read[8:] == ["tokenizer.json", f"{SECOND}.bin"]
+    (folder / VERIFIED).write_text("[[[")
+    open_folder(folder, verify=True)
+    assert len(read) == 10 + 7
+
+
+def test_ids_beyond_the_vocabulary_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    folder = write_tokens(tmp_path / "t", {"train": [[[5, 6]], [[7, 999]]]}, 300)
+    data = PackedTokens(folder, 2)
+    with pytest.raises(DataError, match=rf"{SECOND}.bin was altered: expected ids below 300, the vocabulary, got 999"):
+        [data[i] for i in range(2)]
+
+
+def test_ends_that_do_not_rise_are_refused(folder: Path) -> None:
+    np.save(folder / "train-000000-000.ends.npy", np.array([9, 6]))
+    with pytest.raises(DataError, match=r"000.ends.npy was altered: its ends must rise"):
+        PackedTokens(folder, 2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tokenizer": []},
+        {"tokenizer": {"sha256": "00", "vocab_size": 300}},
+        {"tokenizer": {"sha256": "00" * 32, "vocab_size": "many"}},
+        {"dtype": "<f8"},
+        {"shards": None},
+        {"shards": [{"name": "../x"}]},
+        {"shards": [["x"]]},
+        {"shards": [[]]},
+    ],
+    ids=str,
+)
+def test_a_manifest_with_other_types_is_damaged(changes: dict[str, object], folder: Path) -> None:
+    write_manifest(folder, **changes)
+    with pytest.raises(DataError, match=r"manifest.json is damaged"):
+        open_folder(folder)
 
 
 def test_an_unfinished_folder_is_refused_with_what_to_do(folder: Path) -> None:

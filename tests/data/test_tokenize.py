@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filelock import FileLock
 from transformers import AutoTokenizer
 
+from lucid_attention.base.locks import FolderInUse, locked
 from lucid_attention.data import DataError
 from lucid_attention.data import tokenize as command
 from lucid_attention.data.datasets import PackedTokens
@@ -110,8 +110,10 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
 
 def test_two_runs_do_not_write_the_same_folder(tmp_path: Path) -> None:
     write_texts(tmp_path / "in", 3)
-    (tmp_path / "out/unfinished").mkdir(parents=True)
-    with FileLock(tmp_path / "out/unfinished/lock"), pytest.raises(DataError, match="by another `lucid tokenize`"):
+    with (
+        locked(tmp_path / "out/unfinished", "lucid tokenize"),
+        pytest.raises(FolderInUse, match="is being written by another `lucid tokenize`"),
+    ):
         tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
     tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
 
@@ -199,7 +201,7 @@ def test_the_command_prints_what_it_wrote_or_what_is_wrong(tmp_path: Path, capsy
     for options, complaint in (
         (("--validation", "1"), "--validation must be a share"),
         (("--workers", "0"), "--workers must be at least 1"),
-        (("--shard-tokens", "0"), "--shard-tokens must be at least 1"),
+        (("--shard-tokens", "1"), "--shard-tokens must be at least 100_000, got 1"),
         (("--limit", "0"), "--limit must be at least 1"),
         (("--tokenizer", "train:1"), "train:N needs a number"),
     ):

@@ -198,9 +198,21 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(run / "model" / "model.safetensors")
 
 
-def assert_same(run: Path, whole: Path) -> None:
-    """Both runs have the same losses and, bit for bit, the same weights."""
+# Entries that depend on the machine and the time.
+COSTS = ("_second", "_runtime", "memory_gb")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """All lines of metrics.jsonl, without speed, time and memory."""
+    entries = read_metrics(run / METRICS)
+    return [{key: entry[key] for key in sorted(entry) if not key.endswith(COSTS)} for entry in entries]
+
+
+def assert_same(run: Path, whole: Path, *, same_lines: bool = False) -> None:
+    """Both runs have the same losses and, bit for bit, the same weights. same_lines: and the same metrics.jsonl."""
     assert losses(run) == losses(whole)
+    if same_lines:
+        assert lines(run) == lines(whole)
     ours, theirs = weights(run), weights(whole)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,12 +1,14 @@
 """The folder of a run: when it is refused, resumed, restarted or left alone."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lucid_attention.base.locks import locked
 from lucid_attention.training.checkpoints import checkpoints
 from lucid_attention.training.recipe import Recipe
 
@@ -74,6 +76,31 @@ def test_a_resumed_run_logs_in_the_new_interval(stopped: Path, tmp_path: Path) -
     assert list(losses(run)) == [1, 2, 4, 5, 8]
 
 
+def test_a_second_run_in_the_same_folder_is_refused(stopped: Path, tmp_path: Path) -> None:
+    for run in (shutil.copytree(stopped, tmp_path / "stopped"), tmp_path / "new"):
+        with locked(run, "lucid train"):
+            for more in ((), ("--restart",)):
+                before = contents(run)
+                ended = lucid(words("tiny_needle", run, *more))
+                assert ended.code != 0
+                assert f"{run} is being written by another `lucid train` (process {os.getpid()} on " in ended.err
+                assert contents(run) == before
+        finished(words("tiny_needle", run))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": 3', "[" * 100_000])
+def test_a_damaged_summary_is_named_and_written_again(content: str, whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "summary.json").write_text(content)
+    ended = lucid(words("tiny_needle", run))
+    assert ended.code == 1
+    assert f"{run / 'summary.json'} is damaged: remove it" in ended.err
+    if not content:
+        (run / "summary.json").unlink()
+        finished(words("tiny_needle", run))
+        assert_same(run, whole, same_lines=True)
+
+
 def test_restart_trains_again(whole: Path, tmp_path: Path) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     argv = words("tiny_needle", run, "--restart", steps=2, learning_rate=0.01)
@@ -124,6 +151,7 @@ def test_a_command_that_cannot_run_leaves_no_run_in_the_folder(wrong: dict[str, 
     assert ended.code == 1
     assert "lucid train: error: " in ended.err
     assert "Traceback" not in ended.err
+    assert not (tmp_path / "run").exists()
     finished(words("tiny_needle", tmp_path / "run", steps=2))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 import shutil
 from collections import Counter
@@ -14,6 +15,7 @@ import torch
 from transformers import AutoTokenizer
 
 from lucid_attention.data import DataError
+from lucid_attention.data.shards import HEADER, VERIFIED, open_folder
 from lucid_attention.training import inputs as module
 from lucid_attention.training.inputs import Passes, load_inputs
 from lucid_attention.training.recipe import Recipe
@@ -185,3 +187,35 @@ def test_answers_without_a_model_are_refused(answers: Path, tmp_path: Path) -> N
 def test_the_missing_file_of_a_recipe_is_named(language_model: Path) -> None:
     with pytest.raises(DataError, match=r"data/qasper_train\.jsonl: there is no such file"):
         load_inputs(replace(qasper(), start=str(language_model / "model")))
+
+
+def alter(folder: Path) -> Path:
+    """Write the largest id into the first shard, and keep its size and time. Returns the shard."""
+    shard = min(folder.glob("train-*.bin"))
+    times = shard.stat()
+    content = bytearray(shard.read_bytes())
+    content[HEADER:] = b"\xff" * (len(content) - HEADER)
+    shard.write_bytes(content)
+    os.utime(shard, ns=(times.st_atime_ns, times.st_mtime_ns))
+    return shard
+
+
+def test_altered_tokens_are_not_trained_on(tokens: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tokens, tmp_path / "tokens")
+    (folder / VERIFIED).unlink(missing_ok=True)
+    shard = alter(folder)
+    ended = lucid(on_tokens(tmp_path / "run", folder))
+    assert ended.code == 1
+    assert f"lucid train: error: {shard} was altered: expected checksum " in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ids_beyond_the_vocabulary_stop_a_run_with_a_sentence(workers: int, tokens: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tokens, tmp_path / "tokens")
+    open_folder(folder, verify=True)
+    shard = alter(folder)
+    ended = lucid(on_tokens(tmp_path / "run", folder, workers=workers))
+    assert ended.code == 1
+    assert f"lucid train: error: {shard} was altered: expected ids below " in ended.err
+    assert "Traceback" not in ended.err

@@ -47,7 +47,7 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_losses_and_weights(
     assert ended.code == -signal.SIGKILL, ended
     ended = lucid(argv)
     assert ended.code == 0, ended
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {path.name for path in whole.iterdir()}
 
 
@@ -57,7 +57,7 @@ def test_a_run_killed_several_times_ends_in_the_same_result(whole: Path, tmp_pat
     for step in (4, 3, 2):
         killed(argv, step)
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)
 
 
 def test_a_kill_from_outside_during_a_save_loses_nothing(whole: Path, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_kill_from_outside_during_a_save_loses_nothing(whole: Path, tmp_path: 
         process.wait()
     assert not (tmp_path / "run" / "summary.json").exists()
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)
     assert not unfinished.exists()
 
 
@@ -94,7 +94,7 @@ def test_after_ctrl_c_the_same_command_resumes(moment: tuple[Any, str, int], who
     assert "Traceback" not in ended.err
     ended = lucid(argv)
     assert f"resuming from {tmp_path / 'run' / 'checkpoint'}-{4 if name == 'training_step' else 2}" in ended.out
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)
 
 
 def test_a_run_with_several_steps_in_a_log_entry_resumes_to_the_same_entries(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_run_with_several_steps_in_a_log_entry_resumes_to_the_same_entries(tmp
     argv = words("tiny_needle", tmp_path / "run", **settings)
     killed(argv, 6)
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert_same(tmp_path / "run", tmp_path / "whole", same_lines=True)
 
 
 def test_dropout_is_resumed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_dropout_is_resumed(tmp_path: Path) -> None:
     argv = without_model(words("tiny_needle", tmp_path / "run", *more, **changes))
     killed(argv, 6)
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", tmp_path / "whole")
+    assert_same(tmp_path / "run", tmp_path / "whole", same_lines=True)
 
 
 def without_model(argv: list[str]) -> list[str]:
@@ -144,7 +144,7 @@ def test_half_a_line_in_the_metrics_is_removed(whole: Path, tmp_path: Path) -> N
     assert ended.code == -signal.SIGKILL
     assert (tmp_path / "run" / METRICS).read_text().endswith('"lo')
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)
 
 
 def test_a_kill_while_metrics_are_rewritten_loses_none(whole: Path, tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_kill_while_metrics_are_rewritten_loses_none(whole: Path, tmp_path: Pa
     assert lucid(argv, before=before).code == -signal.SIGKILL
     assert losses(tmp_path / "run") == kept
     assert lucid(argv).code == 0
-    assert_same(tmp_path / "run", whole)
+    assert_same(tmp_path / "run", whole, same_lines=True)

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lucid_attention.training.metrics import METRICS, MetricsFile, read_metrics
+from lucid_attention.training.trainer import mean_loss
 
 from .running import Ended, finished, killed, losses, lucid, summary, weights, words
 
@@ -103,7 +104,7 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
 
 
 def state(step: int, first: bool = True) -> Any:
-    return SimpleNamespace(is_world_process_zero=first, global_step=step)
+    return SimpleNamespace(is_world_process_zero=first, global_step=step, log_history=[{}] * step)
 
 
 def test_numbers_that_json_does_not_have_are_written_as_strings(tmp_path: Path) -> None:
@@ -120,3 +121,14 @@ def test_metrics_after_the_checkpoint_and_half_lines_are_removed(tmp_path: Path)
     MetricsFile(tmp_path).on_train_begin(None, state(2), None)
     assert (tmp_path / METRICS).read_text() == '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n'
     assert read_metrics(tmp_path / "nowhere") == []
+
+
+def test_lines_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('[]\n{}\n3\n{"step": "x"}\n' + "[" * 100_000 + '\n{"step": 1}\n')
+    assert read_metrics(tmp_path / METRICS) == [{"step": 1}]
+
+
+def test_the_training_loss_is_the_mean_over_all_steps() -> None:
+    entries = [{"step": 1, "loss": 4.0}, {"step": 1, "eval_loss": 9.0}, {"step": 4, "loss": 2.0}]
+    assert mean_loss(entries) == (4.0 + 3 * 2.0) / 4
+    assert mean_loss([]) == 0

@@ -12,6 +12,11 @@ from ..cells import Cell, EvalError, Options, Record
 
 # Training draws items from seeds near the recipe's; evaluation draws from seeds far from them.
 FAR = 7_000_000_019
+# Commands whose checkpoints have the vocabulary and the length of a task.
+TRAINED_BY: dict[Any, str] = {
+    Needles: "lucid train tiny_needle",
+    MemoryUpdate: "lucid train tiny_needle --data memory_update",
+}
 
 
 def needles(options: Options) -> list[Cell]:
@@ -48,10 +53,9 @@ def _cells(kind: Any, options: Options) -> list[Cell]:
 def _evaluate(task: Any, model: Any, tokenizer: Any, indices: Sequence[int], batch_size: int) -> Iterator[Record]:
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     if vocabulary != task.vocab_size:
-        name = type(task).__name__
         raise EvalError(
-            f"the checkpoint must have the vocabulary of {name}, {task.vocab_size} tokens, as those of `lucid train "
-            f"tiny_needle` have, got {vocabulary}"
+            f"the checkpoint must have the vocabulary of {type(task).__name__}, {task.vocab_size} tokens, as those of "
+            f"`{TRAINED_BY[type(task)]}` have, got {vocabulary}"
         )
     for first in range(0, len(indices), batch_size):
         batch = indices[first : first + batch_size]
