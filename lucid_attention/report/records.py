@@ -4,11 +4,12 @@ A result is a dictionary of one `kind`: an "experiment" (the default, as in resu
 "evaluation" or a "comparison" of them (all three made by `runs`).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..base import files
 
 FORMAT = 1
 RESULT = "result.json"
@@ -29,6 +30,8 @@ FIGURES: dict[str, dict[str, type]] = {
     "bars": {"value": dict, "groups": list},
 }
 
+NUMBER = (int, float)
+
 Result = dict[str, Any]
 
 
@@ -41,17 +44,55 @@ def kind_of(result: Result) -> str:
     return str(result.get("kind", "experiment"))
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file."""
+def read_json(file: Path, expected: type = dict) -> Any:
+    """The content of a JSON file, which must be of a type; object for any."""
+    return parse_json(file.read_bytes(), str(file), expected)
+
+
+def parse_json(content: bytes, where: str, expected: type = dict) -> Any:
+    """The value that a JSON text holds. where: the file, and the line, for errors."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ReportError(f"{file}: not JSON: {error}") from error
+        return files.parse_json(content, where, expected)
+    except files.UnreadableFile as error:
+        raise ReportError(str(error)) from error
 
 
 def read_result(file: Path) -> Result:
     """The result of an experiment, checked."""
     return checked(read_json(file), str(file))
+
+
+def checked_evaluation(content: Any, where: str) -> dict[str, Any]:
+    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}."""
+    checkpoint = expect(content, "checkpoint", dict, where)
+    expect(checkpoint, "name", str, f"{where}: checkpoint")
+    check_attention(checkpoint.get("attention") or "softmax", f"{where}: checkpoint")
+    for number, cell in enumerate(expect(content, "cells", list, where)):
+        _check_cell(cell, f"{where}: cells[{number}]")
+    return dict(content)
+
+
+def check_attention(attention: Any, where: str) -> None:
+    """Refuse what is neither the name of an attention nor a list of names, one for every layer."""
+    names = attention if isinstance(attention, list) else [attention]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ReportError(f"{where}: attention must be a name or a list of names, got {attention!r:.80}")
+
+
+def _check_cell(cell: Any, where: str) -> None:
+    for key in ("name", "family", "metric"):
+        expect(cell, key, str, where)
+    for label, value in expect(cell, "labels", dict, where).items():
+        if not isinstance(value, (str, *NUMBER)):
+            raise ReportError(f"{where}: the label {label!r} must be a text or a number, got {value!r:.80}")
+    if expect(cell, "samples", int, where) < 1:
+        raise ReportError(f"{where}: samples must be at least 1, got {cell['samples']}")
+    expect(cell, "mean", NUMBER, where)
+    for key, expected in {"standard_error": NUMBER, "out_of": NUMBER, "versions": dict, "sha256": str}.items():
+        if cell.get(key) is not None:
+            expect(cell, key, expected, where)
+    if cell.get("out_of") and not math.isnan(cell["mean"]) and not 0 <= cell["mean"] <= cell["out_of"]:
+        raise ReportError(f"{where}: mean must be 0 to out_of, {cell['out_of']}, got {cell['mean']}")
 
 
 def checked_all(results: Sequence[Result]) -> list[Result]:

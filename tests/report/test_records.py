@@ -51,7 +51,7 @@ def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     [
         ("{broken", "not JSON"),
         ("", "not JSON"),
-        ("[1]", "expected an object, got list"),
+        ("[1]", "expected an object, got a list"),
         (json.dumps(result("a", format=2)), "format must be 1, got 2"),
         (json.dumps({"name": "a"}), "format must be 1, got None"),
     ],
