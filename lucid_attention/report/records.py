@@ -103,7 +103,7 @@ def checked_all(results: Sequence[Result]) -> list[Result]:
 
 
 def checked(result: Any, where: str) -> Result:
-    """A copy of the result, with None for NaN and infinities, which JSON lacks. `where` names the result in errors."""
+    """A copy of the result, with None for numbers that are not finite. `where` names the result in errors."""
     if not isinstance(result, dict):
         raise ReportError(f"{where}: expected an object, got {type(result).__name__}")
     if result.get("format") != FORMAT:
@@ -141,6 +141,7 @@ def _check_figure(figure: Any, where: str) -> None:
     for key, expected in FIGURES[kind].items():
         expect(figure, key, expected, where)
     expect(figure, "title", str, where)
+    _check_parts(figure, kind, where)
     if kind == "lines":
         for number, series in enumerate(figure["series"]):
             _check_series(series, f"{where}: series[{number}]")
@@ -149,20 +150,52 @@ def _check_figure(figure: Any, where: str) -> None:
             place = f"{where}: groups[{number}]"
             for bar_number, bar in enumerate(expect(group, "bars", list, place)):
                 _check_role(bar, f"{place}: bars[{bar_number}]")
+                _check_numbers([bar.get("value"), bar.get("spread")], f"{place}: bars[{bar_number}]")
     else:
-        if len(figure["range"]) != 2 or None in figure["range"]:
+        if len(figure["range"]) != 2 or not all(map(is_finite, figure["range"])):
             raise ReportError(f"{where}: range must be [low, high], got {figure['range']!r}")
         for number, panel in enumerate(figure["panels"]):
             _check_panel(panel, f"{where}: panels[{number}]")
 
 
+def _check_parts(figure: dict[str, Any], kind: str, where: str) -> None:
+    """The parts that a figure may have: a note, the labels and ranges of its axes, lines of reference, marks."""
+    if figure.get("note") is not None:
+        expect(figure, "note", str, where)
+    for key in (key for key, expected in FIGURES[kind].items() if expected is dict):
+        ends = figure[key].get("range")
+        if ends is not None and (not isinstance(ends, list) or len(ends) != 2 or not all(map(is_finite, ends))):
+            raise ReportError(f"{where}: {key}: range must be [low, high], got {ends!r:.80}")
+    for key, number in (("references", "value"), ("marks", "x")):
+        for place, part in enumerate(expect(figure, key, list, where) if figure.get(key) is not None else []):
+            expect(part, "name", str, f"{where}: {key}[{place}]")
+            _check_numbers([part.get(number)], f"{where}: {key}[{place}]")
+
+
+def _check_numbers(values: Sequence[Any], where: str) -> None:
+    wrong = [value for value in values if value is not None and not is_finite(value)]
+    if wrong:
+        raise ReportError(f"{where}: expected numbers, got {wrong[0]!r:.80}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number that a figure can show."""
+    try:
+        return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
+    # An integer beyond the largest float.
+    except OverflowError:
+        return False
+
+
 def _check_series(series: Any, where: str) -> None:
     _check_role(series, where)
     size = len(expect(series, "x", list, where))
+    _check_numbers(series["x"], f"{where}: x")
     for key in ("y", "spread"):
         values = series.get(key)
         if (values is not None or key == "y") and len(expect(series, key, list, where)) != size:
             raise ReportError(f"{where}: {key} must be as long as x, {size}, got {len(series[key])}")
+        _check_numbers(values or [], f"{where}: {key}")
 
 
 def _check_panel(panel: Any, where: str) -> None:
@@ -170,6 +203,8 @@ def _check_panel(panel: Any, where: str) -> None:
     values = expect(panel, "values", list, where)
     if len(values) != rows or any(not isinstance(row, list) or len(row) != columns for row in values):
         raise ReportError(f"{where}: values must be {rows} rows of {columns}")
+    for row in values:
+        _check_numbers(row, f"{where}: values")
     if not rows or not columns:
         raise ReportError(f"{where}: rows and columns must not be empty")
 
@@ -190,7 +225,7 @@ def _check_role(item: Any, where: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, NUMBER) and not isinstance(value, bool) and not is_finite(value):
         return None
     if isinstance(value, Mapping):
         return {str(key): _finite(entry) for key, entry in value.items()}

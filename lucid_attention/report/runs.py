@@ -16,6 +16,7 @@ from .records import (
     check_attention,
     checked_evaluation,
     expect,
+    is_finite,
     parse_json,
     read_json,
 )
@@ -104,11 +105,7 @@ def loss_figure(entries: Sequence[Mapping[str, Any]], attention: str | Sequence[
 
 
 def _curve(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    points = [
-        (entry["step"], entry[key])
-        for entry in entries
-        if isinstance(entry.get(key), NUMBER) and math.isfinite(entry[key])
-    ]
+    points = [(entry["step"], entry[key]) for entry in entries if is_finite(entry.get(key))]
     return [step for step, _ in points], [value for _, value in points]
 
 
@@ -166,8 +163,8 @@ def _check_samples(file: Path, cell: Cell) -> None:
 def _scaled(cell: Cell) -> tuple[Any, Any]:
     """Mean and standard error of a cell: in percent if there is a best score; None for a missing one."""
     factor = 100 / cell["out_of"] if cell.get("out_of") else 1.0
-    values = (cell["mean"], cell.get("standard_error"))
-    mean, error = (None if value is None or not math.isfinite(value) else factor * value for value in values)
+    values: tuple[Any, Any] = (cell["mean"], cell.get("standard_error"))
+    mean, error = (factor * value if is_finite(value) else None for value in values)
     return mean, error
 
 
