@@ -175,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
     """`lucid make-data`."""
     try:
         number = write_lines(MAKERS[args.kind].lines(args), args.out)
-    except EvalError as error:
+    except ValueError as error:
         print(f"lucid make-data: error: {error}", file=sys.stderr)
         return 1
     print(f"{args.out}: {number} prompts with answers")
