@@ -17,13 +17,17 @@ from ..models.checkpoint import DTYPES, CheckpointError, checkpoint_name, load_m
 from ..report.pictures import draw_condition_numbers, draw_maps
 from .conditioning import condition_numbers
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
-from .inputs import TASKS, ModelInput, from_source, from_task, from_text, read_samples
+from .inputs import TASKS, ModelInput, from_source, from_task, from_text, is_file, read_samples
 from .jacobian import jacobians
 from .maps import attention_maps
 
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 FORMAT = 1
 DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
+# The longest text: κ of a head takes time that grows with the square of the length.
+LONGEST = 131_072
+# Rows and columns of the largest map: maps.json holds every number of them.
+MOST_BINS = 1024
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
 MAP_HEADS = 4
 EPILOG = """\
@@ -56,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"some of {','.join(WHAT)} (default: all that apply)",
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--text", metavar="TEXT", help="file with a text, or the text itself")
+    source.add_argument(
+        "--text", metavar="TEXT", help="file with a text, or the text itself; what looks like a file must be one"
+    )
     source.add_argument("--tokens-from", metavar="SOURCE", help="corpus: stdlib, a file, a folder (default: stdlib)")
     source.add_argument("--task", metavar="NAME", help=f"synthetic task instead of a text: {', '.join(TASKS)}")
     source.add_argument(
@@ -114,6 +120,7 @@ def _counts(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> int:
     """`lucid analyze`. An error is printed in one message."""
     try:
+        _check_arguments(args)
         folder = Path(args.checkpoint)
         out = Path(args.out) if args.out else Path("runs") / "analysis" / checkpoint_name(folder)
         model = load_model(folder, args.dtype)
@@ -134,14 +141,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Refuse what can be refused before the model is loaded."""
+    if args.length is not None and not 2 <= args.length <= LONGEST:
+        raise ValueError(f"--length must be 2 to {LONGEST} tokens, got {args.length}")
+    if max(args.lengths or (0,)) > LONGEST:
+        raise ValueError(f"--lengths must be at most {LONGEST} tokens, got {max(args.lengths)}")
+    if not 1 <= args.bins <= MOST_BINS:
+        raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {args.bins}")
+    if args.limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {args.limit}")
+    if args.text is not None:
+        is_file(args.text)
+
+
 def _analyse_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -> int:
     """Hit rates over many prompts."""
     if args.what not in (None, ("hit_rate",)) or args.find:
         raise ValueError(
             "--samples is for --what hit_rate and has its own spans: expected no other --what and no --find"
         )
-    if args.limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {args.limit}")
     samples = read_samples(Path(args.samples), args.limit)
     tokenizer = _tokenizer(args)
     records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads)
@@ -166,10 +185,8 @@ def _model_input(args: argparse.Namespace, model: Any) -> ModelInput:
     if args.task is not None:
         if args.find or args.last != 1:
             raise ValueError("--task brings its own questions: --find and --last are for texts")
-        return from_task(args.task, args.length or 65, args.seed, model.config.vocab_size)
+        return from_task(args.task, 65 if args.length is None else args.length, args.seed, model.config.vocab_size)
     length = 512 if args.length is None else args.length
-    if length < 2:
-        raise ValueError(f"--length must be at least 2 tokens, got {length}")
     tokenizer = _tokenizer(args)
     options = (tokenizer, length, args.find, args.last)
     if args.text is not None:

@@ -1,6 +1,5 @@
 """The input of an analysis as ids, with the places of its answers: a text, a corpus, a synthetic task or samples."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,11 +7,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..base.files import parse_json, read_text
 from ..data import DataError
 from ..data.sources import open_source
 from ..data.synthetic import MemoryUpdate, Needles
 from .hit_rate import Query, synthetic_queries
 
+# Suffixes of files with text, and the signs between the folders of a path.
+SUFFIXES = (".txt", ".text", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".log", ".tex", ".py")
+SLASHES = {"/", os.sep}
 TASKS = {"memory_update": MemoryUpdate, "needles": Needles}
 # Size of the parts in which a corpus is read.
 PART_BYTES = 1 << 24
@@ -30,12 +33,30 @@ class ModelInput(NamedTuple):
 
 def from_text(text: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
     """The first `length` tokens of a text or text file. phrases: for the last `last` tokens to read."""
-    file = Path(text) if len(text) < 4096 and "\n" not in text else None
     about = "text on the command line"
-    # os.path.isfile, because Path.is_file raises for names that no file can have.
-    if file is not None and os.path.isfile(file):
-        text, about = file.read_text(), f"text of {file.name}"
+    if is_file(text):
+        text, about = read_text(Path(text)), f"text of {Path(text).name}"
     return _tokenized(text, about, tokenizer, length, phrases, last)
+
+
+def is_file(text: str) -> bool:
+    """Whether the value of --text names a file. What looks like the name of a file must be one.
+
+    A line looks like one if it ends with a suffix of text files, or has a slash and no space.
+    """
+    # os.path, because Path raises for names that no file can have.
+    if os.path.isfile(text):
+        return True
+    if os.path.isdir(text):
+        raise ValueError(f"--text must be a text or a file, got the folder {text!r}, which --tokens-from can read")
+    one_line = len(text.splitlines()) == 1
+    has_path = any(slash in text for slash in SLASHES) and not any(map(str.isspace, text))
+    if one_line and (text.lower().endswith(SUFFIXES) or has_path):
+        raise ValueError(
+            f"--text must be a text or a file that exists, got {text!r}, which looks like a file and is none. To "
+            "analyse these words themselves, put a line break behind them"
+        )
+    return False
 
 
 def from_source(name: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
@@ -109,12 +130,12 @@ def from_task(name: str, length: int, seed: int, vocabulary: int) -> ModelInput:
 def read_samples(file: Path, limit: int) -> list[dict[str, Any]]:
     """The first `limit` samples of `lucid make-data needles`: {"prompt": text, "spans": of the answer in tokens}."""
     samples = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines()[:limit], 1):
+    for number, line in enumerate(read_text(file).splitlines()[:limit], 1):
         try:
-            sample = json.loads(line)
+            sample = parse_json(line, str(file))
             spans = [(int(first), int(stop)) for first, stop in sample["answer_spans"]]
             samples.append({"prompt": str(sample["prompt"]), "spans": tuple(spans)})
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{file}, line {number}: expected a prompt and its answer_spans, as `lucid make-data needles` writes "
                 f"them, got {line[:60]!r}"

@@ -1,10 +1,17 @@
-"""Files that are there whole or not at all, also after a kill or a loss of power."""
+"""Files: written whole or not at all, also after a kill or a loss of power; read with checks."""
 
+import json
 import os
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 PARTIAL = ".partial"
+# The names of JSON's types.
+JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+
+
+class UnreadableFile(ValueError):
+    """A file with other content than it should have. The message names the file, what was expected and what came."""
 
 
 def partial_path(path: Path) -> Path:
@@ -44,3 +51,38 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    return _decoded(path.read_bytes(), str(path))
+
+
+def read_json(path: Path, expected: type = dict) -> Any:
+    """The content of a JSON file, which must be of a type: dict, list, or object for any."""
+    return parse_json(path.read_bytes(), str(path), expected)
+
+
+def parse_json(content: bytes | str, where: str, expected: type = dict) -> Any:
+    """The value that a JSON text holds, which must be of a type. where: the file, and the line, for errors."""
+    text = _decoded(content, where) if isinstance(content, bytes) else content
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise UnreadableFile(f"{where}: not JSON that can be read: it is nested too deeply") from None
+    # Beside syntax errors: a number with too many digits.
+    except ValueError as error:
+        raise UnreadableFile(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, expected):
+        got = JSON_TYPES.get(type(value), "a number")
+        raise UnreadableFile(f"{where}: expected {JSON_TYPES[expected]}, got {got}")
+    return value
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(
+            f"{where}: expected text in UTF-8, got the byte 0x{content[error.start]:02x} at {error.start}"
+        ) from error

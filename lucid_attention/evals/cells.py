@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+# Tokens of the longest sample; most samples of a cell; and tokens of a cell, whose prompts are in memory together.
+LONGEST, MOST_SAMPLES, MOST_TOKENS = 131_072, 100_000, 1 << 30
+
 Record = dict[str, Any]
 Labels = dict[str, int | str]
 Evaluate = Callable[[Any, Any, Sequence[int], int], Iterator[Record]]
@@ -68,6 +71,26 @@ class Options:
     )
     questions: int = option(0, int, "questions of LongBench and SCROLLS; 0 for all")
     text: str = option("", str, "documents to take losses on: a text file, or a folder written by `lucid tokenize`")
+
+    def __post_init__(self) -> None:
+        check_sizes(self.samples, self.lengths)
+        for name, value in (("needles", max(self.needles, default=0)), ("answer-tokens", self.answer_tokens)):
+            if value > LONGEST:
+                raise EvalError(f"--{name} must be at most {LONGEST}, the tokens of the longest sample, got {value}")
+
+
+def check_sizes(samples: int, lengths: Sequence[int]) -> None:
+    """Refuse samples that would not be made in any time, or do not fit into memory."""
+    longest = max(lengths, default=0)
+    if longest > LONGEST:
+        raise EvalError(f"--lengths must be at most {LONGEST}, got {longest}")
+    if samples > MOST_SAMPLES:
+        raise EvalError(f"--samples must be at most {MOST_SAMPLES}, got {samples}")
+    if samples * longest > MOST_TOKENS:
+        raise EvalError(
+            f"--samples {samples} of --lengths {longest} must have at most {MOST_TOKENS} tokens together, which fit "
+            f"into memory, got {samples * longest}"
+        )
 
 
 def arguments() -> list[tuple[str, Any, Callable[[str], Any], str]]:

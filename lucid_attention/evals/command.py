@@ -13,8 +13,8 @@ from ..models.checkpoint import DTYPES
 from .cells import EvalError, Options, arguments, names
 from .checkpoint import Checkpoint
 from .families import FAMILIES, find_families
-from .results import RESULTS, SAMPLES, Summary, results_table
-from .runner import evaluate
+from .results import RESULTS, SAMPLES, results_table
+from .runner import Evaluation, prepare
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,20 +71,19 @@ def read_options(args: argparse.Namespace) -> Options:
     return Options(**options)
 
 
-def evaluate_checkpoint(
+def prepare_checkpoint(
     folder: str, args: argparse.Namespace, *, out: str | None = None, parent: str = "results"
-) -> tuple[Path, list[Summary]]:
-    """Evaluate the checkpoint in `folder` as the arguments say. Gives the folder of the results and their summaries.
+) -> Evaluation:
+    """Check the evaluation of the checkpoint in `folder` that the arguments ask for.
 
     out: the folder of the results; None for the folder NAME-HASH in `parent`.
     """
     options = read_options(args)
     checkpoint = Checkpoint(Path(folder), Path(args.tokenizer) if args.tokenizer else None)
     results = Path(out) if out else Path(parent) / f"{checkpoint.name}-{checkpoint.sha256[:8]}"
-    summaries = evaluate(
+    return prepare(
         checkpoint, args.tasks, options, results, batch_size=args.batch_size, limit=args.limit, dtype=args.dtype
     )
-    return results, summaries
 
 
 def listing() -> str:
@@ -117,5 +116,6 @@ def _evaluated(args: argparse.Namespace) -> str:
         return listing()
     if args.checkpoint is None or not args.tasks:
         raise EvalError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
-    out, summaries = evaluate_checkpoint(args.checkpoint, args, out=args.out)
-    return f"{results_table(summaries)}\n\n{out / RESULTS}, samples in {out / SAMPLES}"
+    evaluation = prepare_checkpoint(args.checkpoint, args, out=args.out)
+    table, out = results_table(evaluation.run()), evaluation.out
+    return f"{table}\n\n{out / RESULTS}, samples in {out / SAMPLES}"

@@ -9,8 +9,9 @@ import numpy as np
 
 from ..base.tables import text_table
 from .cells import EvalError
-from .command import add_shared_arguments, evaluate_checkpoint, print_or_explain
+from .command import add_shared_arguments, prepare_checkpoint, print_or_explain
 from .results import RESULTS, ResultsFolder, Summary, format_labels, format_metric, format_score
+from .runner import Evaluation
 
 # The bootstrap: how many times the samples are drawn, and the share of the differences inside the interval.
 DRAWS, SHARE = 10_000, 0.95
@@ -114,14 +115,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _open_results(folder: str, args: argparse.Namespace) -> ResultsFolder:
-    """The results in a folder, or the results of the checkpoint in it, which is evaluated first."""
+def _open(folder: str, args: argparse.Namespace) -> ResultsFolder | Evaluation:
+    """The results in a folder, or the evaluation of the checkpoint in it, checked."""
     if (Path(folder) / RESULTS).is_file():
         return ResultsFolder(Path(folder))
     if not args.tasks:
         raise EvalError(f"{folder!r} holds no {RESULTS}: to evaluate checkpoints, give --tasks")
-    results, _ = evaluate_checkpoint(folder, args, parent=args.out)
-    return ResultsFolder(results)
+    return prepare_checkpoint(folder, args, parent=args.out)
+
+
+def _evaluated(opened: ResultsFolder | Evaluation) -> ResultsFolder:
+    if isinstance(opened, ResultsFolder):
+        return opened
+    opened.run()
+    return ResultsFolder(opened.out)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -132,7 +139,9 @@ def run(args: argparse.Namespace) -> int:
 def _compared(args: argparse.Namespace) -> str:
     if len(args.folders) < 2:
         raise EvalError(f"expected two folders or more to compare, got {len(args.folders)}")
-    opened = [_open_results(folder, args) for folder in args.folders]
+    # All folders are checked before the first one is evaluated.
+    checked = [_open(folder, args) for folder in args.folders]
+    opened = [_evaluated(folder) for folder in checked]
     names = [folder.results()["checkpoint"]["name"] for folder in opened]
     unique = len(set(names)) == len(names)
     labels = names if unique else [f"{name} ({number})" for number, name in enumerate(names, 1)]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from ..base.files import finish, partial_path
 from .benchmarks.babi import TASKS as STORIES
 from .benchmarks.babilong import Babilong
@@ -14,12 +16,14 @@ from .benchmarks.babilong import make_sample as make_story_sample
 from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
 from .benchmarks.needles import make_sample as make_needle_sample
-from .cells import EvalError, counts, names
+from .cells import LONGEST, EvalError, counts, names
 from .tokens import load_tokenizer
 
 Line = dict[str, Any]
 # Far from the seeds of evaluations, which are small numbers.
 TRAINING_SEED = 1_000_003
+# Prompts for each task and length: more than a training needs.
+MOST_SAMPLES = 10_000_000
 
 
 class Maker(NamedTuple):
@@ -29,10 +33,14 @@ class Maker(NamedTuple):
     lines: Callable[[argparse.Namespace], Iterator[Line]]
 
 
-def _load_tokenizer(samples: int, tokenizer: str) -> Any:
+def _load_tokenizer(samples: int, lengths: tuple[int, ...], tokenizer: str) -> Any:
     """The tokenizer, after a check of the arguments that both kinds of samples have."""
     if samples < 1:
         raise EvalError(f"--samples must be at least 1, got {samples}")
+    if samples > MOST_SAMPLES:
+        raise EvalError(f"--samples must be at most {MOST_SAMPLES}, got {samples}")
+    if max(lengths) > LONGEST:
+        raise EvalError(f"--lengths must be at most {LONGEST}, got {max(lengths)}")
     if not tokenizer:
         raise EvalError("--tokenizer is needed: lengths are in its tokens")
     return load_tokenizer(tokenizer)
@@ -48,7 +56,7 @@ def babilong_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every task at every length. No evaluation asks about one of their stories."""
-    loaded = _load_tokenizer(samples, tokenizer)
+    loaded = _load_tokenizer(samples, lengths, tokenizer)
     settings = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
     # Tasks and lengths alternate, so that the beginning of the file is like the whole.
     for index in range(samples):
@@ -67,7 +75,7 @@ def needle_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
-    loaded = _load_tokenizer(samples, tokenizer)
+    loaded = _load_tokenizer(samples, lengths, tokenizer)
     training_seed = seed + TRAINING_SEED
     settings = [
         Needles(length, count, haystack=haystack, seed=training_seed) for length in lengths for count in needles
@@ -116,7 +124,7 @@ def write_lines(lines: Iterator[Line], out: Path) -> int:
     partial, number = partial_path(out), 0
     try:
         with partial.open("wb") as file:
-            for line in lines:
+            for line in tqdm(lines, desc=out.name, unit=" prompts", delay=5, leave=False):
                 # json.dumps writes ASCII only, so that no character of a text ends a line.
                 file.write(json.dumps(line).encode() + b"\n")
                 number += 1
@@ -167,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
     """`lucid make-data`."""
     try:
         number = write_lines(MAKERS[args.kind].lines(args), args.out)
-    except EvalError as error:
+    except ValueError as error:
         print(f"lucid make-data: error: {error}", file=sys.stderr)
         return 1
     print(f"{args.out}: {number} prompts with answers")

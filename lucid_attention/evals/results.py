@@ -1,11 +1,13 @@
 """Results: the folder that holds them, their tables and their heat maps.
 
-results.json                    the checkpoint; of every cell: mean, standard error, settings, versions
+results.json                    the checkpoint; of every cell: mean, standard error, settings, versions, and the
+                                number, bytes and sha256 of its samples
 samples/CELL.jsonl              one record for every sample of a finished cell
-samples/CELL.jsonl.PROCESS      the records that one process has written of an unfinished cell
+samples/CELL.jsonl.PROCESS      the records that one process has written of an unfinished cell, each with a hash
 FAMILY.png                      a heat map of a family whose cells have two labels
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -13,37 +15,49 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..base.files import write_whole
+from ..base.files import UnreadableFile, parse_json, read_json, write_whole
 from ..base.tables import text_table
 from ..report.pictures import draw_heatmap
+from ..report.records import checked_evaluation
 from .cells import Cell, EvalError, Record
 
 RESULTS, SAMPLES = "results.json", "samples"
 PACKAGES = ("lucid-attention", "transformers", "torch", "lm_eval")
 
 Summary = dict[str, Any]
-"""A finished cell, as results.json holds it: its name, settings, mean, standard error, versions."""
+"""A finished cell, as results.json holds it: its name, settings, mean, standard error, versions, and its samples'
+number, bytes and sha256."""
+
+
+class DamagedSamples(EvalError):
+    """A file of samples that is not the one that results.json describes."""
 
 
 class ResultsFolder:
-    """The folder with the results of one checkpoint."""
+    """The folder with the results of one checkpoint.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    checkpoint: its description, for writing. A folder that holds results of another checkpoint is refused.
+    """
+
+    def __init__(self, path: Path, checkpoint: dict[str, Any] | None = None) -> None:
+        self.path, self.checkpoint = path, checkpoint or {}
+        recorded = self.results().get("checkpoint", {}).get("sha256")
+        if checkpoint and recorded not in (None, checkpoint["sha256"]):
+            raise EvalError(f"{self.path} holds results of another checkpoint: choose another --out")
 
     def results(self) -> dict[str, Any]:
         """The content of results.json; {} without the file."""
         file = self.path / RESULTS
+        if not file.exists():
+            return {}
         try:
-            return json.loads(file.read_text()) if file.exists() else {}
-        except json.JSONDecodeError as error:
-            raise EvalError(f"{file} cannot be read: {error}") from error
+            return checked_evaluation(read_json(file), str(file))
+        except ValueError as error:
+            raise EvalError(f"{error}. Without this file the same command asks all samples again") from error
 
-    def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a folder that holds results of another checkpoint."""
-        recorded = self.results().get("checkpoint", {}).get("sha256", checkpoint["sha256"])
-        if recorded != checkpoint["sha256"]:
-            raise EvalError(f"{self.path} holds results of another checkpoint: choose another --out")
+    def summary(self, name: str) -> Summary | None:
+        """The cell of this name in results.json; None if it has none."""
+        return next((cell for cell in self.results().get("cells", []) if cell["name"] == name), None)
 
     def file(self, name: str) -> Path:
         """The file with the records of a finished cell."""
@@ -54,56 +68,114 @@ class ResultsFolder:
         return sorted(self.file(name).parent.glob(f"{name}.jsonl.[0-9]*"))
 
     def finished(self, name: str) -> list[Record] | None:
-        """The records of a finished cell; None for an unfinished one."""
-        file = self.file(name)
-        return read_records(file) if file.exists() else None
+        """The records of a finished cell; None for an unfinished one. DamagedSamples for a file that has changed."""
+        file, summary = self.file(name), self.summary(name)
+        # A file that results.json does not know may be of any origin.
+        if summary is None or not file.exists():
+            return None
+        content = file.read_bytes()
+        kept, got = ({key: from_.get(key) for key in _identity(b"")} for from_ in (summary, _identity(content)))
+        if got != kept:
+            raise DamagedSamples(
+                f"{file} is not the file that {RESULTS} describes: expected {_format_identity(kept)}, got "
+                f"{_format_identity(got)}"
+            )
+        return read_records(file)
 
     def unfinished(self, name: str, samples: int) -> dict[int, Record]:
-        """The records of an unfinished cell, by their ids."""
-        records = {record["id"]: record for file in self.unfinished_files(name) for record in read_records(file)}
+        """The records of an unfinished cell, by their ids, without damaged ones and those of other checkpoints."""
+        files = self.unfinished_files(name)
+        records = {record["id"]: record for file in files for record in read_sealed(file, self.owner(name))}
         return {index: record for index, record in records.items() if index < samples}
 
-    def finish(self, name: str, samples: int) -> None:
-        """Merge the files of all processes into the file of a finished cell."""
-        records = self.unfinished(name, samples)
-        missing = samples - len(records)
+    def owner(self, name: str) -> str:
+        """What the hash of an unfinished record covers beside the record."""
+        return f"{self.checkpoint['sha256']} {name}"
+
+    def finish(self, name: str, settings: dict[str, Any], cell: Cell, samples: int) -> None:
+        """Merge the files of all processes into the file of a finished cell, and put the cell into results.json.
+
+        A kill in between loses nothing: the files of the processes go last.
+        """
+        by_id = self.unfinished(name, samples)
+        missing = samples - len(by_id)
         assert not missing, f"{missing} samples of {name} were not written"
-        write_whole(self.file(name), _lines(records[index] for index in range(samples)))
+        records = [by_id[index] for index in range(samples)]
+        content = _lines(records).encode()
+        write_whole(self.file(name), content)
+        summary = summarize(name, settings, cell, (record["score"] for record in records))
+        self.put(summary | _identity(content))
         for file in self.unfinished_files(name):
             file.unlink()
 
-    def add(self, checkpoint: dict[str, Any], summary: Summary) -> None:
+    def put(self, summary: Summary) -> None:
         """Put a cell into results.json; it replaces a cell of the same name."""
-        cells = [cell for cell in self.results().get("cells", []) if cell["name"] != summary["name"]]
-        content = {"checkpoint": checkpoint, "cells": [*cells, summary]}
+        cells = self.results().get("cells", [])
+        if summary not in cells:
+            self._write([*(cell for cell in cells if cell["name"] != summary["name"]), summary])
+
+    def forget(self, name: str) -> None:
+        """Take a cell out of results.json: its samples will be asked again."""
+        self._write([cell for cell in self.results().get("cells", []) if cell["name"] != name])
+
+    def _write(self, cells: list[Summary]) -> None:
+        content = {"checkpoint": self.checkpoint, "cells": cells}
         write_whole(self.path / RESULTS, json.dumps(content, indent=1) + "\n")
 
 
+def _identity(content: bytes) -> dict[str, Any]:
+    """What results.json keeps of a file of samples."""
+    return {
+        "samples": content.count(b"\n"),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def _format_identity(identity: dict[str, Any]) -> str:
+    return f"{identity['samples']} samples in {identity['bytes']} bytes (sha256 {str(identity['sha256'])[:12]})"
+
+
 def read_records(file: Path) -> list[Record]:
-    """The records of a file, up to the first line that was not written to its end."""
-    records = []
-    for line in file.read_text().splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return records
+    """The records of a finished cell."""
+    lines = file.read_bytes().splitlines()
+    return [parse_json(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
 
 
 def _lines(records: Iterable[Record]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-class RecordWriter:
-    """Appends records to a file and flushes each one.
+def _sealed(record: Record, owner: str) -> Record:
+    """A record with a hash of itself and its owner."""
+    return {"sha256": hashlib.sha256(f"{owner}\n{json.dumps(record)}".encode()).hexdigest(), "record": record}
 
-    A torn last line is removed first: no line after it could be read.
+
+def read_sealed(file: Path, owner: str) -> list[Record]:
+    """The records of a file whose hashes are right. Others are left out: they will be asked again."""
+    records = []
+    for line in file.read_bytes().splitlines():
+        try:
+            content = parse_json(line, str(file))
+        except UnreadableFile:
+            continue
+        record = content.get("record")
+        if content == _sealed(record, owner):
+            records.append(record)
+    return records
+
+
+class RecordWriter:
+    """Appends records with hashes to a file and flushes each one. owner: see `ResultsFolder.owner`.
+
+    Damaged lines are removed first: a line after a torn one would be part of it.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, owner: str) -> None:
+        self._owner = owner
         file.parent.mkdir(parents=True, exist_ok=True)
         if file.exists():
-            write_whole(file, _lines(read_records(file)))
+            write_whole(file, _lines(_sealed(record, owner) for record in read_sealed(file, owner)))
         self._file = file.open("a")
 
     def __enter__(self) -> "RecordWriter":
@@ -114,7 +186,7 @@ class RecordWriter:
 
     def write(self, record: Record) -> None:
         """Append a record."""
-        self._file.write(_lines([record]))
+        self._file.write(_lines([_sealed(record, self._owner)]))
         self._file.flush()
 
 

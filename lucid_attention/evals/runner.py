@@ -1,8 +1,10 @@
 """Evaluate a checkpoint: all cells of the given families, on one process or on several."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +12,13 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 from transformers.utils import logging
 
+from ..base.locks import locked
 from ..base.processes import distributed_state
 from .cells import Cell, EvalError, Options, Record, cell_name
 from .checkpoint import Checkpoint
 from .families import find_families
 from .harness import HarnessCell, HarnessModel
-from .results import RecordWriter, ResultsFolder, Summary, draw_results, format_labels, summarize
+from .results import DamagedSamples, RecordWriter, ResultsFolder, Summary, draw_results, format_labels, summarize
 from .tokens import load_tokenizer
 
 Ask = Callable[[Sequence[int], int], Iterator[Record]]
@@ -48,7 +51,41 @@ def _tokenizer_sha256(folder: str) -> str:
     return hashlib.sha256(load_tokenizer(folder).backend_tokenizer.to_str().encode()).hexdigest()
 
 
-def evaluate(
+@dataclass(frozen=True)
+class Evaluation:
+    """An evaluation that was checked and can run. out: the folder of the results. planned: its cells."""
+
+    checkpoint: Checkpoint
+    out: Path
+    planned: list[PlannedCell]
+    batch_size: int
+    limit: int | None
+    dtype: str
+
+    def run(self) -> list[Summary]:
+        """Evaluate the cells that are not finished in `out`, and give the summaries of all cells.
+
+        Records of an unfinished cell are kept, even if another number of processes wrote them. All processes share
+        `out`, which the main process locks.
+        """
+        state = distributed_state()
+        with locked(self.out, "lucid eval") if state.is_main_process else nullcontext():
+            folder = ResultsFolder(self.out, self.checkpoint.describe())
+            if state.is_main_process:
+                _forget_damaged(self.planned, folder)
+            state.wait_for_everyone()
+            if any(folder.finished(name) is None for name, _, _ in self.planned):
+                _ask_all(self, folder)
+            summaries = [_summary(planned, folder) for planned in self.planned]
+            if state.is_main_process:
+                for summary in summaries:
+                    folder.put(summary)
+                draw_results(summaries, self.out, self.checkpoint.name)
+            state.wait_for_everyone()
+        return summaries
+
+
+def prepare(
     checkpoint: Checkpoint,
     tasks: Sequence[str],
     options: Options,
@@ -57,50 +94,50 @@ def evaluate(
     batch_size: int = 1,
     limit: int | None = None,
     dtype: str = "auto",
-) -> list[Summary]:
-    """Evaluate the cells that are not finished in the folder `out`, and give the summaries of all cells.
-
-    Records of an unfinished cell are kept, even if another number of processes wrote them. All processes share `out`.
-    """
+) -> Evaluation:
+    """Check an evaluation: everything that can be refused without the model is refused here. Nothing is written."""
     if batch_size < 1:
         raise EvalError(f"--batch-size must be at least 1, got {batch_size}")
     if limit is not None and limit < 1:
         raise EvalError(f"--limit must be at least 1, got {limit}")
-    folder, description = ResultsFolder(out), checkpoint.describe()
-    folder.check_checkpoint(description)
-    planned = plan(checkpoint, tasks, options, limit)
-    if any(folder.finished(name) is None for name, _, _ in planned):
-        _ask_all(planned, folder, checkpoint, batch_size, limit, dtype)
-    state = distributed_state()
-    summaries = []
-    for name, settings, cell in planned:
-        records = folder.finished(name)
-        assert records is not None, f"{name} was not finished"
-        summaries.append(summarize(name, settings, cell, (record["score"] for record in records)))
-        if state.is_main_process:
-            folder.add(description, summaries[-1])
-    if state.is_main_process:
-        draw_results(summaries, out, checkpoint.name)
-    state.wait_for_everyone()
-    return summaries
+    ResultsFolder(out, checkpoint.describe())
+    return Evaluation(checkpoint, out, plan(checkpoint, tasks, options, limit), batch_size, limit, dtype)
 
 
-def _ask_all(
-    planned: list[PlannedCell],
-    folder: ResultsFolder,
-    checkpoint: Checkpoint,
-    batch_size: int,
-    limit: int | None,
-    dtype: str,
-) -> None:
+def evaluate(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, out: Path, **how: Any) -> list[Summary]:
+    """Prepare an evaluation and run it. how: batch_size, limit, dtype."""
+    return prepare(checkpoint, tasks, options, out, **how).run()
+
+
+def _forget_damaged(planned: list[PlannedCell], folder: ResultsFolder) -> None:
+    for name, _, _ in planned:
+        try:
+            folder.finished(name)
+        except DamagedSamples as error:
+            print(f"{error}: its samples are asked again", file=sys.stderr)
+            folder.forget(name)
+
+
+def _summary(planned: PlannedCell, folder: ResultsFolder) -> Summary:
+    """The summary of a finished cell, from its samples, with the versions and the hash that were recorded with them."""
+    name, settings, cell = planned
+    records, recorded = folder.finished(name), folder.summary(name)
+    assert records is not None, f"{name} was not finished"
+    assert recorded is not None
+    summary = summarize(name, settings, cell, (record["score"] for record in records))
+    return summary | {key: recorded[key] for key in ("versions", "bytes", "sha256") if key in recorded}
+
+
+def _ask_all(evaluation: Evaluation, folder: ResultsFolder) -> None:
     """Load the model and ask it the samples of every unfinished cell."""
     # Hide the bar of the weights: every cell has its own.
     logging.disable_progress_bar()
-    model = checkpoint.load(dtype)
+    checkpoint, planned = evaluation.checkpoint, evaluation.planned
+    model = checkpoint.load(evaluation.dtype)
     tokenizer, lm = None, None
     if any(cell.task or settings["tokenizer_sha256"] for _, settings, cell in planned):
         tokenizer = load_tokenizer(checkpoint.tokenizer_folder)
-        lm = HarnessModel(model, tokenizer, batch_size)
+        lm = HarnessModel(model, tokenizer, evaluation.batch_size)
     for number, (name, settings, cell) in enumerate(planned, 1):
         if folder.finished(name) is not None:
             continue
@@ -111,11 +148,15 @@ def _ask_all(
             ask = HarnessCell(cell, lm)
             samples = ask.samples
         title = f"{number}/{len(planned)} {format_labels(settings)}"
-        ask_cell(name, ask, min(samples, limit or samples), folder, batch_size, title)
+        samples = min(samples, evaluation.limit or samples)
+        ask_cell(PlannedCell(name, settings, cell), ask, samples, folder, evaluation.batch_size, title)
 
 
-def ask_cell(name: str, ask: Ask, samples: int, folder: ResultsFolder, batch_size: int, title: str = "") -> None:
+def ask_cell(
+    planned: PlannedCell, ask: Ask, samples: int, folder: ResultsFolder, batch_size: int, title: str = ""
+) -> None:
     """Ask the samples of a cell that have no record yet, a share per process. The main process merges the records."""
+    name, settings, cell = planned
     state = distributed_state()
     done = folder.unfinished(name, samples)
     missing = [index for index in range(samples) if index not in done]
@@ -123,13 +164,14 @@ def ask_cell(name: str, ask: Ask, samples: int, folder: ResultsFolder, batch_siz
     # Wait until all processes have read: a record written earlier would change the shares of the others.
     state.wait_for_everyone()
     file = folder.file(name)
+    file = file.with_name(f"{file.name}.{state.process_index}")
     bar = tqdm(total=samples, initial=len(done), desc=title, unit="sample", disable=not state.is_main_process)
-    with bar, RecordWriter(file.with_name(f"{file.name}.{state.process_index}")) as writer:
+    with bar, RecordWriter(file, folder.owner(name)) as writer:
         for record in ask(share, batch_size) if share else ():
             writer.write(record)
             bar.update(min(state.num_processes, samples - bar.n))
         bar.update(samples - bar.n)
     state.wait_for_everyone()
     if state.is_main_process:
-        folder.finish(name, samples)
+        folder.finish(name, settings, cell, samples)
     state.wait_for_everyone()

@@ -1,20 +1,23 @@
 """The one module that opens a checkpoint folder: configuration, model, tokenizer. It never runs the folder's code."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from ..base.files import read_json
 from ..base.messages import first_line
 from .dropin.api import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Values of --dtype; "auto" is the dtype that the weights were saved in.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# The exceptions of Transformers for a folder that it cannot read.
-UNREADABLE = (ValueError, TypeError, KeyError, OSError, RuntimeError, SafetensorError)
+# Files that must hold a JSON object where they are there. Transformers takes some other contents for none.
+OBJECTS = ("config.json", "generation_config.json", "*.index.json")
+TOKENIZER_OBJECTS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 # Some messages of Transformers list every model that it knows.
 LONGEST_REASON = 400
 
@@ -24,7 +27,7 @@ class CheckpointError(ValueError):
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Refuse anything but a local folder with config.json and weights."""
+    """Refuse anything but a local folder with config.json and weights. Damage is searched where that takes no time."""
     if folder.is_file():
         raise CheckpointError(f"CHECKPOINT must be a folder with config.json and weights, got the file {str(folder)!r}")
     if not folder.is_dir():
@@ -38,6 +41,28 @@ def check_checkpoint(folder: Path) -> None:
         raise CheckpointError(f"CHECKPOINT must hold a config.json, which {str(folder)!r} does not{hint}")
     if not weight_files(folder):
         raise CheckpointError(f"CHECKPOINT must hold weights ({', '.join(WEIGHTS)}), which {str(folder)!r} does not")
+    _check_objects(folder, OBJECTS)
+    for file in folder.glob("*.safetensors"):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: damaged weights: {first_line(error)}") from error
+
+
+def _check_objects(folder: Path, patterns: tuple[str, ...]) -> None:
+    for file in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+        try:
+            content = read_json(file)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        files = content.get("weight_map", {}) if file.name.endswith(".index.json") else {}
+        if not isinstance(files, dict) or not all(_is_name(name) for name in files.values()):
+            raise CheckpointError(f"{file}: weight_map must map names of weights to names of files in the same folder")
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and Path(value).name == value
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -54,9 +79,11 @@ def checkpoint_name(folder: Path) -> str:
 def load_config(folder: str | Path) -> Any:
     """The configuration in a local folder."""
     enable_lucid()
+    _check_objects(Path(folder), OBJECTS)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except UNREADABLE as error:
+    # Transformers passes on errors of the libraries that read the files, which have no common base class.
+    except Exception as error:
         raise CheckpointError(
             f"{str(folder)!r} has a config.json that cannot be read: {short_reason(error)}"
         ) from error
@@ -65,23 +92,34 @@ def load_config(folder: str | Path) -> Any:
 def load_model(folder: str | Path, dtype: str | torch.dtype = "auto", *, config: Any = None) -> Any:
     """The causal model in a local folder, in evaluation mode, with LUCID if it was saved with LUCID.
 
-    dtype: one of `DTYPES`, or a torch dtype. config: instead of the folder's own.
+    dtype: one of `DTYPES`, or a torch dtype. config: instead of the folder's own; weights that only the model of this
+    configuration has are new. Without it, a folder that lacks some weights is refused.
     """
     check_checkpoint(Path(folder))
     enable_lucid()
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype, trust_remote_code=False)
-    except UNREADABLE as error:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
+        )
+    # As above.
+    except Exception as error:
         raise CheckpointError(f"{str(folder)!r} cannot be loaded: {short_reason(error)}") from error
+    missing = sorted(info["missing_keys"]) if config is None else []
+    if missing:
+        raise CheckpointError(
+            f"{str(folder)!r} must hold all weights of its model, and lacks {len(missing)}, among them {missing[0]}"
+        )
+    return model
 
 
 def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer in a local folder, in its fast form, which knows the place of every token in a text."""
     if not Path(folder).is_dir():
         raise CheckpointError(f"the folder of a tokenizer must be local, got {str(folder)!r}, which is not a folder")
+    _check_objects(Path(folder), TOKENIZER_OBJECTS)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    # AutoTokenizer passes on errors of the libraries that read the files, which have no common base class.
+    # As above.
     except Exception as error:
         raise CheckpointError(f"{str(folder)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
     if not tokenizer.is_fast or not tokenizer.backend_tokenizer.encode("The quick brown fox.").ids:
@@ -91,5 +129,8 @@ def load_tokenizer(folder: str | Path) -> Any:
 
 def short_reason(error: BaseException) -> str:
     """The message of an error, cut where it is very long."""
-    text = str(error)
+    if isinstance(error, UnpicklingError):
+        # torch's own text advises weights_only=False, with which the file could run code.
+        return "its weights are damaged, or hold something other than tensors, which could run code"
+    text = str(error).strip() or type(error).__name__
     return text if len(text) < LONGEST_REASON else text[:LONGEST_REASON] + " ..."

@@ -1,6 +1,7 @@
 """The results as a Markdown page: tables without pictures."""
 
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,19 @@ def _section(result: dict[str, Any]) -> list[str]:
         f"*The paper, {plain(place)}:* {plain(result['claim'])}",
         f"*Paper:* {plain(result['paper'])}  \n*Here:* {plain(result['ours'])}",
         f"**{plain(result['verdict']).capitalize()}.** {plain(result['because'])}",
-        f"    {' '.join(result['command'].split())}",
+        _command(result["command"]),
     ]
     facts = [f"scale {result['scale']}", duration(result.get("seconds"))]
     if result.get("seeds") is not None:
         facts.append(f"{result['seeds']} seed{'' if result['seeds'] == 1 else 's'}")
     parts.append(plain(", ".join([*facts, result["machine"], result["finished"]])) + ".")
     return [*parts, *_tables(result)]
+
+
+def _command(command: str) -> str:
+    """A command in a block of code, as HTML where it has signs that no block of Markdown can escape."""
+    line = " ".join(command.split())
+    return f"    {line}" if escape(line, quote=False) == line else f"<pre><code>{escape(line)}</code></pre>"
 
 
 def _run_section(result: dict[str, Any]) -> list[str]:

@@ -16,6 +16,8 @@ from .records import VERDICTS, ReportError, checked_all, kind_of
 TITLE = "LUCID attention: what holds, measured"
 # The title of a page without experiments.
 RUNS_TITLE = "LUCID attention: training runs and evaluations"
+# What a browser may do with the page: its own styles, and pictures inside the page. No scripts, nothing from elsewhere.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 # Shapes tell the verdicts apart without colour.
 ICONS = {
     "holds": '<circle r="8"/><path d="M-4 .3-1.2 3.2 4-3"/>',
@@ -60,6 +62,7 @@ def page_html(results: Sequence[dict[str, Any]], title: str = TITLE) -> str:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">

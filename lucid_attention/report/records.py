@@ -4,11 +4,12 @@ A result is a dictionary of one `kind`: an "experiment" (the default, as in resu
 "evaluation" or a "comparison" of them (all three made by `runs`).
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..base import files
 
 FORMAT = 1
 RESULT = "result.json"
@@ -29,6 +30,8 @@ FIGURES: dict[str, dict[str, type]] = {
     "bars": {"value": dict, "groups": list},
 }
 
+NUMBER = (int, float)
+
 Result = dict[str, Any]
 
 
@@ -41,17 +44,55 @@ def kind_of(result: Result) -> str:
     return str(result.get("kind", "experiment"))
 
 
-def read_json(file: Path) -> Any:
-    """The content of a JSON file."""
+def read_json(file: Path, expected: type = dict) -> Any:
+    """The content of a JSON file, which must be of a type; object for any."""
+    return parse_json(file.read_bytes(), str(file), expected)
+
+
+def parse_json(content: bytes, where: str, expected: type = dict) -> Any:
+    """The value that a JSON text holds. where: the file, and the line, for errors."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ReportError(f"{file}: not JSON: {error}") from error
+        return files.parse_json(content, where, expected)
+    except files.UnreadableFile as error:
+        raise ReportError(str(error)) from error
 
 
 def read_result(file: Path) -> Result:
     """The result of an experiment, checked."""
     return checked(read_json(file), str(file))
+
+
+def checked_evaluation(content: Any, where: str) -> dict[str, Any]:
+    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}."""
+    checkpoint = expect(content, "checkpoint", dict, where)
+    expect(checkpoint, "name", str, f"{where}: checkpoint")
+    check_attention(checkpoint.get("attention") or "softmax", f"{where}: checkpoint")
+    for number, cell in enumerate(expect(content, "cells", list, where)):
+        _check_cell(cell, f"{where}: cells[{number}]")
+    return dict(content)
+
+
+def check_attention(attention: Any, where: str) -> None:
+    """Refuse what is neither the name of an attention nor a list of names, one for every layer."""
+    names = attention if isinstance(attention, list) else [attention]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ReportError(f"{where}: attention must be a name or a list of names, got {attention!r:.80}")
+
+
+def _check_cell(cell: Any, where: str) -> None:
+    for key in ("name", "family", "metric"):
+        expect(cell, key, str, where)
+    for label, value in expect(cell, "labels", dict, where).items():
+        if not isinstance(value, (str, *NUMBER)):
+            raise ReportError(f"{where}: the label {label!r} must be a text or a number, got {value!r:.80}")
+    if expect(cell, "samples", int, where) < 1:
+        raise ReportError(f"{where}: samples must be at least 1, got {cell['samples']}")
+    expect(cell, "mean", NUMBER, where)
+    for key, expected in {"standard_error": NUMBER, "out_of": NUMBER, "versions": dict, "sha256": str}.items():
+        if cell.get(key) is not None:
+            expect(cell, key, expected, where)
+    if cell.get("out_of") and not math.isnan(cell["mean"]) and not 0 <= cell["mean"] <= cell["out_of"]:
+        raise ReportError(f"{where}: mean must be 0 to out_of, {cell['out_of']}, got {cell['mean']}")
 
 
 def checked_all(results: Sequence[Result]) -> list[Result]:
@@ -62,7 +103,7 @@ def checked_all(results: Sequence[Result]) -> list[Result]:
 
 
 def checked(result: Any, where: str) -> Result:
-    """A copy of the result, with None for NaN and infinities, which JSON lacks. `where` names the result in errors."""
+    """A copy of the result, with None for numbers that are not finite. `where` names the result in errors."""
     if not isinstance(result, dict):
         raise ReportError(f"{where}: expected an object, got {type(result).__name__}")
     if result.get("format") != FORMAT:
@@ -100,6 +141,7 @@ def _check_figure(figure: Any, where: str) -> None:
     for key, expected in FIGURES[kind].items():
         expect(figure, key, expected, where)
     expect(figure, "title", str, where)
+    _check_parts(figure, kind, where)
     if kind == "lines":
         for number, series in enumerate(figure["series"]):
             _check_series(series, f"{where}: series[{number}]")
@@ -108,20 +150,52 @@ def _check_figure(figure: Any, where: str) -> None:
             place = f"{where}: groups[{number}]"
             for bar_number, bar in enumerate(expect(group, "bars", list, place)):
                 _check_role(bar, f"{place}: bars[{bar_number}]")
+                _check_numbers([bar.get("value"), bar.get("spread")], f"{place}: bars[{bar_number}]")
     else:
-        if len(figure["range"]) != 2 or None in figure["range"]:
+        if len(figure["range"]) != 2 or not all(map(is_finite, figure["range"])):
             raise ReportError(f"{where}: range must be [low, high], got {figure['range']!r}")
         for number, panel in enumerate(figure["panels"]):
             _check_panel(panel, f"{where}: panels[{number}]")
 
 
+def _check_parts(figure: dict[str, Any], kind: str, where: str) -> None:
+    """The parts that a figure may have: a note, the labels and ranges of its axes, lines of reference, marks."""
+    if figure.get("note") is not None:
+        expect(figure, "note", str, where)
+    for key in (key for key, expected in FIGURES[kind].items() if expected is dict):
+        ends = figure[key].get("range")
+        if ends is not None and (not isinstance(ends, list) or len(ends) != 2 or not all(map(is_finite, ends))):
+            raise ReportError(f"{where}: {key}: range must be [low, high], got {ends!r:.80}")
+    for key, number in (("references", "value"), ("marks", "x")):
+        for place, part in enumerate(expect(figure, key, list, where) if figure.get(key) is not None else []):
+            expect(part, "name", str, f"{where}: {key}[{place}]")
+            _check_numbers([part.get(number)], f"{where}: {key}[{place}]")
+
+
+def _check_numbers(values: Sequence[Any], where: str) -> None:
+    wrong = [value for value in values if value is not None and not is_finite(value)]
+    if wrong:
+        raise ReportError(f"{where}: expected numbers, got {wrong[0]!r:.80}")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is a number that a figure can show."""
+    try:
+        return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
+    # An integer beyond the largest float.
+    except OverflowError:
+        return False
+
+
 def _check_series(series: Any, where: str) -> None:
     _check_role(series, where)
     size = len(expect(series, "x", list, where))
+    _check_numbers(series["x"], f"{where}: x")
     for key in ("y", "spread"):
         values = series.get(key)
         if (values is not None or key == "y") and len(expect(series, key, list, where)) != size:
             raise ReportError(f"{where}: {key} must be as long as x, {size}, got {len(series[key])}")
+        _check_numbers(values or [], f"{where}: {key}")
 
 
 def _check_panel(panel: Any, where: str) -> None:
@@ -129,6 +203,8 @@ def _check_panel(panel: Any, where: str) -> None:
     values = expect(panel, "values", list, where)
     if len(values) != rows or any(not isinstance(row, list) or len(row) != columns for row in values):
         raise ReportError(f"{where}: values must be {rows} rows of {columns}")
+    for row in values:
+        _check_numbers(row, f"{where}: values")
     if not rows or not columns:
         raise ReportError(f"{where}: rows and columns must not be empty")
 
@@ -149,7 +225,7 @@ def _check_role(item: Any, where: str) -> None:
 
 
 def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, NUMBER) and not isinstance(value, bool) and not is_finite(value):
         return None
     if isinstance(value, Mapping):
         return {str(key): _finite(entry) for key, entry in value.items()}

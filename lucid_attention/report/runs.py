@@ -1,5 +1,6 @@
 """Results from the files of `lucid train` and `lucid eval`, and comparisons of several of them."""
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -7,13 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from .numbers import shown, with_spread
-from .records import FORMAT, ReportError, Result, expect, read_json
+from .records import (
+    FORMAT,
+    NUMBER,
+    ReportError,
+    Result,
+    check_attention,
+    checked_evaluation,
+    expect,
+    is_finite,
+    parse_json,
+    read_json,
+)
 
 RECIPE, METRICS, SUMMARY = "recipe.json", "metrics.jsonl", "summary.json"
 EVALUATION = "results.json"
 # Transformers' implementations of softmax attention.
 SOFTMAX = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
-NUMBER = (int, float)
+SAMPLES = "samples"
 
 Cell = dict[str, Any]
 
@@ -34,6 +46,7 @@ def read_training(folder: Path) -> Result:
     for key in ("about", "data"):
         expect(recipe, key, str, where)
     attention = expect(recipe, "attention", (str, list), where)
+    check_attention(attention, where)
     entries = read_metrics(folder / METRICS)
     summary = read_json(folder / SUMMARY) if (folder / SUMMARY).exists() else None
     name = folder.resolve().name
@@ -49,6 +62,7 @@ def read_training(folder: Path) -> Result:
         for key in ("steps", "tokens", "parameters"):
             facts.append([key, f"{expect(summary, key, int, str(folder / SUMMARY)):,}"])
         if summary.get("median_tokens_per_second"):
+            expect(summary, "median_tokens_per_second", NUMBER, str(folder / SUMMARY))
             facts.append(["tokens per second", f"{summary['median_tokens_per_second']:,.0f}"])
         loss = expect(summary, "validation_loss", NUMBER, str(folder / SUMMARY))
         outcome = f"validation loss {loss:.4f} after {summary['steps']} steps"
@@ -70,15 +84,10 @@ def read_training(folder: Path) -> Result:
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:
     """The entries of a metrics file; none if it does not exist. A last line that was cut off is left out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+    *lines, _cut_off = file.read_bytes().split(b"\n") if file.exists() else [b""]
     entries = []
     for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines) and not line.endswith("\n"):
-                break
-            raise ReportError(f"{file}, line {number}: not JSON: {error}") from error
+        entry = parse_json(line, f"{file}, line {number}")
         expect(entry, "step", int, f"{file}, line {number}")
         entries.append(entry)
     return entries
@@ -96,30 +105,25 @@ def loss_figure(entries: Sequence[Mapping[str, Any]], attention: str | Sequence[
 
 
 def _curve(entries: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    points = [
-        (entry["step"], entry[key])
-        for entry in entries
-        if isinstance(entry.get(key), NUMBER) and math.isfinite(entry[key])
-    ]
+    points = [(entry["step"], entry[key]) for entry in entries if is_finite(entry.get(key))]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def is_evaluation(file: Path) -> bool:
     """Whether a results.json is one of `lucid eval`: others use the name, too."""
-    content = read_json(file)
+    content = read_json(file, object)
     return isinstance(content, dict) and ("checkpoint" in content or "cells" in content)
 
 
 def read_evaluation(file: Path) -> Result:
     """The result of `lucid eval` on one checkpoint."""
-    content, where = read_json(file), str(file)
-    checkpoint = expect(content, "checkpoint", dict, where)
-    name = expect(checkpoint, "name", str, f"{where}: checkpoint")
-    cells = expect(content, "cells", list, where)
+    content = checked_evaluation(read_json(file), str(file))
+    checkpoint, cells = content["checkpoint"], content["cells"]
     if not cells:
-        raise ReportError(f"{where}: cells must hold at least one cell, got none")
-    for number, cell in enumerate(cells):
-        _check_cell(cell, f"{where}: cells[{number}]")
+        raise ReportError(f"{file}: cells must hold at least one cell, got none")
+    for cell in cells:
+        _check_samples(file.parent / SAMPLES / f"{cell['name']}.jsonl", cell)
+    name = checkpoint["name"]
     attention = checkpoint.get("attention") or "softmax"
     names = attention if isinstance(attention, str) else ", ".join(map(str, attention))
     facts = [["attention", names], ["model type", str(checkpoint.get("model_type", "–"))]]
@@ -147,22 +151,20 @@ def read_evaluation(file: Path) -> Result:
     return evaluation | {"ours": "; ".join(means), "figures": figures, "tables": tables}
 
 
-def _check_cell(cell: Any, where: str) -> None:
-    for key in ("family", "metric"):
-        expect(cell, key, str, where)
-    expect(cell, "labels", dict, where)
-    expect(cell, "samples", int, where)
-    expect(cell, "mean", NUMBER, where)
-    for key in ("standard_error", "out_of"):
-        if cell.get(key) is not None:
-            expect(cell, key, NUMBER, where)
+def _check_samples(file: Path, cell: Cell) -> None:
+    """Refuse a file of samples that is not the one the mean was taken over. Results may be moved without samples."""
+    if cell.get("sha256") and file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != cell["sha256"]:
+        raise ReportError(
+            f"{file}: not the file that {EVALUATION} describes, which has {cell['samples']} samples and the sha256 "
+            f"{cell['sha256'][:12]}: the same `lucid eval` command asks its samples again"
+        )
 
 
 def _scaled(cell: Cell) -> tuple[Any, Any]:
     """Mean and standard error of a cell: in percent if there is a best score; None for a missing one."""
     factor = 100 / cell["out_of"] if cell.get("out_of") else 1.0
-    values = (cell["mean"], cell.get("standard_error"))
-    mean, error = (None if value is None or not math.isfinite(value) else factor * value for value in values)
+    values: tuple[Any, Any] = (cell["mean"], cell.get("standard_error"))
+    mean, error = (factor * value if is_finite(value) else None for value in values)
     return mean, error
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lucid_attention import cli
 from lucid_attention.analysis.conditioning import condition_numbers
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
-from lucid_attention.analysis.inputs import find
+from lucid_attention.analysis.inputs import find, is_file
 from lucid_attention.analysis.jacobian import jacobians
 
 from .conftest import TEXT
@@ -146,7 +146,16 @@ ERRORS = {
     "layers": (["{lucid}", "--text", TEXT, "--layers", "2"], "layers must be 0 to 1, of this model, got 2"),
     "heads": (["{lucid}", "--text", TEXT, "--what", "maps", "--heads", "4"], "0 to 3, got 4"),
     "lengths": (["{lucid}", "--text", "The sky is blue.", "--lengths", "4,999"], "got 999"),
-    "length": (["{lucid}", "--text", TEXT, "--length", "1"], "--length must be at least 2 tokens, got 1"),
+    "length": (["{lucid}", "--text", TEXT, "--length", "1"], "--length must be 2 to 131072 tokens, got 1"),
+    "a length without end": (["{lucid}", "--length", "99999999999"], "2 to 131072 tokens, got 99999999999"),
+    "lengths without end": (["{lucid}", "--lengths", "8,99999999999"], "at most 131072 tokens, got 99999999999"),
+    "a task without end": (["{bare}", "--task", "needles", "--length", "99999999999"], "got 99999999999"),
+    "bins without end": (["{lucid}", "--bins", "99999999"], "--bins must be 1 to 1024, got 99999999"),
+    "a file that is not there": (["{lucid}", "--text", "nofile.txt"], "got 'nofile.txt', which looks like a file"),
+    "a path that is not there": (["{lucid}", "--text", "no/such/file"], "got 'no/such/file', which looks like"),
+    "a name with a space": (["{lucid}", "--text", "my prompt.TXT"], "got 'my prompt.TXT', which looks like a file"),
+    "a folder as a text": (["{lucid}", "--text", "."], "got the folder '.', which --tokens-from can read"),
+    "a file in another encoding": (["{lucid}", "--text", "{latin}"], "expected text in UTF-8, got the byte 0xe9 at 1"),
     "last": (["{lucid}", "--text", "The sky is", "--find", "The", "--last", "99"], "--last must be 1 to"),
     "task": (["{lucid}", "--task", "neddles"], "--task must be one of memory_update, needles, got 'neddles'"),
     "vocabulary": (["{lucid}", "--task", "needles"], "--task needles has 161 ids"),
@@ -159,6 +168,8 @@ ERRORS = {
 @pytest.mark.parametrize(("words", "message"), ERRORS.values(), ids=ERRORS)
 def test_errors_name_what_was_expected_and_what_it_got(words, message, checkpoints, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.txt").write_bytes("h\xe9".encode("latin-1"))
+    monkeypatch.setitem(checkpoints, "latin", tmp_path / "latin.txt")
     if message.startswith("--task needles has"):
         monkeypatch.setitem(checkpoints, "lucid", _small_vocabulary(checkpoints["lucid"], tmp_path))
     assert analyze(*(word.format(**checkpoints) for word in words)) == 1
@@ -184,6 +195,11 @@ def test_arguments_that_cannot_be_read_are_refused(words, checkpoints, capsys):
         analyze(checkpoints["lucid"], *words)
     assert stopped.value.code == 2
     assert "expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["and/or it ends.", "Is it a.txt?", "one.\ntwo.txt", "1/2 cup", "notes.txt\n"])
+def test_texts_that_do_not_look_like_files_are_texts(text):
+    assert not is_file(text)
 
 
 def test_phrases_are_found_wherever_they_stand():

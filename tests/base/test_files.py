@@ -1,10 +1,10 @@
-"""A file is written whole or not at all."""
+"""A file is written whole or not at all, and read with checks."""
 
 from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.files import write_whole
+from lucid_attention.base.files import UnreadableFile, read_json, read_text, write_whole
 
 
 def test_a_write_creates_the_folder_and_leaves_no_other_file(tmp_path: Path) -> None:
@@ -27,3 +27,32 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+BAD_JSON = {
+    "half": (b'{"a', dict, "not JSON: Unterminated string"),
+    "nothing": (b"", dict, "not JSON"),
+    "a list": (b"[1]", dict, "expected an object, got a list"),
+    "a number": (b"3", list, "expected a list, got a number"),
+    "null": (b"null", dict, "expected an object, got null"),
+    "deep": (b"[" * 200_000, list, "nested too deeply"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), dict, "expected text in UTF-8, got the byte 0xff at 0"),
+    "Latin-1": ('{"a": "\xe9"}'.encode("latin-1"), dict, "got the byte 0xe9 at 7"),
+    "a number without end": (b"9" * 5000, object, "not JSON: Exceeds the limit"),
+}
+
+
+@pytest.mark.parametrize(("content", "expected", "message"), BAD_JSON.values(), ids=BAD_JSON)
+def test_bad_json_is_named_with_what_was_expected(content: bytes, expected: type, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile) as raised:
+        read_json(path, expected)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert message in str(raised.value)
+
+
+def test_good_json_and_text_are_read(tmp_path: Path) -> None:
+    path = write_whole(tmp_path / "a.json", '{"a": "é"}')
+    assert read_json(path) == read_json(path, object) == {"a": "é"}
+    assert read_text(path) == '{"a": "é"}'

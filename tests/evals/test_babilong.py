@@ -13,6 +13,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.babilong.common_utils import process_results as harness_score
 
+from lucid_attention.evals.benchmarks import haystacks
 from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
 from lucid_attention.evals.benchmarks.babilong import (
     NAMES,
@@ -247,3 +248,18 @@ def test_an_unreachable_hub_gives_one_message(folder: str, monkeypatch: pytest.M
     (cell,) = cells(options(folder, qa=("qa1",), lengths=(0,), babilong_hub="some/stories"))
     with pytest.raises(EvalError, match=r"'some/stories' .* cannot be read: no route\. Leave out --babilong-hub"):
         ask(cell, Mute())
+
+
+def test_another_text_under_the_same_name_makes_other_cells(folder: str, tmp_path: Path) -> None:
+    hay = tmp_path / "hay.txt"
+    options = Options(tokenizer=folder, lengths=(0, 1500), samples=1, haystack=str(hay), qa=("qa1",))
+    hashes = []
+    for text in ("The sky is blue. The grass is green.", "The sky is grey. The grass is wet."):
+        hay.write_text(text)
+        # Another run of the command reads the file again.
+        haystacks.read_prose.cache_clear()
+        haystacks.prose_sha256.cache_clear()
+        hashes.append([cell.metadata.get("haystack_sha256") for cell in cells(options)])
+    (without, first), (still_without, second) = hashes
+    assert without is still_without is None
+    assert first != second

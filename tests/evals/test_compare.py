@@ -1,10 +1,14 @@
 """`lucid compare`: differences on the same samples, and their intervals."""
 
+import json
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lucid_attention.evals.checkpoint import Checkpoint
 from lucid_attention.evals.compare import paired_difference
 from lucid_attention.evals.results import ResultsFolder
 
@@ -69,15 +73,35 @@ def test_checkpoints_are_compared_on_the_same_samples(
 
     # Finished results are read, not made again: with all scores set to 1, one checkpoint is clearly better.
     better = results[llama_folder.name]
-    for file in (better.path / "samples").iterdir():
+    pair = [results[folder.name].path for folder in (lucid_folder, llama_folder)]
+    content = better.results()
+    for cell in content["cells"]:
+        file = better.file(cell["name"])
         file.write_text(file.read_text().replace('"score": 0.0', '"score": 1.0'))
-    assert lucid("compare", *(results[folder.name].path for folder in (lucid_folder, llama_folder))) == 0
+        # A changed file is not averaged, as long as its hash is not that of the record.
+        assert f"{file} is not the file that results.json describes" in complaint(capsys, *pair, command="compare")
+        cell["sha256"] = sha256(file.read_bytes()).hexdigest()
+        (better.path / "results.json").write_text(json.dumps(content))
+    assert lucid("compare", *pair) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("+100.0 [+100.0, +100.0] *")
     (better.path / "samples").rename(tmp_path / "elsewhere")
-    assert "is missing" in complaint(
-        capsys, *(results[folder.name].path for folder in (lucid_folder, llama_folder)), command="compare"
-    )
+    assert "is missing" in complaint(capsys, *pair, command="compare")
+
+
+def test_every_checkpoint_is_looked_at_before_the_first_is_evaluated(
+    lucid_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(Checkpoint, "load", load)
+    damaged = write_checkpoint(tmp_path / "damaged", lucid_folder)
+    (damaged / "model.safetensors").write_bytes(b"nothing")
+    for second in (tmp_path / "nope", damaged):
+        message = complaint(capsys, lucid_folder, second, *GRID, "--out", tmp_path / "out", command="compare")
+        assert str(second) in message
+    assert not (tmp_path / "out").exists()
 
 
 def test_results_of_other_samples_are_not_compared(

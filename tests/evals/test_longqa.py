@@ -264,7 +264,7 @@ def test_prompts_and_answers_have_the_given_length(data: str, tokenizer: str) ->
     ("lines", "message"),
     [
         (None, "there is no file"),
-        ("{", "line 1: no JSON"),
+        ("{", "line 1: not JSON"),
         ('{"context": "", "answers": []}', "line 1: expected a field 'question' or 'input', got none"),
         ("\n", "holds no rows"),
     ],
@@ -272,7 +272,7 @@ def test_prompts_and_answers_have_the_given_length(data: str, tokenizer: str) ->
 def test_a_broken_file_is_named(lines: str | None, message: str, tmp_path: Path) -> None:
     if lines is not None:
         (tmp_path / "hotpotqa.jsonl").write_text(lines)
-    with pytest.raises(EvalError, match=message):
+    with pytest.raises(ValueError, match=message):
         documents("hotpotqa", "all", str(tmp_path))
 
 

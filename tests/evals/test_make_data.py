@@ -95,3 +95,19 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path, capsys: pytest.C
     assert make("qasper", out, "--data-dir", "nowhere") == 1
     assert "OUT must be new" in capsys.readouterr().err
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--samples", 1_000_000_000), "--samples must be at most 10000000, got 1000000000"),
+        (("--lengths", 99_999_999_999), "--lengths must be at most 131072, got 99999999999"),
+    ],
+)
+def test_what_would_not_end_is_refused(
+    words: tuple[Any, ...], message: str, tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for kind in ("needles", "babilong"):
+        assert make(kind, tmp_path / "out.jsonl", *words, "--tokenizer", tokenizer) == 1
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -208,7 +208,7 @@ def test_other_samples_are_another_cell(text: dict[str, str]) -> None:
     [
         ({"text": ""}, "--text is needed"),
         ({"text": "nowhere.txt"}, "--text must be a text file or a folder .* got 'nowhere.txt'"),
-        ({"lengths": (10**6,)}, "must have a document of 1000000 tokens, and has none"),
+        ({"lengths": (10**5,)}, "must have a document of 100000 tokens, and has none"),
         ({"lengths": (1,)}, "--lengths must be at least 2, got 1"),
     ],
 )

@@ -15,7 +15,7 @@ from lucid_attention.evals import harness, runner
 from lucid_attention.evals.cells import Cell, Options, arguments
 from lucid_attention.evals.checkpoint import Checkpoint
 from lucid_attention.evals.families import FAMILIES
-from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_records, summarize
+from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_records, read_sealed, summarize
 
 from .checkpoints import forked, lucid, write_checkpoint, write_needle_tokenizer
 
@@ -176,10 +176,13 @@ def test_one_process_goes_on_where_two_were_killed(
 
 def test_a_torn_record_is_cut_before_others_follow(tmp_path: Path) -> None:
     file = tmp_path / "samples.jsonl"
-    file.write_text('{"id": 0}\n{"id": 1, "outp')
-    with RecordWriter(file) as writer:
+    with RecordWriter(file, "mine") as writer:
+        writer.write({"id": 0})
+        writer.write({"id": 1})
+    file.write_bytes(file.read_bytes()[:-3])
+    with RecordWriter(file, "mine") as writer:
         writer.write({"id": 2})
-    assert read_records(file) == [{"id": 0}, {"id": 2}]
+    assert read_sealed(file, "mine") == [{"id": 0}, {"id": 2}]
 
 
 def test_the_hash_is_of_the_weights_and_the_configuration(lucid_folder: Path, tmp_path: Path) -> None:
@@ -232,7 +235,21 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "an unknown task": (("--tasks", "mnaih"), "no task 'mnaih' (did you mean 'mniah'?)"),
     "no task": ((), "--tasks list shows all"),
     "sizes that cannot fit": (("--tasks", "mniah", "--needles", "99", "--lengths", "512"), "99 needles"),
-    "a length that is too long": (("--tasks", "sniah", "--lengths", "999999"), "256 to 131072, got 999999"),
+    "a length that is too long": (
+        ("--tasks", "sniah", "--lengths", "999999"),
+        "--lengths must be at most 131072, got 999999",
+    ),
+    "samples without end": (("--tasks", "mniah", "--samples", "1000000000"), "--samples must be at most 100000, got 1"),
+    "samples beyond memory": (
+        ("--tasks", "mniah", "--samples", "100000", "--lengths", "131072"),
+        "must have at most 1073741824 tokens together",
+    ),
+    "tokens without end": (("--tasks", "recall", "--lengths", "99999999999"), "at most 131072, got 99999999999"),
+    "needles without end": (("--tasks", "mniah", "--needles", "99999999999"), "--needles must be at most 131072"),
+    "needles beyond the length": (
+        ("--tasks", "mniah", "--needles", "9999", "--values", "9999", "--lengths", "512"),
+        "99980001 needles must fit into --lengths 512",
+    ),
     "an option of another task": (("--tasks", "sniah", "--needles", "2"), "and not --needles"),
     "no batch": (("--tasks", "mniah", "--batch-size", "0"), "--batch-size must be at least 1, got 0"),
     "no sample": (("--tasks", "mniah", "--limit", "0"), "--limit must be at least 1, got 0"),

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from lucid_attention.models import checkpoint
@@ -104,13 +106,96 @@ def test_a_folder_that_is_no_checkpoint_is_refused(folder: Path, tmp_path: Path)
         load_model(folder)
 
 
-def test_a_damaged_checkpoint_is_refused_by_name(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(CheckpointError, match=r"model' cannot be loaded: .*header"):
+class Code:
+    """A pickle of this makes the folder `marker` when it is read by an unsafe reader."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.marker),)
+
+
+def change_config(**changes: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(
+        json.dumps(json.loads((folder / "config.json").read_text()) | changes)
+    )
+
+
+def put(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def binary(content: Any) -> Callable[[Path], object]:
+    """Weights in torch's old format instead of the safe one. content: bytes of the file, or an object to save."""
+
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        file = folder / "pytorch_model.bin"
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        else:
+            torch.save(content(folder) if callable(content) else content, file)
+
+    return damage
+
+
+def without_a_weight(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def cut(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (put("model.safetensors", b"nothing"), "model.safetensors: damaged weights: .*header"),
+    "cut weights": (cut, "model.safetensors: damaged weights: "),
+    "a weight that is missing": (without_a_weight, "lacks 1, among them model.norm.weight"),
+    "code in a pickle": (binary(lambda folder: {"a": Code(folder / "marker")}), "other than tensors, which could run"),
+    "no pickle": (binary(b"garbage" * 99), "its weights are damaged"),
+    "an empty pickle": (binary(b""), "cannot be loaded: EOFError"),
+    "a pickled list": (binary([1, 2]), "cannot be loaded: "),
+    "half a configuration": (put("config.json", b"{ not json"), r"config.json: not JSON"),
+    "a configuration that is a list": (put("config.json", b"[]"), "config.json: expected an object, got a list"),
+    "a deep configuration": (put("config.json", b"[" * 200_000), "config.json: .* nested too deeply"),
+    "a configuration in UTF-16": (put("config.json", "{}".encode("utf-16")), "config.json: expected text in UTF-8"),
+    "a size that is text": (change_config(hidden_size="x"), "cannot be loaded: .*hidden_size"),
+    "an unknown dtype": (change_config(dtype="zzz"), "cannot be loaded: .*zzz"),
+    "a quantization that is a list": (change_config(quantization_config=[1]), "cannot be loaded: "),
+    "generation settings that are a list": (put("generation_config.json", b"[1]"), "generation_config.json: expected"),
+    "an index that is a list": (put("model.safetensors.index.json", b"[]"), "index.json: expected an object"),
+    "an index that leads elsewhere": (
+        put("model.safetensors.index.json", b'{"weight_map": {"a": "../x.safetensors"}}'),
+        "index.json: weight_map must map",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_checkpoint_is_refused_by_name(damage: Callable[[Path], object], message: str, folder: Path) -> None:
+    damage(folder)
+    with pytest.raises(CheckpointError, match=f"(?s){folder}.*{message}") as refused:
         load_model(folder)
-    (folder / "config.json").write_text("{ not json")
-    with pytest.raises(CheckpointError, match=r"model' has a config\.json that cannot be read"):
+    assert "weights_only" not in str(refused.value)
+    assert not (folder / "marker").exists()
+
+
+def test_a_damaged_configuration_and_tokenizer_are_refused_by_name(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: expected an object, got a list"):
+        load_tokenizer(folder)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(CheckpointError, match=r"config\.json: expected an object, got a list"):
         load_config(folder)
+
+
+def test_weights_that_another_configuration_adds_are_new(folder: Path) -> None:
+    without_a_weight(folder)
+    assert load_model(folder, config=load_config(folder)).model.norm.weight.isfinite().all()
 
 
 def test_a_reason_that_lists_every_model_is_cut(folder: Path) -> None:

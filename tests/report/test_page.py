@@ -88,6 +88,18 @@ def test_texts_cannot_become_markup(page: str) -> None:
     assert NASTY not in page
 
 
+def test_the_browser_may_run_no_script_and_fetch_nothing(page: str) -> None:
+    """The policy stands before everything that it rules, and allows what the page uses: styles and data: pictures."""
+    match = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert match is not None
+    assert match.start() < page.index("<title>") < page.index("<style>")
+    policy = dict(rule.strip().split(" ", 1) for rule in match[1].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["style-src"] == "'unsafe-inline'"
+    assert policy["img-src"] == "data:"
+    assert "script-src" not in policy
+
+
 def test_ids_are_unique_and_every_reference_is_in_the_page(page: str) -> None:
     outline = Outline(page)
     assert [each for each, count in outline.ids.items() if count > 1] == []

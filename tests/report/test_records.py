@@ -51,7 +51,7 @@ def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     [
         ("{broken", "not JSON"),
         ("", "not JSON"),
-        ("[1]", "expected an object, got list"),
+        ("[1]", "expected an object, got a list"),
         (json.dumps(result("a", format=2)), "format must be 1, got 2"),
         (json.dumps({"name": "a"}), "format must be 1, got None"),
     ],
@@ -110,6 +110,33 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], Change, str]] = {
     ),
     "no range": (needle_grid, lambda r: r["figures"][0].update(range=None), "range must be of type list"),
     "half a range": (needle_grid, lambda r: r["figures"][0].update(range=[0, None]), "range must be [low, high]"),
+    "an object as a value": (
+        learnability,
+        lambda r: r["figures"][0]["series"][0]["y"].__setitem__(3, {}),
+        "series[0]: y: expected numbers, got {}",
+    ),
+    "a text on an axis": (
+        learnability,
+        lambda r: r["figures"][0]["series"][0]["x"].__setitem__(3, "x"),
+        "series[0]: x: expected numbers, got 'x'",
+    ),
+    "a list in a map": (
+        needle_grid,
+        lambda r: r["figures"][0]["panels"][0]["values"][0].__setitem__(0, [1]),
+        "panels[0]: values: expected numbers, got [1]",
+    ),
+    "a bar of text": (
+        memory_update,
+        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(value="x"),
+        "bars[2]: expected numbers, got 'x'",
+    ),
+    "a note that is a number": (needle_grid, lambda r: r["figures"][0].update(note=3), "note must be of type str"),
+    "a mark that is none": (learnability, lambda r: r["figures"][0].update(marks=[3]), "marks[0]: name must be"),
+    "half an axis": (
+        learnability,
+        lambda r: r["figures"][0]["y"].update(range=[1]),
+        "figures[0]: y: range must be [low, high], got [1]",
+    ),
     "a short line in a table": (
         needle_grid,
         lambda r: r["tables"][0]["rows"][1].pop(),
@@ -134,6 +161,9 @@ def test_numbers_that_json_lacks_become_nothing_and_the_given_result_stays(tmp_p
     before = copy.deepcopy(given)
     assert checked(given, "here")["tables"][0]["rows"][3][1] is None
     assert repr(given) == repr(before)
+    given["tables"][0]["rows"][3][1] = 10**400
+    assert checked(given, "here")["tables"][0]["rows"][3][1] is None
     # Python writes NaN to JSON files and reads it back.
+    given = needle_grid()
     put(tmp_path, given)
     assert find_results([tmp_path])[0]["tables"][0]["rows"][3][1] is None

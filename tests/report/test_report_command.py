@@ -2,6 +2,7 @@
 
 import json
 import re
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -70,13 +71,15 @@ def test_the_markdown_page_has_every_result_in_tables_of_equal_width() -> None:
     for each in made:
         for key in ("title", "claim", "paper", "ours", "because", "machine", "finished"):
             assert plain(each[key]) in text, key
-        assert f"\n\n    {' '.join(each['command'].split())}\n\n" in text
+        command = " ".join(each["command"].split())
+        block = f"<pre><code>{escape(command)}</code></pre>" if "<" in command else f"    {command}"
+        assert f"\n\n{block}\n\n" in text
     rows = [line for line in text.split("\n") if line.startswith("|")]
     assert len(rows) > 60
     for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
         widths = {len(re.findall(r"(?<!\\)\|", line)) for line in block.strip().split("\n")}
         assert len(widths) == 1, block
-    assert "<" not in re.sub(r"^    .*$", "", text, flags=re.M)
+    assert "<" not in re.sub(r"^<pre><code>([^<]*)</code></pre>$", r"\1", text, flags=re.M)
 
 
 def test_markdown_shows_text_as_text() -> None:

@@ -1,5 +1,6 @@
 """Files of `lucid train` and `lucid eval` become sections of the page; damaged ones are refused by name."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +188,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "half a recipe": (lambda run: (run / "recipe.json").write_text('{"about'), "recipe.json: not JSON"),
     "a recipe that is a list": (
         lambda run: (run / "recipe.json").write_text("[]"),
-        "recipe.json: steps must be of type int, got None",
+        "recipe.json: expected an object, got a list",
     ),
     "steps as text": (change("recipe.json", steps="4"), "recipe.json: steps must be of type int, got '4'"),
     "no attention": (change("recipe.json", attention=None), "attention must be of type str or list, got None"),
@@ -210,6 +211,21 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "a cell without a family": (change_cell(family=None), "cells[1]: family must be of type str, got None"),
     "a mean that is text": (change_cell(mean="1"), "cells[1]: mean must be of type int or float, got '1'"),
     "labels that are a list": (change_cell(labels=[1]), "cells[1]: labels must be of type dict, got [1]"),
+    "a label that is a list": (change_cell(labels={"a": [1]}), "the label 'a' must be a text or a number, got [1]"),
+    "no sample": (change_cell(samples=0), "cells[1]: samples must be at least 1, got 0"),
+    "a mean above the best": (change_cell(mean=1.5), "cells[1]: mean must be 0 to out_of, 1, got 1.5"),
+    "versions that are a list": (change_cell(versions=[1]), "cells[1]: versions must be of type dict, got [1]"),
+    "a summary that is a list": (
+        lambda run: (run / "summary.json").write_text("[]"),
+        "summary.json: expected an object, got a list",
+    ),
+    "a speed that is text": (change("summary.json", median_tokens_per_second="x"), "must be of type int or float"),
+    "attentions that are no names": (change("recipe.json", attention=[{}]), "attention must be a name or a list of"),
+    "a deep summary": (lambda run: (run / "summary.json").write_text("[" * 200_000), "nested too deeply"),
+    "metrics in UTF-16": (
+        lambda run: (run / "metrics.jsonl").write_text('{"step": 1}\n', encoding="utf-16"),
+        "metrics.jsonl, line 1: expected text in UTF-8",
+    ),
     "an error that is text": (change_cell(standard_error="x"), "standard_error must be of type int or float, got 'x'"),
 }
 
@@ -225,6 +241,20 @@ def test_a_damaged_file_is_named_with_what_was_expected(damage: Damage, message:
         find_results([tmp_path / "mixed"])
     assert str(raised.value).startswith(str(tmp_path / "mixed"))
     assert message in str(raised.value)
+
+
+def test_samples_that_are_not_those_of_the_mean_are_named(tmp_path: Path) -> None:
+    kept = b'{"id": 0, "score": 1.0}\n'
+    hashed = cell("mniah", {"needles": 2}, 1.0, name="a", samples=1, sha256=hashlib.sha256(kept).hexdigest())
+    folder = write_evaluation(tmp_path / "scores", cells=[hashed])
+    # Results may be moved without their samples.
+    assert len(find_results([folder])) == 1
+    (folder / "samples").mkdir()
+    (folder / "samples" / "a.jsonl").write_bytes(kept)
+    assert len(find_results([folder])) == 1
+    (folder / "samples" / "a.jsonl").write_bytes(kept[:-4])
+    with pytest.raises(ReportError, match=r"a\.jsonl: not the file that results\.json describes, which has 1 samples"):
+        find_results([folder])
 
 
 def test_a_score_that_is_not_finite_is_missing(tmp_path: Path) -> None:

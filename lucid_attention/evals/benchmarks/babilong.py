@@ -16,7 +16,7 @@ from ..cells import Cell, EvalError, Options
 from ..tokens import count_tokens, load_tokenizer
 from .babi import GIVERS, OBJECTS, PEOPLE, ROOMS, TASKS, Story, make_story
 from .dataset_rows import hub_split
-from .haystacks import Haystack, Prose, most_units, noise, read_prose
+from .haystacks import Haystack, Prose, most_units, noise, prose_sha256, read_prose
 
 SPLITS = ("train", "test")
 # One story in HELD_OUT is for evaluation.
@@ -359,12 +359,17 @@ def cells(options: Options) -> list[Cell]:
             }
             check_fits(Babilong(**settings), options)
             metadata = {"settings": settings, "samples": options.samples, "tokenizer": options.tokenizer}
+            # Facts alone and texts of the hub have no haystack of ours.
+            if options.babilong_hub:
+                metadata["hub"] = options.babilong_hub
+            elif length:
+                metadata["haystack_sha256"] = prose_sha256(options.haystack)
             made_cells.append(
                 Cell(
                     labels={"task": task, "length": length},
                     metric=options.scoring,
                     task="lucid_babilong",
-                    metadata=metadata | ({"hub": options.babilong_hub} if options.babilong_hub else {}),
+                    metadata=metadata,
                     answer_tokens=room,
                     length=0 if options.babilong_hub else length,
                     keep=("question", "target", "supporting"),

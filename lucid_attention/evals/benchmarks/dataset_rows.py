@@ -1,12 +1,12 @@
 """Rows of data sets, from the hub or from local files of the same format. An error is one sentence."""
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ...base.files import parse_json, read_text
 from ...base.messages import first_line
 from ..cells import EvalError
 
@@ -52,13 +52,10 @@ def local_lines(path: Path, fields: tuple[tuple[str, ...], ...]) -> list[Row]:
         raise EvalError(f"--data-dir: there is no file {str(path)!r}")
     rows = []
     # Not splitlines: a text may hold other line ends than "\n", which JSON does not escape.
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise EvalError(f"{path}, line {number}: no JSON: {error}") from error
+        row = parse_json(line, f"{path}, line {number}", object)
         for names in fields:
             if not isinstance(row, dict) or not any(name in row for name in names):
                 raise EvalError(f"{path}, line {number}: expected a field {' or '.join(map(repr, names))}, got none")

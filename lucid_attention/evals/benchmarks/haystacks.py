@@ -1,6 +1,7 @@
 """The text around needles and facts: RULER's noise, lines that look like needles, or prose; and how much of it fits."""
 
 import ast
+import hashlib
 import re
 import sysconfig
 from bisect import bisect_left
@@ -138,6 +139,14 @@ def read_prose(name: str) -> Prose:
     if len(sentences) < 2:
         raise EvalError(f"--haystack {name!r} must have sentences, got {len(sentences)}")
     return Prose(sentences)
+
+
+@cache
+def prose_sha256(name: str) -> str:
+    """A hash of a haystack: docstrings differ between versions of Python, and a file may change between two runs."""
+    if name in ("noise", "needles"):
+        return ""
+    return hashlib.sha256("\n".join(read_prose(name).sentences).encode()).hexdigest()
 
 
 def _read(name: str, what: str) -> list[str]:

@@ -4,7 +4,6 @@ A sample depends on (seed, length, needles, index) and the settings alone. Promp
 length up to one unit of hay. A sample records which tokens hold its needles and their values.
 """
 
-import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +14,10 @@ from uuid import UUID
 
 from tqdm import tqdm
 
-from ..cells import Cell, EvalError, Labels, Options
+from ..cells import LONGEST, Cell, EvalError, Labels, Options
 from ..tokens import EncodedText, count_tokens, encode, load_tokenizer
 from .haystacks import KINDS as HAYSTACKS
-from .haystacks import Haystack, lines, most_units, noise, read_prose
+from .haystacks import Haystack, lines, most_units, noise, prose_sha256, read_prose
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 PROMPT = (
@@ -28,7 +27,7 @@ PROMPT = (
 )
 ANSWER = "The special magic {kind} for {query} mentioned in the provided text {are}"
 # Tokens of the shortest and the longest sample.
-LENGTHS = (256, 131_072)
+LENGTHS = (256, LONGEST)
 # RULER leaves 128 tokens for an answer. In a short context, leave length / SHARE.
 ANSWER_TOKENS, SHARE = 128, 16
 # At most length / SLACK tokens stay unused, or fewer than one unit of hay has.
@@ -70,6 +69,10 @@ class Needles:
         for name in ("needles", "queries", "values"):
             if getattr(self, name) < 1:
                 raise EvalError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        if self.needles * self.values > self.length:
+            raise EvalError(
+                f"{self.needles * self.values} needles must fit into --lengths {self.length}: take fewer needles"
+            )
         if self.queries > self.needles:
             raise EvalError(f"--queries must be at most the number of needles, {self.needles}, got {self.queries}")
         if self.answer_tokens < 0:
@@ -328,16 +331,9 @@ def _cell(task: str, labels: Labels, options: Options, length: int, count: int) 
             "tokenizer": options.tokenizer,
             "samples": options.samples,
             "settings": asdict(settings),
-            "haystack_sha256": _prose_sha256(options.haystack),
+            "haystack_sha256": prose_sha256(options.haystack),
         },
         answer_tokens=room_for_answer(settings, tokenizer),
         length=length,
         keep=("tokens", "needles", "answer_spans"),
     )
-
-
-def _prose_sha256(haystack: str) -> str:
-    """A hash of the prose: docstrings differ between versions of Python, and a file may change between two runs."""
-    if haystack in ("noise", "needles"):
-        return ""
-    return hashlib.sha256("\n".join(read_prose(haystack).sentences).encode()).hexdigest()

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...base.files import read_text
 from ...data import DataError
 from ...data.datasets import PackedTokens
 from ..cells import Cell, EvalError, Labels, Options, Record
@@ -109,9 +110,7 @@ def windows(source: str, tokenizer: str, length: int, samples: int, seed: int = 
     if Path(source).is_dir():
         pieces = _from_folder(source, length, samples, seed)
     elif Path(source).is_file():
-        ids = load_tokenizer(tokenizer)(
-            Path(source).read_text(encoding="utf-8"), add_special_tokens=False, verbose=False
-        )["input_ids"]
+        ids = load_tokenizer(tokenizer)(read_text(Path(source)), add_special_tokens=False, verbose=False)["input_ids"]
         pieces = [torch.tensor(ids[i * length : (i + 1) * length]) for i in range(min(samples, len(ids) // length))]
     else:
         raise EvalError(f"--text must be a text file or a folder written by `lucid tokenize`, got {source!r}")
