@@ -11,8 +11,6 @@ from ..base.messages import first_line
 from .dropin.api import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Values of --dtype; "auto" is the dtype that the weights were saved in.
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 # The exceptions of Transformers for a folder that it cannot read.
 UNREADABLE = (ValueError, TypeError, KeyError, OSError, RuntimeError, SafetensorError)
 # Some messages of Transformers list every model that it knows.

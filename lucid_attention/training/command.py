@@ -17,33 +17,6 @@ from .run import RunError, train
 from .trainer import TrainingStopped
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid train`."""
-    parser.add_argument("recipe", metavar="RECIPE", help="one of `lucid recipes`")
-    parser.add_argument(
-        "--attention", metavar="NAME", help="attention of every layer: softmax, lucid, path, delta, ..."
-    )
-    parser.add_argument(
-        "--data", metavar="WHAT", help="folder written by `lucid tokenize`, .jsonl of prompts with answers, or a task"
-    )
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RECIPE-ATTENTION-SEED)")
-    parser.add_argument("--from", dest="start", metavar="CHECKPOINT", help="start from the weights of this checkpoint")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and data")
-    parser.add_argument(
-        "--set",
-        dest="changes",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change the recipe: learning_rate=3e-4, steps=500, model.hidden_size=128, ... (may be repeated)",
-    )
-    parser.add_argument(
-        "--parallel", choices=("ddp", "fsdp"), default="ddp", help="how several processes share the work"
-    )
-    parser.add_argument("--restart", action="store_true", help="remove an earlier run in --out instead of resuming it")
-    parser.add_argument("--show", action="store_true", help="print the recipe with all changes, and stop")
-
-
 def recipe_from(args: argparse.Namespace) -> Recipe:
     """The recipe that the arguments ask for."""
     if args.recipe not in RECIPES:
@@ -73,12 +46,9 @@ def run(args: argparse.Namespace) -> int:
         name = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         out = Path(args.out) if args.out else Path("runs") / f"{args.recipe}-{name}-{recipe.seed}"
         summary = train(recipe, out, parallel=args.parallel, restart=args.restart)
-    except (ValueError, TypeError, RunError, DataError, TrainingStopped, FileNotFoundError) as error:
+    except (ValueError, TypeError, RunError, DataError, TrainingStopped) as error:
         print(f"lucid train: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nstopped: the same command resumes from the last checkpoint", file=sys.stderr)
-        return 130
     if distributed_state().is_main_process:
         speed = summary["median_tokens_per_second"]
         print(f"{out}: validation loss {summary['validation_loss']:.4f} after {summary['steps']} steps", end="")
