@@ -84,14 +84,14 @@ COMMANDS = {
         "analysis.command",
         "look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps",
         "lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
-        kept="nothing was written",
+        kept="the same command starts from the beginning",
     ),
     "bench": Command(
         "bench.command",
         "measure what LUCID costs on this machine next to softmax attention",
         "lucid bench solve decode --threads 1 2",
         "bench",
-        kept="finished cases are kept: the same command with --resume continues from there",
+        kept="finished cases of named benchmarks are kept: --resume continues from there",
     ),
     "report": Command(
         "report.command",

@@ -219,5 +219,8 @@ def test_a_full_disk_is_reported_in_a_message(
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         assert run(*arguments) == 1
-    assert "No space left on device. Finished parts are kept" in capsys.readouterr().err
+    assert (
+        "the disk is full: make room, or choose a place on another disk. Finished parts are kept"
+        in capsys.readouterr().err
+    )
     assert run(*arguments) == 0
