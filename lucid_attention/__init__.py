@@ -3,20 +3,19 @@
 import typing as _typing
 from importlib import import_module as _import_module
 
-from .nn.attention import ATTENTIONS, LucidAttention
-from .ops.linear.delta import delta_attention
-from .ops.linear.gla import gla_attention
-from .ops.linear.gsa import gsa_attention
-from .ops.lucid.api import lucid_attention, precondition, preconditioner
-from .ops.lucid.decode import inverse_key_norms, lucid_decode
-from .ops.path.api import lucid_path_attention, path_attention
-from .ops.softmax.diff import diff_attention
-
 if _typing.TYPE_CHECKING:
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
     from .models.dropin.api import enable_lucid
     from .models.ramps import StrengthRamp, set_strength
+    from .nn.attention import ATTENTIONS, LucidAttention
+    from .ops.linear.delta import delta_attention
+    from .ops.linear.gla import gla_attention
+    from .ops.linear.gsa import gsa_attention
+    from .ops.lucid.api import lucid_attention, precondition, preconditioner
+    from .ops.lucid.decode import inverse_key_norms, lucid_decode
+    from .ops.path.api import lucid_path_attention, path_attention
+    from .ops.softmax.diff import diff_attention
 
 __all__ = [
     "ATTENTIONS",
@@ -40,27 +39,48 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# What needs Transformers, imported when it is asked for: everything else works with torch alone.
-_WITH_TRANSFORMERS = {
+# The module of every public name, imported when the name is asked for: `lucid --help` needs no torch, and only what is
+# below .models needs Transformers.
+_MODULES = {
+    "ATTENTIONS": ".nn.attention",
+    "LucidAttention": ".nn.attention",
     "LucidConfig": ".models.decoder.configuration",
     "LucidForCausalLM": ".models.decoder.modeling",
     "StrengthRamp": ".models.ramps",
+    "delta_attention": ".ops.linear.delta",
+    "diff_attention": ".ops.softmax.diff",
     "enable_lucid": ".models.dropin.api",
+    "gla_attention": ".ops.linear.gla",
+    "gsa_attention": ".ops.linear.gsa",
+    "inverse_key_norms": ".ops.lucid.decode",
+    "lucid_attention": ".ops.lucid.api",
+    "lucid_decode": ".ops.lucid.decode",
+    "lucid_path_attention": ".ops.path.api",
+    "path_attention": ".ops.path.api",
+    "precondition": ".ops.lucid.api",
+    "preconditioner": ".ops.lucid.api",
     "set_strength": ".models.ramps",
 }
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name not in _WITH_TRANSFORMERS:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(_import_module(_WITH_TRANSFORMERS[name], __name__), name)
+        value = getattr(_import_module(_MODULES[name], __name__), name)
     except ModuleNotFoundError as missing:
-        if missing.name not in ("transformers", "accelerate", "safetensors"):
+        from .base.messages import missing_package
+
+        package = missing_package(missing)
+        if package is None:
             raise
+        extra = "[transformers]" if _MODULES[name].startswith(".models") else ""
         raise ImportError(
-            f'lucid_attention.{name} needs {missing.name!r}: pip install "lucid-attention[transformers]"'
+            f'lucid_attention.{name} needs {package!r}: pip install "lucid-attention{extra}"'
         ) from missing
+    # The next access finds the name in the module, without this function.
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """The command line: its overview, help and errors."""
 
+import argparse
 import subprocess
 import sys
 from importlib.metadata import version
@@ -29,13 +30,10 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_the_example_of_a_command_parses(name: str) -> None:
-    import argparse
-    from importlib import import_module
-
     words = cli.COMMANDS[name].example.split()
     assert words[:2] == ["lucid", name]
     parser = argparse.ArgumentParser(exit_on_error=False)
-    import_module(f"lucid_attention.{cli.COMMANDS[name].module}").add_arguments(parser)
+    cli.add_arguments(name, parser)
     parser.parse_args(words[2:])
 
 
@@ -58,19 +56,54 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.strip() == f"lucid-attention {version('lucid-attention')}"
 
 
-def test_the_overview_needs_no_transformers() -> None:
-    program = (
-        "import sys; sys.modules['transformers'] = None; from lucid_attention import cli; sys.exit(cli.main(['-h']))"
-    )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+HEAVY = ("torch", "transformers", "numpy", "datasets", "matplotlib", "tokenizers", "pyarrow", "lm_eval", "psutil")
+PARSE = """
+import sys
+from lucid_attention import cli
+try:
+    cli.main(sys.argv[1:])
+finally:
+    print("imported:", *(name for name in {heavy} if name in sys.modules))
+"""
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["lucid_attention.enable_lucid()", "from lucid_attention.cli import main; raise SystemExit(main(['convert']))"],
+    ("words", "code"),
+    [
+        ("--help", 0),
+        ("convrt", 2),
+        *((f"{name} --help", 0) for name in cli.COMMANDS),
+        *((f"{command.example.removeprefix('lucid ')} --no-such-option", 2) for command in cli.COMMANDS.values()),
+    ],
 )
-def test_a_missing_transformers_is_named_with_what_to_install(call: str) -> None:
-    program = f"import sys; sys.modules['transformers'] = None; import lucid_attention; {call}"
+def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported(words: str, code: int) -> None:
+    program = PARSE.format(heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[-1].split() == ["imported:"]
+
+
+CONVERT = "from lucid_attention.cli import main; raise SystemExit(main(['convert', 'a', 'b']))"
+
+
+@pytest.mark.parametrize(
+    ("package", "call"),
+    [
+        ("transformers", "lucid_attention.enable_lucid()"),
+        ("transformers", CONVERT),
+        ("huggingface_hub", "lucid_attention.LucidConfig"),
+        ("safetensors", "lucid_attention.LucidForCausalLM"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_to_install(package: str, call: str) -> None:
+    program = f"import sys; sys.modules['{package}'] = None; import lucid_attention; {call}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
+    assert package in done.stderr
     assert 'pip install "lucid-attention[transformers]"' in done.stderr
+
+
+def test_the_package_and_its_main_function_have_the_same_name() -> None:
+    program = "from lucid_attention import lucid_attention; print(lucid_attention.__module__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "lucid_attention.ops.lucid.api\n"

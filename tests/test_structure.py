@@ -7,8 +7,6 @@ An arrow means "may be imported by". `data` and `report` import none of these ro
 
 import ast
 import inspect
-import json
-import os
 import re
 import subprocess
 import sys
@@ -341,42 +339,7 @@ def test_a_gap_in_documentation_or_annotations_is_noticed() -> None:
     ]
 
 
-IMPORT = """
-import json, os, sys, warnings
-import torch
-
-def state():
-    return {
-        "modules": sorted(sys.modules),
-        "environment": dict(os.environ),
-        "filters": [str(each) for each in warnings.filters],
-        "dtype": str(torch.get_default_dtype()),
-        "threads": [torch.get_num_threads(), torch.get_num_interop_threads()],
-        "modes": [torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()],
-        "random": [torch.initial_seed(), torch.get_rng_state().sum().item()],
-        "path": sys.path,
-    }
-
-torch.manual_seed(0)
-before = state()
-import lucid_attention
-after = state()
-names = [name for name in vars(lucid_attention) if not name.startswith("_")]
-print(json.dumps({"before": before, "after": after, "names": names, "all": lucid_attention.__all__}))
-"""
-
-
-def test_importing_the_package_defines_names_and_does_nothing_else() -> None:
-    # This process has imported the package: what that did to the environment must not be inherited.
-    needed = {name: os.environ[name] for name in ("HOME", "PATH", "PYTHONPATH") if name in os.environ}
-    command = [sys.executable, "-c", IMPORT]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=needed)
-    assert not done.stderr
-    seen = json.loads(done.stdout)
-    before, after = seen["before"], seen["after"]
-    new = {name.partition(".")[0] for name in set(after.pop("modules")) - set(before.pop("modules"))}
-    assert new <= {"lucid_attention", "torch"} | set(sys.stdlib_module_names)
-    assert after == before
-    late = set(lucid_attention._WITH_TRANSFORMERS)
-    assert late <= set(seen["all"])
-    assert set(seen["names"]) == (set(seen["all"]) - late) | {"nn", "ops"}
+def test_the_package_takes_every_public_name_from_the_module_that_type_checkers_see() -> None:
+    declared = {name: target.rpartition(".")[0] for name, target in origins(ROOT).items()}
+    taken = {name: f"{PACKAGE}{module}" for name, module in lucid_attention._MODULES.items()}
+    assert {name: declared[name] for name in taken} == taken

@@ -27,8 +27,11 @@ def write_whole(path: Path, content: str | bytes) -> Path:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             finish(file, path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            # The system names no path when a write fails, as on a full disk.
+            error.filename = str(path)
         raise
     return path
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from ..base.messages import did_you_mean
 from ..base.processes import available_cores
 from ..base.tables import text_table
+from .arguments import OUT
 from .cases import (
     accuracy,
     decode,
@@ -49,7 +50,6 @@ BENCHMARKS: dict[str, Benchmark] = {
     )
 }
 PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
-OUT = Path("bench_results")
 # The folder of the checkout, or of installed packages.
 ROOT = Path(__file__).resolve().parents[2]
 # A load above this before the run means that other programs use the machine.
@@ -60,64 +60,8 @@ class UsageError(Exception):
     """Arguments that contradict each other, or that this machine cannot run."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid bench`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "\n\n".join(filter(None, (_catalogue(), parser.epilog)))
-    parser.add_argument(
-        "names", nargs="*", metavar="BENCHMARK", help="benchmarks to run (below); without any, a quick look is printed"
-    )
-    parser.add_argument("--all", action="store_true", help="run all benchmarks: about 80 minutes on two cores")
-    parser.add_argument(
-        "--threads",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="thread counts to run with (default: 1; for --all 1 2). bf16, memory, growth, accuracy, path_memory and "
-        "linear use the first one only, model_training the largest",
-    )
-    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: a test that benchmarks run")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help=f"for results.json, results.md and pictures (default: {OUT}). Results that it holds stay, if they are "
-        "of this machine and of the same code",
-    )
-    parser.add_argument("--resume", action="store_true", help="skip the cases whose results are in --out")
-    parser.add_argument(
-        "--publish",
-        action="store_true",
-        help=f"write the pages whose benchmarks are all in --out, with pictures, into docs/ of a checkout: {_pages()}",
-    )
-
-
-def _catalogue() -> str:
-    parts = ["benchmarks (durations on two cores):"]
-    for benchmark in BENCHMARKS.values():
-        text = " ".join(filter(None, (benchmark.about, benchmark.limits, f"Takes {benchmark.minutes}.")))
-        parts.append(textwrap.fill(f"{benchmark.name:15}{text}", 100, initial_indent="  ", subsequent_indent=" " * 17))
-    parts.append(
-        textwrap.fill(
-            "Results are ratios within one run: a slow machine does not change them, a busy one does, above all with "
-            "several threads. Before anything is timed, every contestant must agree with the defining equation in "
-            "float64; otherwise the run stops with exit code 1. The exit code is also 1 if memory is not linear in the "
-            "length. Other results over their limit are reported and are no error. Some virtual machines need a "
-            "setting for bfloat16, which `make bench` finds.",
-            100,
-        )
-    )
-    return "\n\n".join(parts)
-
-
 def _on_page(page: str) -> list[Benchmark]:
     return [benchmark for benchmark in BENCHMARKS.values() if benchmark.page == page]
-
-
-def _pages() -> str:
-    return "; ".join(
-        f"{page.file} ({', '.join(benchmark.name for benchmark in _on_page(name))})" for name, page in PAGES.items()
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -172,11 +116,7 @@ def _look(settings: Settings) -> int:
     benchmark = quick_look.BENCHMARK
     about = machine()
     _say(f"{about['CPU']}, torch {about['torch']}, {count(settings.threads[0], 'thread')}")
-    try:
-        records = [record for _, record in _measured([("", case) for case in benchmark.cases(settings)])]
-    except KeyboardInterrupt:
-        _say("\ninterrupted")
-        return 130
+    records = [record for _, record in _measured([("", case) for case in benchmark.cases(settings)])]
     _say(f"\n{benchmark.about}\n\n{text_table(cells(benchmark, records))}\n")
     _say(textwrap.fill(quick_look.LEGEND, 100))
     return 0
@@ -191,12 +131,8 @@ def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settin
     cases = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
     if args.resume:
         cases = [(name, case) for name, case in cases if case.key not in results.records]
-    try:
-        for key, record in _measured(cases):
-            results.add(key, record)
-    except KeyboardInterrupt:
-        _say(f"\ninterrupted; finished cases are in {results.path}, --resume continues from there")
-        return 130
+    for key, record in _measured(cases):
+        results.add(key, record)
     _write(results, out)
     _publish(results, pages, ROOT / "docs")
     broken = [record for record in results.records.values() if record.strict and record.verdict == "over"]

@@ -111,11 +111,9 @@ class Column(NamedTuple):
 class Benchmark:
     name: str
     about: str
-    """A description of the measurement, for --help and above the table."""
+    """A description of the measurement, above the table."""
     limits: str
-    """The limits on its results, for --help and above the table."""
-    minutes: str
-    """The duration on two cores, for --help."""
+    """The limits on its results, above the table."""
     cases: Callable[[Settings], list[Case]]
     columns: tuple[Column, ...]
     page: str = "benchmarks"

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from ..base.files import PARTIAL, write_whole
 from ..base.locks import locked
 from ..base.processes import available_cores
+from .arguments import SMALLEST_SHARD
 from .encoding import Job, Record, encode_part, encode_parts, read_record
 from .readers import Bad, DataError, Part, stop_at
 from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files
@@ -36,8 +37,6 @@ SHARDS_AND_LEFTOVERS = re.compile(
 BYTES_PER_TOKEN = 4
 # Errors of bad documents that the manifest lists, at most one per part.
 BAD_EXAMPLES = 5
-# The command's least --shard-tokens. Each shard is waited for until it is on the disk: a corpus of many shards is slow.
-SMALLEST_SHARD = 100_000
 
 
 def tokenize(
@@ -286,55 +285,6 @@ def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[
     return manifest
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid tokenize`."""
-    parser.add_argument(
-        "source",
-        metavar="SOURCE",
-        help="file, folder or glob in quotes (text; .jsonl, .json: one document per line; .parquet; also .gz, .zst), "
-        "stdlib (Python's own source files: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed). "
-        "Example: lucid tokenize corpus/ tokens/ --tokenizer train:8000",
-    )
-    parser.add_argument("out", metavar="OUT", help="folder to write, such as tokens/; an unfinished one is resumed")
-    parser.add_argument(
-        "--tokenizer",
-        default="train:32000",
-        metavar="T",
-        help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a name "
-        "that Transformers knows, such as gpt2; default train:32000",
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="number of processes, such as 4; default one per core")
-    parser.add_argument(
-        "--validation",
-        type=float,
-        default=0.01,
-        metavar="SHARE",
-        help="share of the documents that are held out for validation, from 0 to below 1, but at least one document "
-        "unless 0; such as 0.1 for every tenth; default 0.01",
-    )
-    parser.add_argument(
-        "--field", default="text", metavar="NAME", help="key or column of the text, such as content; default text"
-    )
-    parser.add_argument(
-        "--split", default="train", metavar="NAME", help="split of a data set of the hub, such as test; default train"
-    )
-    parser.add_argument(
-        "--shard-tokens",
-        type=int,
-        default=50_000_000,
-        metavar="N",
-        help=f"largest file of tokens, in tokens of 2 or 4 bytes, at least {SMALLEST_SHARD:_}; default 50_000_000",
-    )
-    parser.add_argument(
-        "--limit", type=int, metavar="N", help="only the first N documents of SOURCE, such as 1000; default all"
-    )
-    parser.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="leave out and count documents and files that cannot be read, instead of stopping at the first",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """`lucid tokenize`: write the folder, then print what it holds."""
     try:
@@ -344,14 +294,6 @@ def run(args: argparse.Namespace) -> int:
     except DataError as error:
         print(f"lucid tokenize: error: {error}", file=sys.stderr)
         return 1
-    except OSError as error:
-        print(f"lucid tokenize: error: {error}. Finished parts are kept: run the same command again", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nlucid tokenize: stopped. Finished parts are kept: run the same command again to resume", file=sys.stderr
-        )
-        return 130
     print(f"{args.out}: {'written' if written else 'finished before, nothing to do'}")
     for split, counts in manifest["splits"].items():
         print(f"  {split:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")

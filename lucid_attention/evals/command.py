@@ -5,59 +5,18 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ..base.processes import distributed_state
 from ..base.tables import text_table
-from ..models.checkpoint import DTYPES
-from .cells import EvalError, Options, arguments, names
+from .cells import EvalError, Options
 from .checkpoint import Checkpoint
 from .families import FAMILIES, find_families
 from .results import RESULTS, SAMPLES, results_table
 from .runner import Evaluation, prepare
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid eval`."""
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", nargs="?", help="folder with config.json and weights")
-    add_shared_arguments(parser)
-    parser.add_argument(
-        "--out", metavar="FOLDER", help="folder of the results (default: results/NAME-HASH); the same command resumes"
-    )
-
-
-def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid eval` and `lucid compare`: the tasks, their options, and how the model runs."""
-    parser.add_argument(
-        "--tasks", metavar="NAMES", type=names, default=(), help="names of tasks, as in sniah,mniah; list shows all"
-    )
-    for name, default, parse, text in arguments():
-        default_text = "" if default in ((), "") else f" (default: {_shown(default)})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", dest=name, type=_named(parse), metavar=name.upper(), help=text + default_text
-        )
-    parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a checkpoint that has none")
-    parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="samples at a time (default: 1)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples of every cell")
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="dtype of the weights (default: as saved)")
-
-
 def _flags(names: Iterable[str]) -> str:
     return ", ".join(f"--{name.replace('_', '-')}" for name in dict.fromkeys(names))
-
-
-def _shown(default: Any) -> str:
-    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
-
-
-def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` under a readable name: argparse puts the name of the parser into its error message."""
-
-    def read(text: str) -> Any:
-        return parse(text)
-
-    read.__name__ = {"counts": "list of numbers", "names": "list of names"}.get(parse.__name__, parse.__name__)
-    return read
 
 
 def read_options(args: argparse.Namespace) -> Options:
@@ -95,12 +54,9 @@ def print_or_explain(command: str, make_text: Callable[[], str]) -> int:
     """Print the text from `make_text` on the main process; an error becomes one line on stderr. Gives the exit code."""
     try:
         text = make_text()
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         print(f"lucid {command}: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("\nstopped: the same command continues with the samples that are left", file=sys.stderr)
-        return 130
     if distributed_state().is_main_process:
         print(text)
     return 0

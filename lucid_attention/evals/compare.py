@@ -9,7 +9,7 @@ import numpy as np
 
 from ..base.tables import text_table
 from .cells import EvalError
-from .command import add_shared_arguments, prepare_checkpoint, print_or_explain
+from .command import prepare_checkpoint, print_or_explain
 from .results import RESULTS, ResultsFolder, Summary, format_labels, format_metric, format_score
 from .runner import Evaluation
 
@@ -96,23 +96,6 @@ def _format_interval(cell: Summary, gap: Interval) -> str:
 def _signed(cell: Summary, value: float) -> str:
     text = format_score(cell, value)
     return text if text.startswith("-") else f"+{text}"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid compare`."""
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        metavar="FOLDER",
-        help="checkpoints, or results of `lucid eval`; others are compared to the first",
-    )
-    add_shared_arguments(parser)
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        default="results",
-        help="holds a folder NAME-HASH of results for each checkpoint (default: results)",
-    )
 
 
 def _open(folder: str, args: argparse.Namespace) -> ResultsFolder | Evaluation:

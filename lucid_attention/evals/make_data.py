@@ -5,18 +5,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm import tqdm
 
 from ..base.files import finish, partial_path
-from .benchmarks.babi import TASKS as STORIES
 from .benchmarks.babilong import Babilong
 from .benchmarks.babilong import make_sample as make_story_sample
 from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
 from .benchmarks.needles import make_sample as make_needle_sample
-from .cells import LONGEST, EvalError, counts, names
+from .cells import LONGEST, EvalError
 from .tokens import load_tokenizer
 
 Line = dict[str, Any]
@@ -24,13 +23,6 @@ Line = dict[str, Any]
 TRAINING_SEED = 1_000_003
 # Prompts for each task and length: more than a training needs.
 MOST_SAMPLES = 10_000_000
-
-
-class Maker(NamedTuple):
-    """A KIND of `lucid make-data`. lines: from the arguments to lines {"prompt", "answer"}."""
-
-    about: str
-    lines: Callable[[argparse.Namespace], Iterator[Line]]
 
 
 def _load_tokenizer(samples: int, lengths: tuple[int, ...], tokenizer: str) -> Any:
@@ -107,12 +99,13 @@ def _sample_arguments(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("lengths", "samples", "seed", "tokenizer", "haystack")}
 
 
-MAKERS = {
-    "needles": Maker("needles of RULER in a haystack, with the places of the answers", _needles),
-    "babilong": Maker("stories of bAbI in a long text", _babilong),
-    "longbench": Maker("half of 2WikiMQA and of MultifieldQA", lambda args: question_lines(HALVED, args.data_dir)),
-    "qasper": Maker("Qasper's training split", lambda args: question_lines(("qasper",), args.data_dir)),
-    "qmsum": Maker("QMSum's training split", lambda args: question_lines(("qmsum",), args.data_dir)),
+# The lines {"prompt", "answer"} of every name in `arguments.KINDS`.
+MAKERS: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
+    "needles": _needles,
+    "babilong": _babilong,
+    "longbench": lambda args: question_lines(HALVED, args.data_dir),
+    "qasper": lambda args: question_lines(("qasper",), args.data_dir),
+    "qmsum": lambda args: question_lines(("qmsum",), args.data_dir),
 }
 
 
@@ -134,47 +127,10 @@ def write_lines(lines: Iterator[Line], out: Path) -> int:
     return number
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid make-data`."""
-    kinds = "; ".join(f"{name}: {maker.about}" for name, maker in MAKERS.items())
-    parser.add_argument("kind", metavar="KIND", choices=list(MAKERS), help=kinds)
-    parser.add_argument("out", metavar="OUT", type=Path, help=".jsonl file to be written")
-    parser.add_argument(
-        "--data-dir",
-        default="",
-        metavar="FOLDER",
-        help="folder with the files of LongBench or SCROLLS (default: the hub)",
-    )
-    samples = parser.add_argument_group("options of babilong and needles")
-    samples.add_argument(
-        "--tasks",
-        type=names,
-        default=tuple(STORIES),
-        metavar="LIST",
-        help="stories of babilong (default: all, qa1 to qa5)",
-    )
-    samples.add_argument("--needles", type=counts, default=(4,), metavar="LIST", help="numbers of needles (default: 4)")
-    samples.add_argument(
-        "--lengths",
-        type=counts,
-        default=(0, 1024, 2048, 4096),
-        metavar="LIST",
-        help="in tokens; 0 for stories of babilong without background",
-    )
-    samples.add_argument("--samples", type=int, default=1000, metavar="N", help="prompts for each task and length")
-    samples.add_argument("--seed", type=int, default=0, metavar="N")
-    samples.add_argument(
-        "--tokenizer", default="", metavar="FOLDER", help="tokenizer of the model that is to be trained"
-    )
-    samples.add_argument(
-        "--haystack", default="prose", metavar="WHAT", help="noise, prose, essays, or a text file or folder"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """`lucid make-data`."""
     try:
-        number = write_lines(MAKERS[args.kind].lines(args), args.out)
+        number = write_lines(MAKERS[args.kind](args), args.out)
     except ValueError as error:
         print(f"lucid make-data: error: {error}", file=sys.stderr)
         return 1

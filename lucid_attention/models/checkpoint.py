@@ -13,8 +13,6 @@ from ..base.messages import first_line
 from .dropin.api import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Values of --dtype; "auto" is the dtype that the weights were saved in.
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Files that must hold a JSON object where they are there. Transformers takes some other contents for none.
 OBJECTS = ("config.json", "generation_config.json", "*.index.json")
 TOKENIZER_OBJECTS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")

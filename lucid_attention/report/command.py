@@ -7,30 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .markdown import write_markdown
-from .page import RUNS_TITLE, TITLE, write_report
+from .page import write_report
 from .records import RESULT, VERDICTS, ReportError, Result, kind_of, read_result
 from .runs import EVALUATION, METRICS, RECIPE, SUMMARY, comparisons, is_evaluation, read_evaluation, read_training
 
 # The folder in which experiments keep the training runs and evaluations of their jobs.
 JOBS = "jobs"
 COUNTED = {"experiment": "experiment", "training": "training run", "evaluation": "evaluation"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid report`."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUNS",
-        help="folders of `lucid experiment`, `lucid train` and `lucid eval`, searched at any depth, or their files "
-        f"({RESULT}, {RECIPE}, {EVALUATION})",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="HTML page (default: report.html); JSON goes beside it"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write tables as Markdown as well")
-    parser.add_argument("--title", help=f"title of the page (default: {TITLE}; without experiments: {RUNS_TITLE})")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
         if args.out is not None or args.markdown is None:
             out = write_report(results, args.out or Path("report.html"), args.title)
             print(f"{out}: {_counts(results)}; numbers in {out.with_suffix('.json')}")
-    except (ReportError, OSError) as error:
+    except ReportError as error:
         print(f"lucid report: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -180,10 +180,6 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`lucid recipes` has no arguments."""
-
-
 def run(args: argparse.Namespace) -> int:
     """`lucid recipes`: print every recipe with its size and learning rate."""
     for name, make in RECIPES.items():

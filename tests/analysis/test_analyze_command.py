@@ -10,6 +10,7 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lucid_attention import cli
+from lucid_attention.analysis import arguments, inputs
 from lucid_attention.analysis.conditioning import condition_numbers
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
 from lucid_attention.analysis.inputs import find, is_file
@@ -209,3 +210,7 @@ def test_phrases_are_found_wherever_they_stand():
     assert find("b c", text, offsets) == [(1, 3), (3, 5)]
     assert find("cd", text, offsets) == [(2, 3), (4, 6)]
     assert find("cd", text, offsets[:-1]) == [(2, 3)]
+
+
+def test_the_help_names_every_task() -> None:
+    assert set(arguments.TASKS) == set(inputs.TASKS)

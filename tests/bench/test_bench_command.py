@@ -10,6 +10,7 @@ import pytest
 
 from lucid_attention.base.fingerprint import sources
 from lucid_attention.bench import command, results
+from lucid_attention.bench.arguments import CATALOGUE
 from lucid_attention.bench.cases import decode, memory, path, path_decode, quick_look, solve
 from lucid_attention.bench.cases.memory import Job, measure_cost
 from lucid_attention.bench.cases.path import LUCID_PATH
@@ -186,6 +187,7 @@ def test_help_needs_no_transformers_and_names_every_benchmark() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"\n  {name} " in done.stdout for name in BENCHMARKS)
+    assert list(CATALOGUE) == list(BENCHMARKS)
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:

@@ -1,6 +1,5 @@
 """`lucid tokenize`: the folder it writes, and its settings, limits and workers."""
 
-import argparse
 import gzip
 import json
 import shutil
@@ -12,9 +11,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from lucid_attention import cli
 from lucid_attention.base.locks import FolderInUse, locked
 from lucid_attention.data import DataError
-from lucid_attention.data import tokenize as command
 from lucid_attention.data.datasets import PackedTokens
 from lucid_attention.data.encoding import is_validation
 from lucid_attention.data.shards import open_folder, read_ends, read_ids
@@ -183,9 +182,7 @@ def test_about_the_asked_share_of_documents_is_held_out_by_content() -> None:
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(list(arguments)))
+    return cli.main(["tokenize", *arguments])
 
 
 def test_the_command_prints_what_it_wrote_or_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,5 +221,8 @@ def test_a_full_disk_is_reported_in_a_message(
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         assert run(*arguments) == 1
-    assert "No space left on device. Finished parts are kept" in capsys.readouterr().err
+    assert (
+        "the disk is full: make room, or choose a place on another disk. Finished parts are kept"
+        in capsys.readouterr().err
+    )
     assert run(*arguments) == 0

@@ -1,6 +1,5 @@
 """Small checkpoints and tokenizers, and `lucid eval` in this process or in forks of it."""
 
-import argparse
 import multiprocessing
 import os
 import socket
@@ -14,16 +13,15 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lucid_attention import LucidForCausalLM
+from lucid_attention import LucidForCausalLM, cli
 from lucid_attention.data.tokenizer import train
-from lucid_attention.evals import command, compare
+from lucid_attention.evals import command, compare  # noqa: F401
 from lucid_attention.evals.benchmarks.haystacks import NOISE, read_prose
 from lucid_attention.evals.benchmarks.needles import NEEDLE, PROMPT
 from lucid_attention.evals.tokens import load_tokenizer
 from lucid_attention.models.decoder.presets import tiny
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
-COMMANDS: dict[str, Any] = {"eval": command, "compare": compare}
 
 
 def write_tokenizer(folder: Path, texts: Sequence[str], size: int = 600) -> Path:
@@ -54,9 +52,7 @@ def write_checkpoint(folder: Path, tokenizer: Path, kind: str = "lucid", seed: i
 
 def lucid(name: str, *words: object) -> int:
     """`lucid eval` or `lucid compare` in this process."""
-    parser = argparse.ArgumentParser(prog=f"lucid {name}")
-    COMMANDS[name].add_arguments(parser)
-    return int(COMMANDS[name].run(parser.parse_args([str(word) for word in words])))
+    return cli.main([name, *map(str, words)])
 
 
 def forked(words: Sequence[object], *, processes: int = 1, before: Callable[[], None] | None = None) -> list[int]:

@@ -1,6 +1,5 @@
 """`lucid make-data`: its prompts are never in an evaluation, and `lucid train` can read them."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from lucid_attention import cli
 from lucid_attention.base.labels import IGNORED
 from lucid_attention.data.datasets import PromptAnswers
+from lucid_attention.evals.arguments import KINDS
 from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
 from lucid_attention.evals.benchmarks.longqa import HALVED, documents
-from lucid_attention.evals.make_data import add_arguments, run
+from lucid_attention.evals.make_data import MAKERS
 from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 
 from .checkpoints import write_tokenizer
@@ -25,9 +26,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def make(*words: Any) -> int:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return run(parser.parse_args([str(word) for word in words]))
+    return cli.main(["make-data", *map(str, words)])
+
+
+def test_every_kind_of_the_help_is_made() -> None:
+    assert list(KINDS) == list(MAKERS)
 
 
 def lines(file: Path) -> list[dict[str, str]]:

@@ -117,7 +117,11 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
     [
         (JobsFailed("1 of 2 jobs failed"), 1, "lucid experiment: error: 1 of 2 jobs failed\n"),
         (study.ExperimentError("no checkout"), 1, "lucid experiment: error: no checkout\n"),
-        (KeyboardInterrupt(), 130, "\nstopped: finished jobs stay, the same command goes on from there\n"),
+        (
+            KeyboardInterrupt(),
+            130,
+            f"lucid experiment: stopped by Ctrl-C; {cli.COMMANDS['experiment'].kept}\n",
+        ),
     ],
     ids=["failed", "cannot run", "Ctrl-C"],
 )

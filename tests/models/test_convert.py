@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 
 from lucid_attention import cli, enable_lucid
 from lucid_attention.models import convert as conversion
-from lucid_attention.models.convert import ConversionError, convert, read_layers
+from lucid_attention.models.arguments import read_layers
+from lucid_attention.models.convert import ConversionError, convert
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,

@@ -13,7 +13,8 @@ from lucid_attention.data.synthetic import MemoryUpdate, Needles
 from lucid_attention.evals.benchmarks.recall import TRAINED_BY, memory_update, needles
 from lucid_attention.evals.cells import Options
 from lucid_attention.models.decoder import presets
-from lucid_attention.training.command import add_arguments, recipe_from
+from lucid_attention.training.arguments import train_arguments
+from lucid_attention.training.command import recipe_from
 from lucid_attention.training.inputs import Inputs, load_inputs, make_model
 from lucid_attention.training.recipe import Recipe, preset_names
 from lucid_attention.training.recipes import RECIPES, pretrain_2k, tiny_needle
@@ -186,7 +187,7 @@ def test_an_unknown_recipe_is_refused_and_the_nearest_is_named(capsys: pytest.Ca
 
 def parsed(*argv: str) -> Recipe:
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    train_arguments(parser)
     return recipe_from(parser.parse_args(argv))
 
 

@@ -88,7 +88,6 @@ BENCHMARK = Benchmark(
         f"Ratios are to the faster standard decoder. Limits: {LONG_LIMIT:.2f} at context {LONG_CONTEXT}, and the time "
         "of SDPA for grouped heads."
     ),
-    minutes="half a minute for each thread count",
     cases=_cases,
     columns=(
         Column("D", fact("D")),

@@ -66,7 +66,6 @@ BENCHMARK = Benchmark(
         f"solve up to N = {DENSE_LENGTH}. Draws {PICTURE}."
     ),
     limits="",
-    minutes="about 2 minutes",
     cases=_cases,
     columns=(
         Column("N", fact("N")),

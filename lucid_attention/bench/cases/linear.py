@@ -222,7 +222,6 @@ BENCHMARK = Benchmark(
         f"Draws {LINEAR_PICTURE}."
     ),
     limits=f"Limit: {LIMIT} for N over N/2 from N/2 = {FROM} on.",
-    minutes="about 5 minutes",
     cases=_cases,
     columns=(
         Column("pass", fact("pass")),

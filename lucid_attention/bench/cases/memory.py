@@ -207,7 +207,6 @@ MEMORY = Benchmark(
         "Limits: 2.2 × SDPA for 8/8 heads and 1.1 × for 32/4; at the long lengths "
         f"{100 * QUADRATIC_LIMIT:g} % of the matrices."
     ),
-    minutes="about 2 minutes",
     cases=_cases,
     columns=(
         Column("D", fact("D")),
@@ -280,7 +279,6 @@ PATH_MEMORY = Benchmark(
         f"(median of {REPEATS} processes)."
     ),
     limits=f"Limit: {PATH_LIMIT} × the memory at half the length, which only linear memory keeps.",
-    minutes="about a minute and a half",
     cases=_path_cases,
     columns=(
         Column("N", fact("N")),

@@ -170,7 +170,6 @@ BENCHMARK = Benchmark(
         "what the defining equation gives in float64 for all tokens at once."
     ),
     limits=f"limit: {LIMIT} for the layers at context {AT}. The paper has 77 ms against 76 ms at {PAPER_CONTEXT}.",
-    minutes="about 7 minutes for each thread count",
     cases=_cases,
     columns=(
         Column("model", fact("model")),

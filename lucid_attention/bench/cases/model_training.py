@@ -180,7 +180,6 @@ BENCHMARK = Benchmark(
         "limit: the percentage of the paper's table of training overhead, which gives no lengths or batches, for the "
         f"whole model. For its ~0 % the limit is {100 * ABOUT_ZERO:.1f} %."
     ),
-    minutes="about 15 minutes with two threads; only the largest thread count runs",
     cases=_cases,
     columns=(
         Column("model", fact("model")),

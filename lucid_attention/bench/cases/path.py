@@ -260,7 +260,6 @@ BENCHMARK = Benchmark(
         f"limits = {SLACK} × bound, and at N = {AT} at most {PATH_LIMIT} for PaTH and {GROUPED_LIMIT} for LUCID-PaTH "
         "with 8/2 heads."
     ),
-    minutes="about 3 minutes for each thread count",
     cases=_cases,
     columns=(
         Column("heads", lambda record: f"{record.facts['heads']}/{record.facts['kv_heads']}"),

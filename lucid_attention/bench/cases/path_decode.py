@@ -192,7 +192,6 @@ BENCHMARK = Benchmark(
         f"Ratios are to the faster standard decoder. Limits at context {LONG_CONTEXT}: {LIMITS[STEP]:.2f} for PaTH "
         f"and {LIMITS[LUCID_STEP]:.2f} for LUCID-PaTH."
     ),
-    minutes="about a minute for each thread count",
     cases=_cases,
     columns=(
         Column("heads", lambda record: f"{record.facts['heads']}/{record.facts['kv_heads']}"),

@@ -74,7 +74,6 @@ BENCHMARK = Benchmark(
     name="quick_look",
     about="Attention with LUCID next to torch's softmax attention: float32, batch 1, heads of 64.",
     limits="",
-    minutes="about a minute",
     cases=_cases,
     columns=(
         Column("", fact("what")),

@@ -110,7 +110,6 @@ BENCHMARK = Benchmark(
         f"{VOCABULARY}, float32: the model of the recipe tiny_lm, and a wider one with a key/value head per query head."
     ),
     limits="Limits: 1.11 for tiny_lm (0.9 times the tokens per second), 1.25 for width 256.",
-    minutes="about a minute",
     cases=_cases,
     columns=(
         Column("threads", lambda record: str(record.threads)),

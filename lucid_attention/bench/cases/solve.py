@@ -170,7 +170,6 @@ SOLVE = Benchmark(
         "bound = 1 + H_kv/H, by the count of operations: the solve is one more attention per key/value head. "
         f"limit = {SLACK} × bound."
     ),
-    minutes="about 22 minutes with one thread (two thirds of it for N = 16384), 8 with a second thread count",
     cases=_cases,
     columns=(*COLUMNS, Column(DENSE, ratio(DENSE)), Column(PAPER, ratio(PAPER))),
 )
@@ -184,7 +183,6 @@ BF16 = Benchmark(
     limits=(
         "forward+backward: the bound of float32, 1 + H_kv/H; forward: 1.5 for 32/4 heads, none for 8/8 (reported only)."
     ),
-    minutes="about 2 minutes if the CPU has no 16-bit products, else less",
     cases=_bf16_cases,
     columns=COLUMNS,
 )

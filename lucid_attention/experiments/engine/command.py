@@ -8,37 +8,9 @@ from typing import Any
 from ...base.tables import text_table
 from .jobs import Store
 from .pool import JobsFailed, clock
-from .scale import PAPER, SCALES, SMALL, Scale
+from .scale import PAPER, SCALES, Scale
 from .steps import check_steps
 from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment, run_full_recipe
-
-DEFAULT_OUT = Path("runs/experiments")
-STOPPED = "\nstopped: finished jobs stay, the same command goes on from there"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid experiment`."""
-    parser.add_argument("names", metavar="NAME", nargs="+", help="one or several of `lucid experiment list`, or all")
-    scales = [f"{scale.name}: {scale.about}{' (default)' if scale is SMALL else ''}" for scale in SCALES.values()]
-    parser.add_argument("--scale", choices=tuple(SCALES), default=SMALL.name, help="; ".join(scales))
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=DEFAULT_OUT,
-        metavar="FOLDER",
-        help=f"folder of the records (default: {DEFAULT_OUT})",
-    )
-    parser.add_argument("--processes", type=_count, metavar="N", help="jobs at a time (default: one per core)")
-    parser.add_argument("--restart", action="store_true", help="run finished jobs again")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print and check the jobs or commands, without running them"
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +29,6 @@ def run(args: argparse.Namespace) -> int:
     except (ExperimentError, JobsFailed, ValueError) as error:
         print(f"lucid experiment: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
     return 0
 
 

@@ -3,37 +3,18 @@
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from ...base.processes import available_cores
 from ...report.page import write_report
-from .command import STOPPED, table_lines
+from .command import table_lines
 from .pool import JobsFailed, clock
 from .scale import DEMO, QUICK
 from .study import run_together
 
 PARTS = ("memory_update", "needle_grid", "condition_number", "operator_cost")
-DEFAULT_OUT = Path("runs/demo")
 REPORT = "report.html"
 TITLE = "LUCID attention: the demonstration"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `lucid demo`."""
-    parser.description = (
-        "Train softmax attention, LUCID and the rest of the family side by side with several seeds on two tasks "
-        "(overwritten keys, many needles), measure the condition number of P against length and the operator's cost "
-        "against SDPA, and write a report. Ctrl-C stops it; the same command goes on."
-    )
-    parser.add_argument("--quick", action="store_true", help="two minutes: fewer attentions, seeds and lengths")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=DEFAULT_OUT,
-        metavar="FOLDER",
-        help=f"folder of records and report (default: {DEFAULT_OUT})",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,9 +28,6 @@ def run(args: argparse.Namespace) -> int:
     except (JobsFailed, ValueError) as error:
         print(f"lucid demo: error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)
-        return 130
     show(results)
     print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
     return 0

@@ -8,30 +8,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from ...analysis.arguments import analyze_arguments
+from ...data.arguments import tokenize_arguments
+from ...evals.arguments import eval_arguments, make_data_arguments
+from ...models.arguments import convert_arguments
 from ...models.decoder.modeling import LucidForCausalLM
 from ...nn.attention import ATTENTIONS
-from ...training.command import add_arguments as add_train_arguments
+from ...training.arguments import train_arguments
 from ...training.command import recipe_from
 from ...training.inputs import new_config
 from ...training.recipe import Recipe
+from .arguments import experiment_arguments
 from .result import Conclusion, table
 
 # Operations a second of an H100 in bfloat16, and the share of them that training of this kind reaches.
 PEAK, REACHED = 989e12, 0.4
-# The modules that define the arguments of the commands.
-MODULES = {
-    "eval": "evals.command",
-    "make-data": "evals.make_data",
-    "analyze": "analysis.command",
-    "convert": "models.convert",
-    "tokenize": "data.tokenize",
-    "experiment": "experiments.engine.command",
+# The arguments of the commands that a step may be.
+ARGUMENTS = {
+    "train": train_arguments,
+    "eval": eval_arguments,
+    "make-data": make_data_arguments,
+    "analyze": analyze_arguments,
+    "convert": convert_arguments,
+    "tokenize": tokenize_arguments,
+    "experiment": experiment_arguments,
 }
 
 
@@ -60,7 +64,7 @@ class Step:
             run = words[start + 1].removesuffix("/model").rpartition("/")[2]
             attentions = [name for name in ATTENTIONS if run.endswith(f"-{name}")]
             words[start : start + 2] = ["--attention", max(attentions, key=len)] if attentions else []
-        return recipe_from(_parsed(add_train_arguments, "train", words))
+        return recipe_from(_parsed("train", words))
 
     def check(self) -> None:
         """Refuse a command that would fail: unknown names, recipes that do not fit, misspelt options."""
@@ -69,11 +73,10 @@ class Step:
             recipe = self.recipe()
             assert recipe is not None
             parameters(recipe)
-        elif command in MODULES:
-            module = import_module(f"...{MODULES[command]}", __package__)
-            _parsed(module.add_arguments, command, list(self.words[1:]))
+        elif command in ARGUMENTS:
+            _parsed(command, list(self.words[1:]))
         else:
-            raise ValueError(f"a step must be one of train, {', '.join(MODULES)}, got {command!r}")
+            raise ValueError(f"a step must be one of {', '.join(ARGUMENTS)}, got {command!r}")
 
     def gpu_hours(self) -> float | None:
         """An estimate from the count of operations; None for a command that does not train."""
@@ -88,9 +91,9 @@ class Step:
         return subprocess.run([sys.executable, *words], check=False).returncode
 
 
-def _parsed(add_arguments: Any, command: str, words: list[str]) -> argparse.Namespace:
+def _parsed(command: str, words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"lucid {command}", exit_on_error=False)
-    add_arguments(parser)
+    ARGUMENTS[command](parser)
     try:
         return parser.parse_args(words)
     except (argparse.ArgumentError, SystemExit) as error:

@@ -1,0 +1,51 @@
+"""The arguments of `lucid experiment` and `lucid demo`. Imports nothing heavy."""
+
+import argparse
+from pathlib import Path
+
+from .scale import SCALES, SMALL
+
+EXPERIMENTS_OUT = Path("runs/experiments")
+DEMO_OUT = Path("runs/demo")
+
+
+def experiment_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid experiment`."""
+    parser.add_argument("names", metavar="NAME", nargs="+", help="one or several of `lucid experiment list`, or all")
+    scales = [f"{scale.name}: {scale.about}{' (default)' if scale is SMALL else ''}" for scale in SCALES.values()]
+    parser.add_argument("--scale", choices=tuple(SCALES), default=SMALL.name, help="; ".join(scales))
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=EXPERIMENTS_OUT,
+        metavar="FOLDER",
+        help=f"folder of the records (default: {EXPERIMENTS_OUT})",
+    )
+    parser.add_argument("--processes", type=_count, metavar="N", help="jobs at a time (default: one per core)")
+    parser.add_argument("--restart", action="store_true", help="run finished jobs again")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print and check the jobs or commands, without running them"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid demo`."""
+    parser.description = (
+        "Train softmax attention, LUCID and the rest of the family side by side with several seeds on two tasks "
+        "(overwritten keys, many needles), measure the condition number of P against length and the operator's cost "
+        "against SDPA, and write a report. Ctrl-C stops it; the same command goes on."
+    )
+    parser.add_argument("--quick", action="store_true", help="two minutes: fewer attentions, seeds and lengths")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=DEMO_OUT,
+        metavar="FOLDER",
+        help=f"folder of records and report (default: {DEMO_OUT})",
+    )

@@ -1,0 +1,38 @@
+"""The arguments of `lucid convert`, and one that several commands share. Imports nothing heavy."""
+
+import argparse
+import re
+
+# Values of --dtype; "auto" is the dtype that the weights were saved in.
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def convert_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid convert`."""
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder with config.json and weights")
+    parser.add_argument("out", metavar="OUT", help="folder to be written; must not exist or be empty")
+    parser.add_argument("--layers", type=read_layers, default=None, metavar="LIST", help="all, or as in 0,2,8-11")
+    parser.add_argument(
+        "--strength",
+        type=float,
+        default=None,
+        metavar="S",
+        help="from 0, exactly the original model, to 1, LUCID (default). Start at 0 and let StrengthRamp raise it in "
+        "training to move a pretrained model over without a jump in its loss",
+    )
+    parser.add_argument(
+        "--sharpness", type=float, default=None, metavar="C", help="c of the preconditioner (default: √D)"
+    )
+
+
+def read_layers(text: str) -> list[int] | str:
+    """ "all", or indices and ranges: "0,2,8-11" -> [0, 2, 8, 9, 10, 11]."""
+    if text == "all":
+        return text
+    chosen: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise argparse.ArgumentTypeError(f"expected 'all' or indices and ranges such as 0,2,8-11, got {text!r}")
+        chosen.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return chosen
