@@ -60,12 +60,16 @@ def test_a_stop_waits_for_the_end_of_the_block(stop: signal.Signals, times: int)
         steps.append("stopped")
         raise KeyboardInterrupt
 
-    before = signal.signal(stop, handler)
-    try:
-        with pytest.raises(KeyboardInterrupt), stops_wait():
+    def start() -> None:
+        with stops_wait():
             for _ in range(times):
                 os.kill(os.getpid(), stop)
             steps.append("started")
+
+    before = signal.signal(stop, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
         assert steps == ["started", "stopped"]
         assert signal.getsignal(stop) is handler
         assert stop not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -183,11 +183,11 @@ def do(job: Job, folder: Path) -> str | None:
     started = _core_seconds()
     try:
         record = job.resolve()(Work(store, job), **job.arguments)
+        log.unlink(missing_ok=True)
         store.write(job, record, _core_seconds() - started)
     except Exception:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{job.label}\n{job.function} {dict(job.arguments)}\n\n{traceback.format_exc()}")
         return str(log)
-    log.unlink(missing_ok=True)
     sys.stdout.flush()
     return None
