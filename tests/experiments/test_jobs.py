@@ -121,6 +121,7 @@ def _without(entry: dict[str, Any], key: str) -> str:
     return json.dumps({name: value for name, value in entry.items() if name != key})
 
 
+SHAPELESS: dict[str, Any] = {"job": [], "files": []}
 DAMAGES: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "list": lambda entry: "[]",
     "number": lambda entry: "1",
@@ -131,9 +132,7 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
     "another value": lambda entry: json.dumps(entry | {"record": {"value": 2}}),
     "another time": lambda entry: json.dumps(entry | {"seconds": 99}),
     "no record": lambda entry: _without(entry, "record"),
-    "another shape with its hash": lambda entry: json.dumps(
-        {"job": [], "files": [], "sha256": jobs._hash({"job": [], "files": []})}
-    ),
+    "another shape": lambda entry: json.dumps(SHAPELESS | {"sha256": jobs._hash(SHAPELESS)}),
     "no hash": lambda entry: _without(entry, "sha256"),
 }
 
