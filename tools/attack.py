@@ -167,10 +167,15 @@ def digest(path: Path) -> str:
 def difference(command: str, out: Path, world: World) -> str:
     """Why the result in `out` is not that of the command that nothing disturbed; empty if it is."""
     try:
-        same = result_of(command, out) == world.results.get(command)
+        result = result_of(command, out)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         return f"wrong result: it cannot be read: {type(error).__name__}: {error}"
-    return "" if same else "wrong result: not that of the undisturbed command"
+    if result == world.results.get(command):
+        return ""
+    ours, theirs = json.dumps(result), json.dumps(world.results.get(command))
+    place = len(os.path.commonprefix([ours, theirs]))
+    start = max(0, place - 60)
+    return f"wrong result: …{ours[start : place + 40]}… and undisturbed …{theirs[start : place + 40]}…"
 
 
 def complaint(ended: Ended) -> str:
@@ -329,7 +334,8 @@ def main() -> int:
                 kind, about = futures[future]
                 why = future.result()
                 outcomes.append(Outcome(kind, about, why))
-                print(f"  {number}/{len(cases)} {kind} {'ok   ' if not why else 'FAIL '} {about[:100]}", flush=True)
+                word = f"not clean ({why})" if why else "clean"
+                print(f"  {number}/{len(cases)} {kind}: {word}: {about[:150]}", flush=True)
     return summarize(outcomes, kinds)
 
 
