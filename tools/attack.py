@@ -33,6 +33,8 @@ TIMEOUT = 120.0
 TRACEBACK = "Traceback (most recent call last)"
 # What the operating system and shells call the end by a signal.
 STOP_CODES = {signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}
+# Names of what depends on the speed of the machine.
+TIMED = re.compile("second|time|memory|GB|flos")
 KINDS = ("kills", "inputs", "damage", "interrupts")
 
 
@@ -146,18 +148,24 @@ def result_of(command: str, out: Path) -> Any:
         return {path.name: digest(path) for path in sorted(out.iterdir()) if not path.name.startswith(".lock")}
     if command == "run":
         entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-        timed = re.compile("second|time|memory|GB|runtime|flos")
-        kept = [{key: value for key, value in entry.items() if not timed.search(key)} for entry in entries]
         summary = json.loads((out / "summary.json").read_text())
-        return kept, summary["validation_loss"], digest(out / "model" / "model.safetensors")
+        return untimed(entries), summary["validation_loss"], digest(out / "model" / "model.safetensors")
     if command == "scores":
         cells = json.loads((out / "results.json").read_text())["cells"]
         scores = [[cell["labels"], cell["mean"], cell["standard_error"]] for cell in cells]
         return scores, {path.name: digest(path) for path in sorted((out / "samples").iterdir())}
     if command == "experiment":
-        result = json.loads(next(out.glob("*/result.json")).read_text())
-        return {key: result[key] for key in ("ours", "verdict", "figures", "tables")}
+        records = {path.parent.name: json.loads(path.read_text())["record"] for path in out.glob("jobs/*/record.json")}
+        verdicts = [json.loads(path.read_text())["verdict"] for path in out.glob("*/result.json")]
+        return verdicts, {name: untimed(record) for name, record in sorted(records.items())}
     return None
+
+
+def untimed(content: Any) -> Any:
+    """The content without what depends on the speed of the machine."""
+    if isinstance(content, dict):
+        return {key: untimed(value) for key, value in content.items() if not TIMED.search(key)}
+    return [untimed(item) for item in content] if isinstance(content, list) else content
 
 
 def digest(path: Path) -> str:
@@ -173,7 +181,8 @@ def difference(command: str, out: Path, world: World) -> str:
     if result == world.results.get(command):
         return ""
     ours, theirs = json.dumps(result), json.dumps(world.results.get(command))
-    place = len(os.path.commonprefix([ours, theirs]))
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    place = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     start = max(0, place - 60)
     return f"wrong result: …{ours[start : place + 40]}… and undisturbed …{theirs[start : place + 40]}…"
 
