@@ -65,18 +65,12 @@ class World:
         self.results: dict[str, Any] = {}
         self._number, self._lock = 0, threading.Lock()
 
-    def names(self, folder: Path, out: Path) -> dict[str, Path]:
-        """What the {names} of command lines stand for, in a world or in a copy of it."""
-        long = folder / ("n" * 300)
-        return {path.name.partition(".")[0]: path for path in folder.iterdir()} | {
-            "out": out,
-            "long": long,
-            "none": folder / "none",
-            "model": folder / "run" / "model",
-        }
-
-    def words(self, line: str, folder: Path | None = None, out: Path | None = None) -> list[str]:
-        names = self.names(folder or self.folder, out or self.fresh("out"))
+    def words(self, line: str, out: Path | None = None, **others: Path) -> list[str]:
+        """The words of a command line. others: what {names} stand for instead of the files of this world."""
+        names = {path.name.partition(".")[0]: path for path in self.folder.iterdir()}
+        names |= {"out": out or self.fresh("out"), "long": self.folder / ("n" * 300), "none": self.folder / "none"}
+        names |= others
+        names["model"] = names.get("run", self.folder / "run") / "model"
         return [word.format_map(names) for word in shlex.split(line)]
 
     def fresh(self, name: str) -> Path:
@@ -86,9 +80,6 @@ class World:
             folder = self.folder.with_name("attacks") / str(self._number)
         folder.mkdir(parents=True)
         return folder / name
-
-    def copy(self) -> Path:
-        return Path(shutil.copytree(self.folder, self.fresh("world")))
 
 
 def lucid(words: list[str], stop: signal.Signals | None = None, after: float = 0.0) -> Ended:
@@ -272,19 +263,18 @@ def interrupt(world: World, command: str, stop: signal.Signals, moment: float) -
 
 def damage(world: World, case: Damage, way: str, seed: int) -> str:
     """Damage a file of a copy, then repeat the command there: the same result or a refusal, never another result."""
-    folder = world.copy()
+    # Only the damaged folder is a copy: records of other paths would not be used again.
+    folder = Path(shutil.copytree(world.folder / case.folder, world.fresh(case.folder)))
     for name in case.removed:
-        path = folder / case.folder / name
+        path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    files = sorted(path for path in (folder / case.folder).glob(case.files) if path.is_file())
+    files = sorted(path for path in folder.glob(case.files) if path.is_file())
     if not files:
         return f"the tool is wrong: no {case.folder}/{case.files}"
     files[0].write_bytes(WAYS[way](files[0].read_bytes(), random.Random(seed)))
     # A command repeats itself in the folder that holds the damaged file, and starts anew from a damaged input.
-    again = case.command == case.folder
-    out = folder / case.command if again else folder / "new"
-    ended = lucid(world.words((COMMANDS | READERS)[case.command], folder, out))
-    shutil.rmtree(folder / "texts", ignore_errors=True)
+    out = folder if case.command == case.folder else world.fresh("out")
+    ended = lucid(world.words((COMMANDS | READERS)[case.command], out, **{case.folder: folder}))
     if why := complaint(ended):
         return why
     if ended.code != 0:
