@@ -14,7 +14,7 @@ CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -34,6 +34,9 @@ test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \
 		tests/models tests/training tests/test_cli.py tests/test_documents.py $(ARGS)
+
+attack: $(STAMP) ## Kill, interrupt and mislead the commands, and damage their files (ARGS such as --quick)
+	@env $(CPU_ENV) $(BIN)/python tools/attack.py $(ARGS)
 
 browser: $(STAMP) ## Find Chromium for the tests of the report, or install it
 	@$(BIN)/python tools/browser.py > /dev/null

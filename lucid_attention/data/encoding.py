@@ -4,9 +4,8 @@ import hashlib
 import json
 import multiprocessing
 import pickle
-import signal
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from ..base.files import write_whole
-from ..base.processes import end_with_parent
+from ..base.processes import WorkerPool
 from .readers import DataError, Part, stop_at
 from .shards import UNFINISHED, Shard, ShardWriter, check_shard, id_type
 from .sources import Source
@@ -196,14 +195,13 @@ class _BarReport:
 def _encode_in_parallel(
     parts: Iterable[Part], source: Source, job: Job, workers: int, bar: "tqdm[Any]"
 ) -> Iterator[Record]:
-    # Spawn: a fork would copy locks that threads of torch and tokenizers may hold.
     context = multiprocessing.get_context("spawn")
     # Documents and bytes, summed over all workers.
     counts, stop = context.Array("q", 2), context.Event()
     waiting = iter(parts)
     running: set[Future[Record]] = set()
     shown, report = [0, 0], _BarReport(bar)
-    with ProcessPoolExecutor(workers, context, _start_worker, (pickle.dumps(source), job, counts, stop)) as pool:
+    with WorkerPool(workers, _start_worker, (pickle.dumps(source), job, counts, stop)) as pool:
         try:
             while True:
                 while len(running) < workers and (part := next(waiting, None)):
@@ -231,9 +229,6 @@ _worker: dict[str, Any] = {}
 
 
 def _start_worker(pickled_source: bytes, job: Job, counts: Any, stop: Any) -> None:
-    # Ctrl-C is handled by the parent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
     _worker.update(pickled_source=pickled_source, job=job, counts=counts, stop=stop)
 
 

@@ -1,7 +1,9 @@
 """Jobs are known by what they compute; their records are there as a whole or not at all."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,82 @@ def test_a_half_written_record_is_no_record(cut: int, tmp_path: Path) -> None:
         store[ONE]
     store.write(ONE, {"value": 2}, 0.0)
     assert store[ONE] == {"value": 2}
+
+
+def _without(entry: dict[str, Any], key: str) -> str:
+    return json.dumps({name: value for name, value in entry.items() if name != key})
+
+
+SHAPELESS: dict[str, Any] = {"job": [], "files": []}
+DAMAGES: dict[str, Callable[[dict[str, Any]], str | bytes]] = {
+    "list": lambda entry: "[]",
+    "number": lambda entry: "1",
+    "null": lambda entry: "null",
+    "empty object": lambda entry: "{}",
+    "deep": lambda entry: "[" * 100_000,
+    "bytes": lambda entry: b"\xff\xfe\x00",
+    "another value": lambda entry: json.dumps(entry | {"record": {"value": 2}}),
+    "another time": lambda entry: json.dumps(entry | {"seconds": 99}),
+    "no record": lambda entry: _without(entry, "record"),
+    "another shape": lambda entry: json.dumps(SHAPELESS | {"sha256": jobs._hash(SHAPELESS)}),
+    "no hash": lambda entry: _without(entry, "sha256"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_is_no_record_and_is_named(damage: str, tmp_path: Path) -> None:
+    Store(tmp_path).write(ONE, {"value": 1}, 0.0)
+    path = Store(tmp_path).folder_of(ONE) / jobs.RECORD
+    content = DAMAGES[damage](json.loads(path.read_text()))
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    store = Store(tmp_path)
+    assert ONE not in store
+    assert list(store) == []
+    assert store.damaged[ONE].startswith(f"{path} cannot be used: ")
+    store.write(ONE, {"value": 1}, 0.0)
+    assert ONE in store
+    assert store.damaged == {}
+
+
+def test_the_record_of_another_job_is_no_record(tmp_path: Path) -> None:
+    store, other = Store(tmp_path), OTHERS["value"]
+    store.write(ONE, {"value": 1}, 0.0)
+    store.folder_of(ONE).rename(store.folder_of(other))
+    assert other not in store
+    assert "of another job" in store.damaged[other]
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing"])
+def test_a_job_whose_files_are_damaged_is_not_finished(damage: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    weights = Work(store, ONE).folder / "model" / "weights.bin"
+    weights.parent.mkdir()
+    weights.write_bytes(b"12345")
+    store.write(ONE, {"value": 1}, 0.0)
+    assert ONE in Store(tmp_path)
+    if damage == "changed":
+        weights.write_bytes(b"12346")
+    else:
+        weights.unlink()
+    store = Store(tmp_path)
+    assert ONE not in store
+    assert "model/weights.bin beside it" in store.damaged[ONE]
+    assert damage in store.damaged[ONE]
+
+
+def test_what_killed_jobs_were_writing_is_swept_and_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path / "jobs")
+    folder = Work(store, ONE).folder
+    left = [folder / ".tmpAbC123", folder / "model" / ".tmpX", folder / "record.json.partial", folder / "run.partial"]
+    kept = [folder / "weights.safetensors", folder / "run" / "checkpoint-5" / "model.bin", tmp_path / "mine.partial"]
+    left[3].mkdir()
+    for path in [*left[:3], left[3] / "model.bin", *kept]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    store.sweep()
+    assert not [path for path in left if path.exists()]
+    assert all(path.exists() for path in kept)
+    Store(tmp_path / "nothing").sweep()
 
 
 def test_what_was_being_written_when_the_power_went_is_no_record(

@@ -119,7 +119,7 @@ def test_a_job_that_failed_is_done_again_and_only_that(ran: Ran) -> None:
 
 
 def test_nothing_to_do_starts_no_process(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(pool, "WorkerPool", None)
     run_jobs([ran.jobs["short"], *TRAINING], ran.store, silent())
 
 

@@ -1,5 +1,7 @@
 """The commands of the full recipes: a command that the cluster would refuse is refused before any runs."""
 
+from pathlib import Path
+
 import pytest
 
 from lucid_attention.experiments.engine import steps
@@ -112,3 +114,11 @@ def test_a_step_runs_as_its_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran[0] == ["-m", "lucid_attention.cli", "recipes"]
     assert ran[1][:5] == ["-m", "torch.distributed.run", "--nproc-per-node=8", "-m", "lucid_attention.cli"]
     assert ran[1][5:] == list(PRETRAIN.words)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"cells": [1]}', '{"steps": 3', "null"])
+@pytest.mark.parametrize(("word", "name"), [("train", "summary.json"), ("eval", "results.json")])
+def test_a_damaged_result_of_a_step_is_named(word: str, name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=rf"{name} is not what lucid {word} .* writes .*: remove it and run"):
+        steps.results_of([Step((word, "x", "--out", str(tmp_path)))])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lucid_attention import experiments
+from lucid_attention.base.locks import FolderInUse, locked
 from lucid_attention.experiments.engine import study
 from lucid_attention.experiments.engine.jobs import Job, Store
 from lucid_attention.experiments.engine.pool import do
@@ -126,6 +127,37 @@ def test_restart_after_a_stop_in_the_middle_forgets_what_is_there(probes: Probes
     store.forget(jobs[3])
     run(tmp_path, restart=True)
     assert probes.runs() == ["a", "b", "c", "d"] * 2
+
+
+def test_a_damaged_record_is_done_again_and_named(
+    probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(tmp_path)
+    job = probes.module.plan(SMOKE, {})[0]
+    path = tmp_path / "jobs" / job.key / "record.json"
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps(entry | {"record": entry["record"] | {"value": 99.0}}))
+    assert run(tmp_path)["ours"] == result["ours"]
+    assert probes.runs() == ["a", "b", "c", "d", "a"]
+    assert f"{path} cannot be used: its content does not match its hash. The job runs again" in capsys.readouterr().err
+
+
+def test_the_next_run_removes_what_a_killed_one_was_writing(probes: Probes, tmp_path: Path) -> None:
+    left = tmp_path / "jobs" / "some-job" / ".tmpAbC123"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    run(tmp_path)
+    assert not left.exists()
+
+
+def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(probes: Probes, tmp_path: Path) -> None:
+    run(tmp_path)
+    for options in ({}, {"restart": True}):
+        with locked(tmp_path, "lucid demo"), pytest.raises(FolderInUse, match="another `lucid demo`"):
+            run(tmp_path, **options)
+    assert probes.runs() == ["a", "b", "c", "d"]
+    assert len(Store(tmp_path / "jobs")) == 4
+    run(tmp_path)
 
 
 def test_two_experiments_share_their_jobs(probes: Probes, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ folder named by a hash of both and of the code that the function depends on. An 
 one that needs the same job, finds the record there; after an edit of that code the job runs again.
 """
 
-import contextlib
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +16,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...base.files import write_whole
+from ...base.files import PARTIAL, write_whole
 from ...base.fingerprint import fingerprint
+from ...base.messages import first_line
 
 # The package whose modules hold experiments and the functions of their jobs.
 ROOM = __package__.rpartition(".")[0]
 RECORD = "record.json"
+# What safetensors calls a file that it is writing begins so.
+UNFINISHED = ".tmp"
+# The errors of reading a record that is not as it was written.
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OSError)
 
 Record = dict[str, Any]
 
@@ -68,10 +73,14 @@ class Job:
 
 
 class Store(Mapping[Job, Record]):
-    """The finished jobs in a folder, as a mapping to their records. Jobs of edited code are not in it."""
+    """The finished jobs in a folder, as a mapping to their records. Jobs of edited code are not in it.
+
+    damaged: the jobs whose records were found and cannot be used, with the reasons. They are not finished.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        self.damaged: dict[Job, str] = {}
         self._read: dict[str, Record] = {}
 
     def folder_of(self, job: Job) -> Path:
@@ -81,10 +90,18 @@ class Store(Mapping[Job, Record]):
     def entry(self, job: Job) -> dict[str, Any] | None:
         """The record of a finished job, with its duration; None if the job is not finished."""
         if job.key not in self._read:
+            path = self.folder_of(job) / RECORD
             try:
-                self._read[job.key] = json.loads((self.folder_of(job) / RECORD).read_text())
-            except (FileNotFoundError, json.JSONDecodeError):
+                entry = _checked(path)
+                if _job(entry).key != job.key:
+                    raise ValueError("it is of another job")
+            except FileNotFoundError:
                 return None
+            except DAMAGE as error:
+                self.damaged[job] = f"{path} cannot be used: {first_line(error)}"
+                return None
+            self.damaged.pop(job, None)
+            self._read[job.key] = entry
         return self._read[job.key]
 
     def __getitem__(self, job: Job) -> Record:
@@ -99,11 +116,12 @@ class Store(Mapping[Job, Record]):
 
     def __iter__(self) -> Iterator[Job]:
         for path in sorted(self.folder.glob(f"*/{RECORD}")):
-            with contextlib.suppress(json.JSONDecodeError):
-                entry = json.loads(path.read_text())["job"]
-                job = Job(entry["function"], entry["arguments"])
-                if job.key == path.parent.name:
-                    yield job
+            try:
+                job = _job(_checked(path))
+            except DAMAGE:
+                continue
+            if job.key == path.parent.name:
+                yield job
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -117,15 +135,64 @@ class Store(Mapping[Job, Record]):
             "torch": version("torch"),
             "seconds": round(seconds, 3),
             "record": record,
+            "files": _hashes(self.folder_of(job)),
         }
+        entry["sha256"] = _hash(entry)
         folder = self.folder_of(job)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / RECORD, json.dumps(entry, allow_nan=False))
 
     def forget(self, job: Job) -> None:
-        """Delete the record, so that the job runs again."""
+        """Delete the record, then the files of the job, so that it runs again."""
         self._read.pop(job.key, None)
-        (self.folder_of(job) / RECORD).unlink(missing_ok=True)
+        self.damaged.pop(job, None)
+        record = self.folder_of(job) / RECORD
+        if record.is_file():
+            record.unlink()
+        shutil.rmtree(self.folder_of(job), ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what killed jobs were writing. Only for the run that holds the lock of the folder."""
+        for path in [*self.folder.rglob(f"*{PARTIAL}"), *self.folder.rglob(f"{UNFINISHED}*")]:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    """The content of a record's file. Raises ValueError if it, or a file that its job made, is not what was written."""
+    try:
+        entry = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("expected an object, got lists or objects too deep to read") from None
+    if not isinstance(entry, dict):
+        raise ValueError(f"expected an object, got {type(entry).__name__}")
+    if entry.pop("sha256", None) != _hash(entry):
+        raise ValueError("its content does not match its hash")
+    now = _hashes(path.parent)
+    for name, digest in entry["files"].items():
+        if now.get(name) != digest:
+            raise ValueError(f"{name} beside it {'has changed' if name in now else 'is missing'}")
+    return entry
+
+
+def _hash(entry: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """The hashes of the files that a job has made: later jobs read them."""
+    hashes = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path != folder / RECORD:
+            with path.open("rb") as file:
+                hashes[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
+
+
+def _job(entry: Mapping[str, Any]) -> Job:
+    return Job(entry["job"]["function"], entry["job"]["arguments"])
 
 
 class Work:

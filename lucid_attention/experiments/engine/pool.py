@@ -1,20 +1,18 @@
 """Run jobs in parallel processes and show the progress. Finished jobs stay, even if others fail."""
 
-import multiprocessing
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ...base.processes import available_cores, end_with_parent
+from ...base.processes import WorkerPool, available_cores
 from .jobs import Job, Store, Work
 
 LOG = "failed.txt"
@@ -113,11 +111,9 @@ def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: i
     for job in unfinished:
         job.resolve()
     count = min(processes or available_cores(), max(1, len(unfinished)))
-    # Spawned, not forked: a forked process hangs in torch's threads and inherits settings of this one.
-    context = multiprocessing.get_context("spawn")
     failed: list[str] = []
     if unfinished:
-        with _Pool(count, context) as pool:
+        with _Pool(count) as pool:
             # The longest first: a long job at the end would leave the other cores without work.
             shared = sorted((job for job in unfinished if not job.alone), key=lambda job: -job.seconds)
             try:
@@ -136,10 +132,10 @@ def run_jobs(jobs: Sequence[Job], store: Store, progress: Progress, processes: i
 class _Pool:
     """An executor that kills its processes when its block ends with an exception, such as Ctrl-C."""
 
-    def __init__(self, count: int, context: multiprocessing.context.SpawnContext) -> None:
-        self.executor = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
+    def __init__(self, count: int) -> None:
+        self.executor = WorkerPool(count, _begin)
 
-    def __enter__(self) -> ProcessPoolExecutor:
+    def __enter__(self) -> WorkerPool:
         return self.executor
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -150,15 +146,12 @@ class _Pool:
 
 
 def _begin() -> None:
-    # A terminal sends Ctrl-C to all processes. Only the parent answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
     import torch
 
     torch.set_num_threads(1)
 
 
-def _run(pool: ProcessPoolExecutor, jobs: list[Job], at_once: int, store: Store, progress: Progress) -> list[str]:
+def _run(pool: WorkerPool, jobs: list[Job], at_once: int, store: Store, progress: Progress) -> list[str]:
     """Run jobs, at most `at_once` at a time. Returns the log files of the jobs that failed."""
     waiting, failed = list(jobs), []
     running: dict[Future[str | None], Job] = {}
@@ -190,11 +183,11 @@ def do(job: Job, folder: Path) -> str | None:
     started = _core_seconds()
     try:
         record = job.resolve()(Work(store, job), **job.arguments)
+        log.unlink(missing_ok=True)
         store.write(job, record, _core_seconds() - started)
     except Exception:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.write_text(f"{job.label}\n{job.function} {dict(job.arguments)}\n\n{traceback.format_exc()}")
         return str(log)
-    log.unlink(missing_ok=True)
     sys.stdout.flush()
     return None

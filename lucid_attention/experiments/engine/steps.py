@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from ...analysis.arguments import analyze_arguments
+from ...base.messages import first_line
 from ...data.arguments import tokenize_arguments
 from ...evals.arguments import eval_arguments, make_data_arguments
 from ...models.arguments import convert_arguments
@@ -27,6 +28,8 @@ from .result import Conclusion, table
 
 # Operations a second of an H100 in bfloat16, and the share of them that training of this kind reaches.
 PEAK, REACHED = 989e12, 0.4
+# The files that hold the results of the commands.
+RECORDS = {"train": "summary.json", "eval": "results.json"}
 # The arguments of the commands that a step may be.
 ARGUMENTS = {
     "train": train_arguments,
@@ -158,20 +161,23 @@ def check_steps(steps: Sequence[Step]) -> None:
 
 def results_of(steps: Sequence[Step]) -> Conclusion:
     """The losses and scores that finished commands have written, as tables for the reader to compare with the paper."""
-    losses, scores = [], []
+    losses: list[list[Any]] = []
+    scores: list[list[Any]] = []
     for step in steps:
-        if "--out" not in step.words:
+        if step.words[0] not in RECORDS or "--out" not in step.words:
             continue
-        folder = Path(step.words[step.words.index("--out") + 1])
-        if step.words[0] == "train":
-            summary = json.loads((folder / "summary.json").read_text())
-            speed = summary["median_tokens_per_second"]
-            losses.append([folder.name, summary["steps"], round(summary["validation_loss"], 4), speed and round(speed)])
-        elif step.words[0] == "eval":
-            for cell in json.loads((folder / "results.json").read_text())["cells"]:
-                labels = ", ".join(f"{key} {value}" for key, value in cell["labels"].items())
-                error = None if cell["standard_error"] is None else round(cell["standard_error"], 4)
-                scores.append([folder.name, cell["family"], labels, round(cell["mean"], 4), error])
+        file = Path(step.words[step.words.index("--out") + 1]) / RECORDS[step.words[0]]
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if step.words[0] == "train":
+                losses.append(_loss_row(file.parent.name, content))
+            else:
+                scores += _score_rows(file.parent.name, content)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{file} is not what {step.line} writes ({type(error).__name__}: {first_line(error)}): "
+                "remove it and run that command again"
+            ) from error
     tables = []
     if losses:
         tables.append(table("Training", ["run", "steps", "validation loss", "tokens/s"], losses))
@@ -184,3 +190,17 @@ def results_of(steps: Sequence[Step]) -> Conclusion:
         seeds=1,
         tables=tables,
     )
+
+
+def _loss_row(name: str, summary: dict[str, Any]) -> list[Any]:
+    speed = summary["median_tokens_per_second"]
+    return [name, summary["steps"], round(summary["validation_loss"], 4), speed and round(speed)]
+
+
+def _score_rows(name: str, results: dict[str, Any]) -> list[list[Any]]:
+    rows = []
+    for cell in results["cells"]:
+        labels = ", ".join(f"{key} {value}" for key, value in cell["labels"].items())
+        error = None if cell["standard_error"] is None else round(cell["standard_error"], 4)
+        rows.append([name, cell["family"], labels, round(cell["mean"], 4), error])
+    return rows

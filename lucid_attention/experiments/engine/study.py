@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from ...base.files import write_whole
+from ...base.locks import locked
 from ...base.messages import did_you_mean
 from ...report.records import FORMAT, RESULT
 from .jobs import RECORD, ROOM, Job, Record, Store
@@ -84,18 +84,38 @@ def run_experiment(
 
     processes: jobs at a time. restart: run finished jobs again.
     """
-    if restart:
-        _forget(load(name), scale, Store(Path(out) / JOBS))
     command = f"lucid experiment {name} --scale {scale.name}"
-    return run_together([name], scale, out, command, processes=processes, quiet=quiet)[0]
+    return run_together([name], scale, out, command, processes=processes, restart=restart, quiet=quiet)[0]
 
 
 def run_together(
-    names: Sequence[str], scale: Scale, out: Path, command: str, *, processes: int | None = None, quiet: bool = False
+    names: Sequence[str],
+    scale: Scale,
+    out: Path,
+    command: str,
+    *,
+    processes: int | None = None,
+    restart: bool = False,
+    quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """Run several experiments at once, with one estimate of the time left. command: for the report."""
+    """Run several experiments at once, with one estimate of the time left. Another run in `out` is refused meanwhile.
+
+    command: for the report and for the run that is refused.
+    """
     experiments, store = {name: load(name) for name in names}, Store(Path(out) / JOBS)
-    progress = Progress(quiet=quiet)
+    with locked(Path(out), command):
+        store.sweep()
+        if restart:
+            for experiment in experiments.values():
+                _forget(experiment, scale, store)
+        planned = _run_planned(experiments, scale, store, processes, Progress(quiet=quiet))
+        return _conclude_all(experiments, planned, scale, store, Path(out), command)
+
+
+def _run_planned(
+    experiments: Mapping[str, Experiment], scale: Scale, store: Store, processes: int | None, progress: Progress
+) -> dict[str, list[Job]]:
+    """Plan and run until no job is new. Returns the jobs of each experiment."""
     known_jobs: set[Job] = set()
     try:
         while True:
@@ -106,17 +126,31 @@ def run_together(
             new_jobs = [job for job in jobs if job not in known_jobs and job not in store]
             known_jobs |= set(jobs)
             if not new_jobs:
-                break
+                return planned
+            for job in new_jobs:
+                if job in store.damaged:
+                    print(f"{store.damaged[job]}. The job runs again", file=sys.stderr, flush=True)
+                    store.forget(job)
             progress.add(new_jobs)
             run_jobs(new_jobs, store, progress, processes)
     finally:
         progress.close()
+
+
+def _conclude_all(
+    experiments: Mapping[str, Experiment],
+    planned: Mapping[str, Sequence[Job]],
+    scale: Scale,
+    store: Store,
+    out: Path,
+    command: str,
+) -> list[dict[str, Any]]:
     results = []
     for name, experiment in experiments.items():
         entries = [store.entry(job) or {} for job in planned[name]]
         seconds = sum(float(entry.get("seconds", 0)) for entry in entries)
         conclusion, day = conclude(experiment, scale, store), _newest(store, planned[name])
-        results.append(save_result(experiment.CLAIM, conclusion, name, scale, Path(out), command, seconds, day))
+        results.append(save_result(experiment.CLAIM, conclusion, name, scale, out, command, seconds, day))
     return results
 
 
@@ -151,7 +185,6 @@ def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:
     while jobs := [job for job in experiment.plan(scale, store) if job in store]:
         for job in reversed(jobs):
             store.forget(job)
-            shutil.rmtree(store.folder_of(job), ignore_errors=True)
 
 
 def save_result(
