@@ -29,7 +29,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             finish(file, path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             # The system names no path when a write fails, as on a full disk.
             error.filename = str(path)
         raise

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.locks import FolderInUse, locked
+from lucid_attention.base.locks import locked
 from lucid_attention.evals.results import RecordWriter, read_sealed
 
 from .checkpoints import lucid
@@ -100,7 +100,10 @@ def test_results_that_cannot_be_read_are_named(
     assert message in complaint(capsys, tmp_path, tmp_path, command="compare")
 
 
-def test_a_folder_that_another_evaluation_writes_is_refused(lucid_folder: Path, tmp_path: Path) -> None:
-    with locked(tmp_path, "lucid eval"), pytest.raises(FolderInUse, match="is being written by another `lucid eval`"):
-        lucid("eval", lucid_folder, *GRID, "--out", tmp_path)
+def test_a_folder_that_another_evaluation_writes_is_refused(
+    lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path, "lucid eval"):
+        assert lucid("eval", lucid_folder, *GRID, "--out", tmp_path) == 1
+    assert "is being written by another `lucid eval`" in capsys.readouterr().err
     assert not (tmp_path / "samples").exists()

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
 from lucid_attention.models import checkpoint
+from lucid_attention.models.arguments import DTYPES
 from lucid_attention.models.checkpoint import (
-    DTYPES,
     CheckpointError,
     check_checkpoint,
     checkpoint_name,
