@@ -51,7 +51,7 @@ def stops_wait() -> Iterator[None]:
         return
     # The start of the tracker unblocks both signals, so it comes first.
     resource_tracker.ensure_running()
-    came: list[int] = []
+    arrived: list[int] = []
     handlers = {}
     # The mask is this thread's. Another thread may take the signal, and Python then runs the handler in this one.
     if threading.current_thread() is threading.main_thread():
@@ -59,14 +59,15 @@ def stops_wait() -> Iterator[None]:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         for stop in handlers:
-            signal.signal(stop, lambda number, _: came.append(number))
+            signal.signal(stop, lambda number, _: arrived.append(number))
         yield
     finally:
+        # Signals that waited are delivered here, to the handlers above: only what is raised below can end this block.
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for stop, handler in handlers.items():
             signal.signal(stop, handler)
-        for number in dict.fromkeys(came):
+        for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _begin_worker(initializer: Callable[..., None], *arguments: Any) -> None:

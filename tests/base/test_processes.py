@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_a_stop_waits_for_the_end_of_the_block(stop: signal.Signals, times: int)
     def start() -> None:
         with stops_wait():
             for _ in range(times):
-                os.kill(os.getpid(), stop)
+                # To this thread: another one could take it at any later time.
+                signal.pthread_kill(threading.get_ident(), stop)
             steps.append("started")
 
     before = signal.signal(stop, handler)
@@ -88,7 +90,7 @@ def test_a_stop_that_another_thread_takes_waits_too() -> None:
         with stops_wait():
             # The signal is let through for a moment, as it is by a thread with a mask of its own.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
             steps.append("started")
         assert steps == ["started", "stopped"]
