@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
 TRACEBACK = "Traceback (most recent call last)"
 # What the operating system and shells call the end by a signal.
+# Seconds.
+PYTHON_STARTS = 0.2
 STOP_CODES = {signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}
 # Names of what depends on the speed of the machine.
 TIMED = re.compile("second|time|memory|GB|flos")
@@ -225,7 +227,8 @@ def build(world: World) -> None:
     (folder / "bad_gzip.jsonl.gz").write_bytes(b"\x1f\x8b not really")
     for name, line in COMMANDS.items():
         ended = lucid(world.words(line, out=folder / name))
-        if ended.code != 0 or (why := complaint(ended)):
+        why = complaint(ended)
+        if ended.code != 0 or why:
             raise SystemExit(f"attack: undisturbed, lucid {line} ends with {ended.code}:\n{ended.err[-2000:]}{why}")
         world.seconds[name] = ended.seconds
         world.results[name] = result_of(name, folder / name)
@@ -248,10 +251,10 @@ def kill(world: World, command: str, moments: list[float]) -> str:
 
 
 def interrupt(world: World, command: str, stop: signal.Signals, moment: float) -> str:
-    """Ctrl-C or SIGTERM at this moment."""
+    """Ctrl-C or SIGTERM at this moment, but not before `lucid` can see it: Python itself takes a while to start."""
     line = (COMMANDS | READERS)[command]
     for share in (moment, moment / 2, moment / 4):
-        ended = lucid(world.words(line), stop, share * world.seconds.get(command, 8.0))
+        ended = lucid(world.words(line), stop, max(PYTHON_STARTS, share * world.seconds.get(command, 8.0)))
         if ended.code != 0:
             break
     if why := complaint(ended):

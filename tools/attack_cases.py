@@ -12,7 +12,7 @@ TRAIN = (
 )
 # The commands that resume, in the order in which they need each other's output. It is kept under these names.
 COMMANDS = {
-    "tokens": "tokenize {texts} {out} --tokenizer train:300 --validation 0.1 --workers 2 --shard-tokens 2000",
+    "tokens": "tokenize {texts} {out} --tokenizer train:300 --validation 0.1 --workers 2 --shard-tokens 100000",
     "run": TRAIN,
     "scores": "eval {model} --tasks perplexity --text {prose} --lengths 16,32 --limit 4 --out {out}",
     # None of its jobs depends on a measured time.
@@ -62,7 +62,6 @@ DAMAGES = [
     Damage("compare", "scores", "results.json", changes=True),
     Damage("compare", "scores", "samples/*.jsonl", changes=True),
     Damage("experiment", "experiment", "jobs/*/record.json"),
-    Damage("experiment", "experiment", "jobs/*/model.safetensors"),
     Damage("experiment", "experiment", "*/result.json"),
     Damage("report", "experiment", "*/result.json", changes=True),
     *(Damage("report", "run", name, changes=True) for name in ("recipe.json", "metrics.jsonl", "summary.json")),

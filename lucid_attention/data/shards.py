@@ -136,7 +136,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if version == (FORMAT, VERSION):
             _check_manifest(manifest)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DataError(f"{folder / MANIFEST} is damaged: {error!r}") from error
+        raise DataError(f"{folder / MANIFEST} is damaged: {type(error).__name__}: {first_line(error)}") from error
     if version != (FORMAT, VERSION):
         raise DataError(f"{folder / MANIFEST} must be of format {FORMAT} {VERSION}, got {version[0]} {version[1]}")
     return manifest

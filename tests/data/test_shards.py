@@ -96,6 +96,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, bool]] = {
     "tokenizer missing": (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer.json is missing", False),
     "no manifest": (lambda folder: (folder / MANIFEST).unlink(), r"no manifest.json: .*lucid tokenize", False),
     "half a manifest": (lambda folder: (folder / MANIFEST).write_text('{"format'), r"manifest.json is damaged", False),
+    "a manifest of noise": (
+        lambda folder: (folder / MANIFEST).write_bytes(b"{" + bytes(range(128, 256)) * 20),
+        r"manifest.json is damaged: .{1,300}$",
+        False,
+    ),
     "newer": (lambda folder: write_manifest(folder, version=9), r"format lucid-tokens 1, got lucid-tokens 9", False),
     "one bit": (alter, rf"{SECOND}.bin was altered: expected checksum", True),
     "one bit of the ends": (alter_ends, r"000.ends.npy was altered", True),
