@@ -1,5 +1,6 @@
 """The one module that opens a checkpoint folder: configuration, model, tokenizer. It never runs the folder's code."""
 
+import hashlib
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -66,6 +67,17 @@ def _is_name(value: Any) -> bool:
 def weight_files(folder: Path) -> list[Path]:
     """The files of the weights, sorted."""
     return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
+
+
+def checkpoint_sha256(folder: Path) -> str:
+    """Hash of the configurations and the weights: two steps of one training differ in nothing else."""
+    digest = hashlib.sha256()
+    # generation_config.json holds the tokens that end an answer.
+    configs = [folder / name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
+    for path in (*configs, *weight_files(folder)):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 def checkpoint_name(folder: Path) -> str:
