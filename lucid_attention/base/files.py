@@ -1,5 +1,6 @@
 """Files: written whole or not at all, also after a kill or a loss of power; read with checks."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,9 @@ def partial_path(path: Path) -> Path:
 
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Write `content` (text as UTF-8) beside `path`, then rename it: a reader sees the old file or the new one."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # The rename would replace a device such as /dev/null by a file, for every program of the machine.
+        raise OSError(errno.EINVAL, "not a regular file: choose another place", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:

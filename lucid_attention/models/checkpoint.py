@@ -127,6 +127,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     if not Path(folder).is_dir():
         raise CheckpointError(f"the folder of a tokenizer must be local, got {str(folder)!r}, which is not a folder")
     _check_objects(Path(folder), TOKENIZER_OBJECTS)
+    # Transformers reads config.json too, and warns of a model type that it does not know.
+    enable_lucid()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # As above.
