@@ -53,6 +53,10 @@ class Source(Protocol):
         """The identity of this source, in JSON types. Its `name` is for readers only: two names may be one source."""
         ...
 
+    def changed_after(self, nanoseconds: int) -> str | None:
+        """The name of a file that changed after a time, of which `describe` may tell nothing; None if there is none."""
+        ...
+
 
 def open_source(name: str, *, field: str = "text", split: str = "train") -> Source:
     """A source by its name.
@@ -91,6 +95,10 @@ class FileSource:
             "bytes": sum(sizes.values()),
             "listing_sha256": hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(),
         }
+
+    def changed_after(self, nanoseconds: int) -> str | None:
+        names = (name for name, path in self._files.items() if path.stat().st_mtime_ns > nanoseconds)
+        return next(names, None)
 
     def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
         total = sum(path.stat().st_size for path in self._files.values())
@@ -160,6 +168,9 @@ class HubSource:
             "split": self.split,
             "shards": self._stream.num_shards,
         }
+
+    def changed_after(self, nanoseconds: int) -> str | None:
+        return None
 
     def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
         return [Part(index, 0) for index in range(self._stream.num_shards)]

@@ -66,3 +66,6 @@ def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"):
         write_whole(pipe, "text")
     assert pipe.is_fifo()
+    # Reading it would wait forever.
+    with pytest.raises(UnreadableFile, match="expected a file, got a pipe"):
+        read_json(pipe)
