@@ -97,6 +97,7 @@ tokenize {texts} {out} --tokenizer train:0
 tokenize {texts} {out} --tokenizer train:-5
 tokenize {texts} {out} --tokenizer train:many
 tokenize {texts} {out} --tokenizer train:
+tokenize {texts} {out} --tokenizer train:99999999999999999
 tokenize {texts} {out} --tokenizer {none}
 tokenize {texts} {out} --tokenizer {empty}
 tokenize {texts} {out} --workers 0
@@ -191,6 +192,9 @@ eval {model} --tasks mniah --needles 2 --lengths 512 --samples 2 --tokenizer {no
 eval {model} --tasks babilong --qa qa99 --lengths 512 --samples 2 --out {out}
 eval {model} --tasks longbench --data-dir {none} --out {out}
 eval {model} --tasks memory_update --samples 2 --out {out}
+eval {model} --tasks mniah --needles 2 --lengths 512 --samples 2 --haystack "" --out {out}
+eval {model} --tasks mniah --needles 2 --lengths 512 --samples 2 --seed -1 --out {out}
+eval {model} --tasks longbench --questions -1 --out {out}
 compare
 compare {model} {none} --tasks perplexity --text {prose} --lengths 32 --out {out}
 compare {none} {none} --tasks perplexity --text {prose} --lengths 32 --out {out}
@@ -200,6 +204,7 @@ make-data no_such_kind {out}.jsonl
 make-data needles {out}.jsonl --tokenizer {none} --lengths 64 --samples 2
 make-data needles {out}.jsonl --tokenizer {model} --lengths x --samples 2
 make-data needles {out}.jsonl --tokenizer {model} --lengths 512 --samples 0
+make-data needles {out}.jsonl --tokenizer {model} --lengths 512 --samples 2 --seed -1000003
 make-data needles {file}/sub.jsonl --tokenizer {model} --lengths 512 --samples 2
 make-data longbench {out}.jsonl --data-dir {none}
 experiment
@@ -233,11 +238,16 @@ report {empty} --out {out}.html
 report {file} --out {out}.html
 report {experiment} --out {file}/sub.html
 report {experiment} --out {texts}
+report {experiment} --out ""
+report {scores} --out {scores}/results.html
+report {run} --out {run}/summary.html
+report {experiment} --out {out}.html --markdown {out}.json
 convert
 convert {none} {out}
 convert {empty} {out}
 convert {file} {out}
 convert {model} {out} --strength x
+convert {model} {out} --layers 0-1000000000000
 convert {model} {notes}
 bench no_such_benchmark
 bench solve --threads 0

@@ -1,5 +1,6 @@
 """Files: written whole or not at all, also after a kill or a loss of power; read with checks."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -21,6 +22,9 @@ def partial_path(path: Path) -> Path:
 
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Write `content` (text as UTF-8) beside `path`, then rename it: a reader sees the old file or the new one."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        # The rename would replace a device such as /dev/null by a file, for every program of the machine.
+        raise OSError(errno.EINVAL, "not a regular file: choose another place", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
@@ -56,14 +60,21 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file. A pipe or device, whose content may never end, is refused."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UnreadableFile(f"{path}: expected a file, got a pipe or device")
+    return path.read_bytes()
+
+
 def read_text(path: Path) -> str:
     """The text of a file in UTF-8."""
-    return _decoded(path.read_bytes(), str(path))
+    return _decoded(read_bytes(path), str(path))
 
 
 def read_json(path: Path, expected: type = dict) -> Any:
     """The content of a JSON file, which must be of a type: dict, list, or object for any."""
-    return parse_json(path.read_bytes(), str(path), expected)
+    return parse_json(read_bytes(path), str(path), expected)
 
 
 def parse_json(content: bytes | str, where: str, expected: type = dict) -> Any:

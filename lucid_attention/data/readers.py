@@ -65,8 +65,13 @@ class Part(NamedTuple):
     pieces: tuple[Piece, ...] = ()
 
 
+def refuse(error: DataError) -> NoReturn:
+    """The `bad` callback of a command that cannot leave documents out."""
+    raise error
+
+
 def stop_at(error: DataError) -> NoReturn:
-    """The `bad` callback that stops at the first bad document."""
+    """The `bad` callback of `lucid tokenize`, which could leave documents out and stops at the first bad one."""
     raise DataError(f"{error}. Mend it and run the same command again, or leave such documents out with --skip-bad")
 
 
@@ -85,7 +90,7 @@ def is_compressed(path: Path) -> bool:
     return path.suffix.lower() in COMPRESSED
 
 
-def read(piece: Piece, field: str, bad: Bad = stop_at) -> Iterator[Document]:
+def read(piece: Piece, field: str, bad: Bad = refuse) -> Iterator[Document]:
     """The documents of a piece, in order. `field` is the key (JSON lines) or column (Parquet) of the text."""
     reader = {"lines": _read_lines, "parquet": _read_parquet, "text": _read_text}[kind(piece.path)]
     try:

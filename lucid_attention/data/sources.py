@@ -25,8 +25,8 @@ from .readers import (
     kind,
     parquet_groups,
     read,
+    refuse,
     require,
-    stop_at,
 )
 
 # A small corpus is cut into about PARTS parts, so that workers finish together and a kill loses little.
@@ -41,16 +41,20 @@ ALTERNATIVE = "Without the hub, give a local file, folder or glob of .txt, .json
 class Source(Protocol):
     """The input of `lucid tokenize`."""
 
-    def parts(self, largest: int, bad: Bad = stop_at) -> Sequence[Part]:
+    def parts(self, largest: int, bad: Bad = refuse) -> Sequence[Part]:
         """The parts, of about `largest` bytes at most. `bad` receives the error of a file that cannot be cut."""
         ...
 
-    def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
+    def documents(self, part: Part, bad: Bad = refuse) -> Iterator[Document]:
         """The documents of a part, in order, the same ones every time. `bad` receives the error of a bad document."""
         ...
 
     def describe(self) -> dict[str, Any]:
         """The identity of this source, in JSON types. Its `name` is for readers only: two names may be one source."""
+        ...
+
+    def changed_after(self, nanoseconds: int) -> str | None:
+        """The name of a file that changed after a time, of which `describe` may tell nothing; None if there is none."""
         ...
 
 
@@ -92,7 +96,11 @@ class FileSource:
             "listing_sha256": hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(),
         }
 
-    def parts(self, largest: int, bad: Bad = stop_at) -> list[Part]:
+    def changed_after(self, nanoseconds: int) -> str | None:
+        names = (name for name, path in self._files.items() if path.stat().st_mtime_ns > nanoseconds)
+        return next(names, None)
+
+    def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
         total = sum(path.stat().st_size for path in self._files.values())
         target = min(max(total // PARTS, SMALLEST_PART), largest)
         parts: list[Part] = []
@@ -127,7 +135,7 @@ class FileSource:
             else:
                 yield Piece(path), file_size
 
-    def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
+    def documents(self, part: Part, bad: Bad = refuse) -> Iterator[Document]:
         for piece in part.pieces:
             yield from read(piece, self.field, bad)
 
@@ -161,10 +169,13 @@ class HubSource:
             "shards": self._stream.num_shards,
         }
 
-    def parts(self, largest: int, bad: Bad = stop_at) -> list[Part]:
+    def changed_after(self, nanoseconds: int) -> str | None:
+        return None
+
+    def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
         return [Part(index, 0) for index in range(self._stream.num_shards)]
 
-    def documents(self, part: Part, bad: Bad = stop_at) -> Iterator[Document]:
+    def documents(self, part: Part, bad: Bad = refuse) -> Iterator[Document]:
         rows = iter(self._stream.shard(num_shards=self._stream.num_shards, index=part.number))
         number = 0
         while True:

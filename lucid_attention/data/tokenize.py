@@ -83,11 +83,11 @@ def tokenize(
         "limit": limit,
         "skip_bad": skip_bad,
     }
-    if manifest := _finished(target, settings):
+    if manifest := _finished(target, opened, settings):
         return manifest, False
     job = Job(target, validation, shard_tokens, skip_bad, limit)
     with _begun(target, settings):
-        if manifest := _finished(target, settings):
+        if manifest := _finished(target, opened, settings):
             return manifest, False
         parts = opened.parts(shard_tokens * BYTES_PER_TOKEN, _skip if skip_bad else stop_at)
         if loaded or not (target / "tokenizer.json").is_file():
@@ -116,12 +116,14 @@ def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: 
         raise DataError(f"--limit must be at least 1, got {limit}")
 
 
-def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+def _finished(out: Path, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
     """The manifest of a folder that was finished with the same settings; None for an unfinished folder."""
     if not (out / MANIFEST).is_file():
         return None
     manifest = read_manifest(out)
     _check_same(out, manifest["settings"], settings)
+    if changed := source.changed_after((out / MANIFEST).stat().st_mtime_ns):
+        raise DataError(f"{changed} of SOURCE changed after OUT {str(out)!r} was finished: choose another OUT")
     # A kill between writing the manifest and removing this folder leaves the folder behind.
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest

@@ -18,6 +18,7 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 KNOWN_ENDS = (EOS, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 # All bytes and BOS, EOS, PAD.
 SMALLEST_VOCABULARY = 256 + 3
+LARGEST_VOCABULARY = 1_000_000
 SAMPLE_BYTES = 100_000_000
 # In characters. Encoding needs some hundred bytes of memory per token: a longer document is encoded in pieces.
 LONGEST = 1 << 22
@@ -44,8 +45,12 @@ def requested_size(name: str) -> int | None:
     if not name.startswith("train:"):
         return None
     digits = name.removeprefix("train:").replace("_", "")
-    if not digits.isdecimal() or int(digits) < SMALLEST_VOCABULARY:
-        raise DataError(f"--tokenizer train:N needs a number N >= {SMALLEST_VOCABULARY}, got {name!r}")
+    # The number of digits first: Python refuses to read a very long number.
+    is_number = digits.isdecimal() and len(digits) < 20
+    if not is_number or not SMALLEST_VOCABULARY <= int(digits) <= LARGEST_VOCABULARY:
+        raise DataError(
+            f"--tokenizer train:N needs a number N from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}, got {name!r}"
+        )
     return int(digits)
 
 

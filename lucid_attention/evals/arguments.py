@@ -94,16 +94,18 @@ def make_data_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="stories of babilong (default: all, qa1 to qa5)",
     )
-    samples.add_argument("--needles", type=counts, default=(4,), metavar="LIST", help="numbers of needles (default: 4)")
+    samples.add_argument(
+        "--needles", type=_named(counts), default=(4,), metavar="LIST", help="numbers of needles (default: 4)"
+    )
     samples.add_argument(
         "--lengths",
-        type=counts,
+        type=_named(counts),
         default=(0, 1024, 2048, 4096),
         metavar="LIST",
         help="in tokens; 0 for stories of babilong without background",
     )
     samples.add_argument("--samples", type=int, default=1000, metavar="N", help="prompts for each task and length")
-    samples.add_argument("--seed", type=int, default=0, metavar="N")
+    samples.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the samples (default: 0)")
     samples.add_argument(
         "--tokenizer", default="", metavar="FOLDER", help="tokenizer of the model that is to be trained"
     )

@@ -9,6 +9,8 @@ from typing import Any
 
 # Tokens of the longest sample; most samples of a cell; and tokens of a cell, whose prompts are in memory together.
 LONGEST, MOST_SAMPLES, MOST_TOKENS = 131_072, 100_000, 1 << 30
+# Seeds of evaluations are below, those of `lucid make-data` from here on: no model is trained on what it is asked.
+TRAINING_SEED = 1_000_003
 
 Record = dict[str, Any]
 Labels = dict[str, int | str]
@@ -74,9 +76,18 @@ class Options:
 
     def __post_init__(self) -> None:
         check_sizes(self.samples, self.lengths)
+        check_seed(self.seed)
+        if self.questions < 0:
+            raise EvalError(f"--questions must not be negative, got {self.questions}")
         for name, value in (("needles", max(self.needles, default=0)), ("answer-tokens", self.answer_tokens)):
             if value > LONGEST:
                 raise EvalError(f"--{name} must be at most {LONGEST}, the tokens of the longest sample, got {value}")
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed with which evaluation and training could share samples."""
+    if not 0 <= seed < TRAINING_SEED:
+        raise EvalError(f"--seed must be 0 to {TRAINING_SEED - 1}, got {seed}")
 
 
 def check_sizes(samples: int, lengths: Sequence[int]) -> None:

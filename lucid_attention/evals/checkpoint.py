@@ -1,13 +1,12 @@
 """The model under evaluation: any causal model that Transformers can load, ours and drop-ins included."""
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..base.processes import distributed_state
-from ..models.checkpoint import check_checkpoint, checkpoint_name, load_config, load_model, weight_files
+from ..models.checkpoint import check_checkpoint, checkpoint_name, checkpoint_sha256, load_config, load_model
 
 
 @dataclass(frozen=True)
@@ -27,12 +26,8 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the configuration and the weights: two steps of one training differ in nothing else."""
-        digest = hashlib.sha256()
-        for path in (self.folder / "config.json", *weight_files(self.folder)):
-            with path.open("rb") as file:
-                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-        return digest.hexdigest()
+        """Hash of everything that its answers depend on, without the tokenizer."""
+        return checkpoint_sha256(self.folder)
 
     @property
     def tokenizer_folder(self) -> str:

@@ -1,6 +1,7 @@
 """`lucid compare`: scores of several checkpoints on the same samples, and confidence intervals of the differences."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,9 @@ def paired_difference(a: Sequence[float], b: Sequence[float], draws: int = DRAWS
     size = max(1, INDICES // len(gaps))
     parts = [min(size, draws - first) for first in range(0, draws, size)]
     means = np.concatenate([gaps[random.integers(len(gaps), size=(part, len(gaps)))].mean(1) for part in parts])
+    if len(gaps) == 1:
+        # One sample says nothing about how samples scatter.
+        return Interval(float(gaps[0]), -math.inf, math.inf)
     low, high = np.quantile(means, [(1 - SHARE) / 2, (1 + SHARE) / 2])
     return Interval(float(gaps.mean()), float(low), float(high))
 
@@ -94,8 +98,8 @@ def _format_interval(cell: Summary, gap: Interval) -> str:
 
 
 def _signed(cell: Summary, value: float) -> str:
-    text = format_score(cell, value)
-    return text if text.startswith("-") else f"+{text}"
+    text = format_score(cell, value if math.isfinite(value) else None)
+    return text if text.startswith(("-", "?")) else f"+{text}"
 
 
 def _open(folder: str, args: argparse.Namespace) -> ResultsFolder | Evaluation:
@@ -128,12 +132,15 @@ def _compared(args: argparse.Namespace) -> str:
     names = [folder.results()["checkpoint"]["name"] for folder in opened]
     unique = len(set(names)) == len(names)
     labels = names if unique else [f"{name} ({number})" for number, name in enumerate(names, 1)]
-    return comparison(
-        [Compared(label, folder, _chosen_cells(folder, args)) for label, folder in zip(labels, opened, strict=True)]
-    )
+    # The folder of a checkpoint may hold cells of earlier commands with other options.
+    planned = {cell.name for folder in checked if isinstance(folder, Evaluation) for cell in folder.planned}
+    chosen = [_chosen_cells(folder, args.tasks, planned) for folder in opened]
+    return comparison([Compared(*parts) for parts in zip(labels, opened, chosen, strict=True)])
 
 
-def _chosen_cells(folder: ResultsFolder, args: argparse.Namespace) -> dict[str, Summary]:
-    """The cells of the tasks in --tasks; all cells without it."""
-    cells = folder.results()["cells"]
-    return {cell["name"]: cell for cell in cells if not args.tasks or cell["family"] in args.tasks}
+def _chosen_cells(folder: ResultsFolder, tasks: Sequence[str], planned: set[str]) -> dict[str, Summary]:
+    """The planned cells; without a plan, those of the tasks, or all cells."""
+    cells = {cell["name"]: cell for cell in folder.results()["cells"]}
+    if planned:
+        return {name: cell for name, cell in cells.items() if name in planned}
+    return {name: cell for name, cell in cells.items() if not tasks or cell["family"] in tasks}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from transformers import GenerationConfig
 
 from .cells import Cell, EvalError, Record
 
@@ -19,7 +20,7 @@ NO_LIMIT = 1 << 40
 
 
 class HarnessModel(HFLM):
-    """The harness's model, except that it never cuts a prompt.
+    """The harness's model, except that it never cuts a prompt, and that answers are always the most probable tokens.
 
     length: most tokens of prompt and answer; 0 for any.
     """
@@ -27,6 +28,11 @@ class HarnessModel(HFLM):
     def __init__(self, model: Any, tokenizer: Any, batch_size: int = 1) -> None:
         with quiet():
             super().__init__(pretrained=model, tokenizer=tokenizer, max_length=NO_LIMIT, batch_size=batch_size)
+        # A checkpoint's own limits, beams and penalties would change its answers: only its special tokens count.
+        of_checkpoint = model.generation_config
+        model.generation_config = GenerationConfig(
+            **{name: getattr(of_checkpoint, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        )
         self.length = 0
 
     def _model_generate(self, context: torch.Tensor, max_length: int, **kwargs: Any) -> torch.Tensor:

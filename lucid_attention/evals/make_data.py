@@ -15,18 +15,17 @@ from .benchmarks.babilong import make_sample as make_story_sample
 from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
 from .benchmarks.needles import make_sample as make_needle_sample
-from .cells import LONGEST, EvalError
+from .cells import LONGEST, TRAINING_SEED, EvalError, check_seed
 from .tokens import load_tokenizer
 
 Line = dict[str, Any]
-# Far from the seeds of evaluations, which are small numbers.
-TRAINING_SEED = 1_000_003
 # Prompts for each task and length: more than a training needs.
 MOST_SAMPLES = 10_000_000
 
 
-def _load_tokenizer(samples: int, lengths: tuple[int, ...], tokenizer: str) -> Any:
+def _load_tokenizer(samples: int, lengths: tuple[int, ...], seed: int, tokenizer: str) -> Any:
     """The tokenizer, after a check of the arguments that both kinds of samples have."""
+    check_seed(seed)
     if samples < 1:
         raise EvalError(f"--samples must be at least 1, got {samples}")
     if samples > MOST_SAMPLES:
@@ -48,7 +47,7 @@ def babilong_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every task at every length. No evaluation asks about one of their stories."""
-    loaded = _load_tokenizer(samples, lengths, tokenizer)
+    loaded = _load_tokenizer(samples, lengths, seed, tokenizer)
     settings = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
     # Tasks and lengths alternate, so that the beginning of the file is like the whole.
     for index in range(samples):
@@ -67,7 +66,7 @@ def needle_lines(
     haystack: str = "prose",
 ) -> Iterator[Line]:
     """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
-    loaded = _load_tokenizer(samples, lengths, tokenizer)
+    loaded = _load_tokenizer(samples, lengths, seed, tokenizer)
     training_seed = seed + TRAINING_SEED
     settings = [
         Needles(length, count, haystack=haystack, seed=training_seed) for length in lengths for count in needles

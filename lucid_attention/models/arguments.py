@@ -31,8 +31,9 @@ def read_layers(text: str) -> list[int] | str:
         return text
     chosen: list[int] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not match or (match[2] and int(match[2]) < int(match[1])):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        # The number of digits bounds the range, whose indices are in memory.
+        if not match or not int(match[1]) <= int(match[2] or match[1]):
             raise argparse.ArgumentTypeError(f"expected 'all' or indices and ranges such as 0,2,8-11, got {text!r}")
         chosen.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
     return chosen

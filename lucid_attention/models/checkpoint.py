@@ -1,5 +1,6 @@
 """The one module that opens a checkpoint folder: configuration, model, tokenizer. It never runs the folder's code."""
 
+import hashlib
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -68,6 +69,17 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(path for pattern in WEIGHTS for path in folder.glob(pattern))
 
 
+def checkpoint_sha256(folder: Path) -> str:
+    """Hash of the configurations and the weights: two steps of one training differ in nothing else."""
+    digest = hashlib.sha256()
+    # generation_config.json holds the tokens that end an answer.
+    configs = [folder / name for name in ("config.json", "generation_config.json") if (folder / name).is_file()]
+    for path in (*configs, *weight_files(folder)):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
 def checkpoint_name(folder: Path) -> str:
     """The folder's name, or the run's where the folder is the `model` of a run."""
     path = folder.resolve()
@@ -115,6 +127,8 @@ def load_tokenizer(folder: str | Path) -> Any:
     if not Path(folder).is_dir():
         raise CheckpointError(f"the folder of a tokenizer must be local, got {str(folder)!r}, which is not a folder")
     _check_objects(Path(folder), TOKENIZER_OBJECTS)
+    # Transformers reads config.json too, and warns of a model type that it does not know.
+    enable_lucid()
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # As above.

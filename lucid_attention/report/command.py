@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .markdown import write_markdown
-from .page import write_report
+from .page import numbers_file, write_report
 from .records import RESULT, VERDICTS, ReportError, Result, kind_of, read_result
 from .runs import EVALUATION, METRICS, RECIPE, SUMMARY, comparisons, is_evaluation, read_evaluation, read_training
 
@@ -19,6 +19,7 @@ COUNTED = {"experiment": "experiment", "training": "training run", "evaluation":
 def run(args: argparse.Namespace) -> int:
     """`lucid report`. Without --out and --markdown the page is report.html."""
     try:
+        _check_files(args.out, args.markdown)
         results = find_results(args.runs)
         if args.markdown is not None:
             print(write_markdown(results, args.markdown))
@@ -29,6 +30,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid report: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_files(out: Path | None, markdown: Path | None) -> None:
+    if out is not None and markdown is not None and markdown.resolve() in (out.resolve(), numbers_file(out).resolve()):
+        raise ReportError(f"--markdown must be another file than the page and its numbers, got {str(markdown)!r}")
 
 
 def _counts(results: Sequence[Result]) -> str:

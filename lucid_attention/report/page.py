@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..base.files import write_whole
+from ..base.files import UnreadableFile, read_json, write_whole
 from .figures import command_html, figure_html, table_html
 from .numbers import duration, shown, typeset
 from .palette import style_sheet
@@ -40,14 +40,30 @@ def write_report(results: Sequence[dict[str, Any]], out: Path, title: str | None
     checked = checked_all(results)
     if title is None:
         title = TITLE if any(kind_of(result) == "experiment" for result in checked) else RUNS_TITLE
-    numbers = out.with_suffix(".json")
-    if numbers == out:
-        raise ReportError(f"{out} is the name of the JSON file beside the page: expected a name that ends with .html")
+    numbers = numbers_file(out)
+    if numbers.is_file() and not _is_report(numbers):
+        raise ReportError(
+            f"{numbers} would be overwritten by the numbers of the page, and is no such file: choose another --out"
+        )
     page = page_html(checked, title)
     write_whole(
         numbers, json.dumps({"title": title, "results": checked}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     )
     return write_whole(out, page)
+
+
+def numbers_file(out: Path) -> Path:
+    """The JSON file beside the page `out`."""
+    if not out.name or out.suffix == ".json":
+        raise ReportError(f"the page must have a name that ends with .html, got {str(out)!r}")
+    return out.with_suffix(".json")
+
+
+def _is_report(file: Path) -> bool:
+    try:
+        return set(read_json(file)) == {"title", "results"}
+    except UnreadableFile:
+        return False
 
 
 def page_html(results: Sequence[dict[str, Any]], title: str = TITLE) -> str:

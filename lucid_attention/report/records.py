@@ -46,7 +46,14 @@ def kind_of(result: Result) -> str:
 
 def read_json(file: Path, expected: type = dict) -> Any:
     """The content of a JSON file, which must be of a type; object for any."""
-    return parse_json(file.read_bytes(), str(file), expected)
+    return parse_json(_content(file), str(file), expected)
+
+
+def _content(file: Path) -> bytes:
+    try:
+        return files.read_bytes(file)
+    except files.UnreadableFile as error:
+        raise ReportError(str(error)) from error
 
 
 def parse_json(content: bytes, where: str, expected: type = dict) -> Any:

@@ -25,6 +25,8 @@ from .recipe import Recipe
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
 # Where the tokens of "stdlib" are saved.
 STDLIB_FOLDER = Path("runs") / "data"
+# The vocabulary of its tokenizer, unless data_options name another.
+VOCAB_SIZE = 4096
 # Pass i over the data has the seed `recipe.seed + SEED_STEP * i`: runs with nearby seeds share no pass.
 SEED_STEP = 1_000_003
 # Synthetic validation items have the seed of this pass, which no run reaches.
@@ -112,15 +114,27 @@ def _token_folder(recipe: Recipe, options: dict[str, Any]) -> Path:
                 "--tokenizer train:32000, where SOURCE is a folder of text, hf:NAME, or stdlib"
             )
         return folder
-    vocab_size = options.pop("vocab_size", 4096)
+    vocab_size = options.pop("vocab_size", VOCAB_SIZE)
     if options:
         raise DataError(f"the data 'stdlib' have one option, vocab_size, got also {sorted(options)}")
-    folder = STDLIB_FOLDER / f"stdlib-{vocab_size}"
+    folder = _stdlib_folder(vocab_size)
     with distributed_state().main_process_first():
         if not (folder / "manifest.json").exists():
             print(f"Tokenizing the Python standard library into {folder}, once")
             tokenize("stdlib", folder, tokenizer=f"train:{vocab_size}", validation=0.05, workers=1)
     return folder
+
+
+def _stdlib_folder(vocab_size: int) -> Path:
+    return STDLIB_FOLDER / f"stdlib-{vocab_size}"
+
+
+def token_folder_path(recipe: Recipe) -> Path | None:
+    """The folder of a recipe's tokens, whether it is there or not; None for other data."""
+    if recipe.data in SYNTHETIC or recipe.data.endswith(".jsonl"):
+        return None
+    is_stdlib = recipe.data == "stdlib"
+    return _stdlib_folder(recipe.data_options.get("vocab_size", VOCAB_SIZE)) if is_stdlib else Path(recipe.data)
 
 
 def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:

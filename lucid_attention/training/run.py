@@ -18,6 +18,7 @@ from ..base.processes import distributed_state
 from ..models.ramps import StrengthRamp, set_strength
 from ..report.pictures import draw_loss
 from .checkpoints import UNFINISHED, newest_whole
+from .identity import INPUTS, changed_inputs, input_hashes
 from .inputs import load_inputs, make_model
 from .limits import check_fits
 from .loss import use_chunked_loss
@@ -43,6 +44,7 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
     _check_parallel(parallel)
     if not restart and (run / SUMMARY).exists():
         _check_same(recipe, run)
+        _check_inputs(recipe, run)
         if is_first:
             print(f"{run}: finished already. --restart trains again, another --out starts another run")
         return _read_summary(run / SUMMARY)
@@ -63,6 +65,8 @@ def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str
     logging.disable_progress_bar()
     set_seed(recipe.seed)
     inputs = load_inputs(recipe)
+    # After the data are loaded: those of "stdlib" are made on first use.
+    hashes = _check_inputs(recipe, run)
     check_fits(recipe, vocab_size=inputs.vocab_size, parallel=parallel)
     model = make_model(recipe, inputs)
     if recipe.loss_rows:
@@ -85,7 +89,7 @@ def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str
         callbacks=callbacks,
     )
     # The folder is written only now: a command that failed above leaves no run.
-    checkpoint = _open(recipe, run, is_first)
+    checkpoint = _open(recipe, run, hashes, is_first)
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         return _finish(trainer, recipe, run, inputs.vocab_size)
@@ -169,13 +173,28 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
         )
 
 
-def _open(recipe: Recipe, run: Path, is_first: bool) -> Path | None:
+def _check_inputs(recipe: Recipe, run: Path) -> dict[str, str]:
+    """The hashes of data and start, which must be those that the run began with."""
+    hashes = input_hashes(recipe)
+    changed = changed_inputs(run / INPUTS, hashes)
+    if changed:
+        paths = {"data": recipe.data, "start": recipe.start}
+        names = " and ".join(f"{name} {paths[name]}" for name in changed)
+        raise RunError(
+            f"{run} holds a run on other content: {names} has changed since it began. Choose another --out, or give "
+            "--restart"
+        )
+    return hashes
+
+
+def _open(recipe: Recipe, run: Path, hashes: dict[str, str], is_first: bool) -> Path | None:
     """Write the recipe, and return the checkpoint to resume from: the same one in every process."""
     distributed_state().wait_for_everyone()
     if is_first:
         run.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run / UNFINISHED, ignore_errors=True)
         write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
+        write_whole(run / INPUTS, json.dumps(hashes, indent=1))
     distributed_state().wait_for_everyone()
     checkpoint, damages = newest_whole(run)
     if is_first:

@@ -1,5 +1,6 @@
 """A file is written whole or not at all, and read with checks."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,15 @@ def test_good_json_and_text_are_read(tmp_path: Path) -> None:
     path = write_whole(tmp_path / "a.json", '{"a": "é"}')
     assert read_json(path) == read_json(path, object) == {"a": "é"}
     assert read_text(path) == '{"a": "é"}'
+
+
+def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    # A pipe: a test that failed with a device would break the machine.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="not a regular file"):
+        write_whole(pipe, "text")
+    assert pipe.is_fifo()
+    # Reading it would wait forever.
+    with pytest.raises(UnreadableFile, match="expected a file, got a pipe"):
+        read_json(pipe)

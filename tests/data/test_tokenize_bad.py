@@ -1,6 +1,7 @@
 """`lucid tokenize` and data that cannot be read, were mended, or are few."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,22 @@ def test_a_corpus_without_validation_names_the_option(tmp_path: Path, capsys: py
     assert "--validation 0.1" in out
     with pytest.raises(DataError, match="tokenize again with a larger --validation"):
         PackedTokens(tmp_path / "out", 16, split="validation")
+
+
+def test_a_finished_folder_of_files_that_changed_in_content_alone_is_refused(tmp_path: Path) -> None:
+    write_texts(tmp_path / "in", 6)
+    tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
+    file = min((tmp_path / "in").iterdir())
+    content = file.read_bytes()
+    file.write_bytes(content[::-1])
+    later = (tmp_path / "out/manifest.json").stat().st_mtime_ns + 1
+    os.utime(file, ns=(later, later))
+    with pytest.raises(DataError, match=f"{file.name} of SOURCE changed after OUT .* was finished"):
+        tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL)
+
+
+@pytest.mark.parametrize("number", ["99999999999999999", "9" * 5000])
+def test_a_vocabulary_that_no_memory_holds_is_refused(number: str, tmp_path: Path) -> None:
+    write_texts(tmp_path / "in", 2)
+    with pytest.raises(DataError, match="--tokenizer train:N needs a number N from"):
+        tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL | {"tokenizer": f"train:{number}"})

@@ -44,10 +44,31 @@ def test_equal_scores_have_no_difference() -> None:
         paired_difference([0.0], [0.0, 1.0])
 
 
-@pytest.mark.parametrize("samples", [1, 7])
+@pytest.mark.parametrize("samples", [2, 7])
 def test_equal_gaps_have_an_interval_without_width(samples: int) -> None:
     a, b = [0.0] * samples, [1.0] * samples
     assert tuple(paired_difference(a, b)) == (1, 1, 1)
+
+
+def test_one_sample_has_no_interval() -> None:
+    interval = paired_difference([0.0], [1.0])
+    assert interval.difference == 1
+    assert not interval.is_clear
+
+
+def test_a_comparison_of_checkpoints_has_no_cells_of_earlier_options(
+    lucid_folder: Path, llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The grass is green. The sky is blue. " * 50)
+    words = ("--tasks", "perplexity", "--text", text, "--lengths", 16, "--out", tmp_path / "results")
+    assert lucid("compare", lucid_folder, llama_folder, *words, "--limit", 3) == 0
+    capsys.readouterr()
+    assert lucid("compare", lucid_folder, llama_folder, *words, "--limit", 1) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("perplexity")]
+    assert len(rows) == 1
+    # One sample: no interval, and no star.
+    assert rows[0].endswith("[?, ?]")
 
 
 def test_checkpoints_are_compared_on_the_same_samples(

@@ -1,7 +1,9 @@
 """Our tasks in the harness: a perfect model scores 100, a mute one 0, and batches change no answer."""
 
+import json
 import random
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from lucid_attention import enable_lucid
 from lucid_attention.data.synthetic import MemoryUpdate
 from lucid_attention.evals.benchmarks import needles, recall, ruler
 from lucid_attention.evals.cells import Cell, EvalError, Options
+from lucid_attention.evals.checkpoint import Checkpoint
 from lucid_attention.evals.harness import HarnessCell, HarnessModel
 from lucid_attention.evals.tokens import load_tokenizer
 
@@ -206,3 +209,18 @@ def test_recall_needs_a_checkpoint_of_its_own_vocabulary() -> None:
     assert cell.evaluate is not None
     with pytest.raises(EvalError, match=r"vocabulary of Needles, 161 tokens, .* got 129"):
         list(cell.evaluate(Solver(MemoryUpdate(), True), None, [0], 1))
+
+
+def test_settings_of_generation_in_a_checkpoint_do_not_change_its_answers(
+    llama_folder: Path, tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(llama_folder, tmp_path / "copy")
+    settings = {"max_new_tokens": 2, "repetition_penalty": 9.0, "num_beams": 3, "no_repeat_ngram_size": 1}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    cell = HarnessCell(cells(tokenizer_folder)[0], None)
+    tokenizer = load_tokenizer(str(tokenizer_folder))
+    models = [AutoModelForCausalLM.from_pretrained(path) for path in (llama_folder, folder)]
+    plain, changed = (ask(cell, HarnessModel(model, tokenizer), indices=(0, 1)) for model in models)
+    assert changed == plain
+    # The tokens that end an answer do count: results of another generation_config.json are of another checkpoint.
+    assert Checkpoint(folder).sha256 != Checkpoint(llama_folder).sha256

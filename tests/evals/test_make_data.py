@@ -12,8 +12,10 @@ from lucid_attention.base.labels import IGNORED
 from lucid_attention.data.datasets import PromptAnswers
 from lucid_attention.evals.arguments import KINDS
 from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
+from lucid_attention.evals.benchmarks.haystacks import read_prose
 from lucid_attention.evals.benchmarks.longqa import HALVED, documents
-from lucid_attention.evals.make_data import MAKERS
+from lucid_attention.evals.cells import TRAINING_SEED, EvalError, Options
+from lucid_attention.evals.make_data import MAKERS, needle_lines
 from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 
 from .checkpoints import write_tokenizer
@@ -114,3 +116,29 @@ def test_what_would_not_end_is_refused(
         assert make(kind, tmp_path / "out.jsonl", *words, "--tokenizer", tokenizer) == 1
         assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("seed", [-1, -TRAINING_SEED, TRAINING_SEED])
+def test_no_seed_makes_training_prompts_of_what_evaluations_ask(tokenizer_folder: Path, seed: int) -> None:
+    how: dict[str, Any] = {"lengths": (1024,), "samples": 1, "seed": seed, "tokenizer": str(tokenizer_folder)}
+    with pytest.raises(EvalError, match="--seed must be 0 to 1000002"):
+        next(needle_lines(needles=(2,), **how))
+    with pytest.raises(EvalError, match="--seed must be 0 to 1000002"):
+        Options(seed=seed)
+
+
+def test_a_negative_number_of_questions_is_refused() -> None:
+    with pytest.raises(EvalError, match="--questions must not be negative, got -1"):
+        Options(questions=-1)
+
+
+def test_an_empty_haystack_is_not_the_current_folder() -> None:
+    with pytest.raises(EvalError, match="--haystack must be one of"):
+        read_prose("")
+
+
+def test_a_bad_haystack_is_not_answered_with_an_option_of_another_command(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{")
+    with pytest.raises(EvalError, match="not JSON") as caught:
+        read_prose(str(tmp_path))
+    assert "--skip-bad" not in str(caught.value)

@@ -85,3 +85,28 @@ def test_the_markdown_page_has_every_result_in_tables_of_equal_width() -> None:
 def test_markdown_shows_text_as_text() -> None:
     assert plain("a|b *c* _d_ `e` [f](g) #h\n<i> & ~j~") == r"a\|b \*c\* \_d\_ \`e\` \[f\](g) \#h &lt;i&gt; &amp; \~j\~"
     assert "<script>" not in plain(NASTY)
+
+
+def test_the_numbers_of_a_page_never_replace_another_file(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = runs / "a" / "result.json"
+    before = record.read_bytes()
+    assert cli.main(["report", str(runs), "--out", str(record.with_suffix(".html"))]) == 1
+    assert "would be overwritten" in capsys.readouterr().err
+    assert record.read_bytes() == before
+    # A report replaces an earlier one.
+    page = str(tmp_path / "page.html")
+    assert [cli.main(["report", str(runs), "--out", page]) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "words", [["--out", ""], ["--out", "p.html", "--markdown", "p.html"], ["--out", "p.html", "--markdown", "p.json"]]
+)
+def test_files_that_would_replace_each_other_are_refused(
+    runs: Path, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", str(runs), *words]) == 1
+    assert "lucid report: error: " in capsys.readouterr().err
+    assert not list(tmp_path.glob("p.*"))

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 
 from lucid_attention.base.locks import locked
+from lucid_attention.data.tokenize import tokenize
+from lucid_attention.data.tokenizer import train as train_tokenizer
 from lucid_attention.training.checkpoints import checkpoints
 from lucid_attention.training.recipe import Recipe
 
@@ -169,3 +172,50 @@ def test_the_default_folder_is_named_after_the_recipe(tmp_path: Path, monkeypatc
     out = argv.index("--out")
     assert lucid(argv[:out] + argv[out + 2 :]).code == 0
     assert (tmp_path / "runs" / "tiny_needle-softmax-3" / "summary.json").exists()
+
+
+def token_folder(folder: Path, words_of_text: str) -> None:
+    texts = folder.with_name(f"{folder.name}-texts")
+    texts.mkdir(exist_ok=True)
+    lines = [json.dumps({"text": f"{number} {words_of_text} " * 20}) for number in range(40)]
+    (texts / "texts.jsonl").write_text("\n".join(lines))
+    tokenizer = folder.with_name("tokenizer")
+    if not tokenizer.exists():
+        tokenizer.mkdir()
+        for name, content in train_tokenizer([words_of_text] * 9, 300).items():
+            (tokenizer / name).write_bytes(content)
+    tokenize(str(texts), folder, tokenizer=str(tokenizer), validation=0.3, workers=1)
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_on_other_tokens_at_the_same_path_is_not_resumed(tmp_path: Path, is_finished: bool) -> None:
+    tokens = tmp_path / "tokens"
+    token_folder(tokens, "apples and pears")
+    argv = words("tiny_lm", tmp_path / "run", "--data", str(tokens), steps=4)
+    argv = [word for word in argv if "data_options" not in word]
+    if is_finished:
+        finished(argv)
+    else:
+        killed(argv, 4)
+    shutil.rmtree(tokens)
+    token_folder(tokens, "bread and butter")
+    ended = lucid(argv)
+    assert ended.code == 1
+    assert f"data {tokens} has changed since it began" in ended.err
+    # The same content, tokenized again, is the same data.
+    shutil.rmtree(tokens)
+    token_folder(tokens, "apples and pears")
+    assert lucid(argv).code == 0
+
+
+def test_a_run_from_other_weights_at_the_same_path_is_not_resumed(tmp_path: Path, whole: Path) -> None:
+    start = shutil.copytree(whole / "model", tmp_path / "start")
+    argv = words("tiny_needle", tmp_path / "run", "--from", str(start), steps=2)
+    argv = [word for word in argv if not word.startswith("--set=model.")]
+    finished(argv)
+    tensors = safetensors.torch.load_file(start / "model.safetensors")
+    tensors = {name: tensor + 1 for name, tensor in tensors.items()}
+    safetensors.torch.save_file(tensors, start / "model.safetensors", {"format": "pt"})
+    ended = lucid(argv)
+    assert ended.code == 1
+    assert f"start {start} has changed since it began" in ended.err

@@ -130,7 +130,7 @@ def read_prose(name: str) -> Prose:
         sentences = _docstrings()
     elif name == "essays":
         sentences = _read(f"hf:{ESSAYS}", "--haystack essays")
-    elif name.startswith("hf:") or "*" in name or Path(name).exists():
+    elif name.startswith("hf:") or "*" in name or (name and Path(name).exists()):
         sentences = _read(name, f"--haystack {name}")
     else:
         raise EvalError(
