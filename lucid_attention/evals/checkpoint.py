@@ -27,9 +27,10 @@ class Checkpoint:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the configuration and the weights: two steps of one training differ in nothing else."""
+        """Hash of the configurations of the model and of its generation, and of the weights."""
         digest = hashlib.sha256()
-        for path in (self.folder / "config.json", *weight_files(self.folder)):
+        configurations = (self.folder / name for name in ("config.json", "generation_config.json"))
+        for path in (*filter(Path.is_file, configurations), *weight_files(self.folder)):
             with path.open("rb") as file:
                 digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
         return digest.hexdigest()

@@ -171,6 +171,21 @@ def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeyp
     assert (result["scale"], result["verdict"]) == ("paper", "measured")
 
 
+def test_a_full_recipe_locks_its_folder(
+    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]
+
+    def run(step: Step) -> int:
+        assert cli.main(words) == 1
+        return 0
+
+    monkeypatch.setattr(Step, "run", run)
+    monkeypatch.setattr(probes.module, "paper", lambda: [Step(("experiment", "memory_update", "--scale", "smoke"))])
+    assert cli.main(words) == 0
+    assert "is being written by another `lucid experiment probe --scale paper`" in capsys.readouterr().err
+
+
 def test_restart_is_not_for_the_full_recipe(probes: Probes, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["experiment", "probe", "--scale", "paper", "--restart"]) == 1
     assert "--restart" in capsys.readouterr().err
