@@ -114,8 +114,8 @@ class Cell:
     answer_tokens: most tokens of an answer; 0 for the number in the task's YAML.
     length: most tokens of prompt and answer; 0 for any. A longer prompt is an error: no prompt is truncated.
     keep: fields of a sample's document that are copied into its record, such as spans.
-    evaluate: asks the samples, instead of the harness: (model, tokenizer, indices, batch_size) -> one record for each index, with at
-        least "id" (the index) and "score".
+    evaluate: asks the samples, instead of the harness: (model, tokenizer, indices, batch_size) -> one record for each
+        index, with at least "id" (the index) and "score".
     samples: the number of indices for `evaluate`.
     out_of: the best score, 1 or 100; None for a loss, which has no best value and of which less is better.
     """

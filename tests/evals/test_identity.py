@@ -1,3 +1,4 @@
+# ruff: noqa: F811
 """What identifies a kept result: everything that changes samples, answers or scores makes another cell."""
 
 import json

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lucid_attention import cli
+from lucid_attention import cli, commands
 from lucid_attention.experiments.engine import command, study
 from lucid_attention.experiments.engine.command import table_lines
 from lucid_attention.experiments.engine.jobs import Job
@@ -120,7 +120,7 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
         (
             KeyboardInterrupt(),
             130,
-            f"lucid experiment: stopped by Ctrl-C; {cli.COMMANDS['experiment'].kept}\n",
+            f"lucid experiment: stopped by Ctrl-C; {commands.COMMANDS['experiment'].kept}\n",
         ),
     ],
     ids=["failed", "cannot run", "Ctrl-C"],
