@@ -1,9 +1,10 @@
 """LUCID attention: softmax attention that reads decorrelated values, o = softmax(q kᵀ/√d) P⁻¹ v."""
 
-import typing as _typing
-from importlib import import_module as _import_module
+# Nothing is imported here: `lucid` handles Ctrl-C only after this file has run. Type checkers take this name for true.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
-if _typing.TYPE_CHECKING:
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
     from .models.dropin.api import enable_lucid
@@ -63,11 +64,13 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> _typing.Any:
+def __getattr__(name: str) -> "Any":
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     try:
-        value = getattr(_import_module(_MODULES[name], __name__), name)
+        value = getattr(import_module(_MODULES[name], __name__), name)
     except ModuleNotFoundError as missing:
         from .base.messages import missing_package
 

@@ -7,33 +7,33 @@ from importlib.metadata import version
 
 import pytest
 
-from lucid_attention import cli
+from lucid_attention import cli, commands
 
 
 def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name, command in cli.COMMANDS.items():
+    for name, command in commands.COMMANDS.items():
         assert name in shown
         assert command.summary in shown
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", commands.COMMANDS)
 def test_every_command_has_help_with_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         cli.main([name, "--help"])
     assert exited.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert f"usage: lucid {name}" in shown
-    assert cli.COMMANDS[name].example in shown
+    assert commands.COMMANDS[name].example in shown
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
+@pytest.mark.parametrize("name", commands.COMMANDS)
 def test_the_example_of_a_command_parses(name: str) -> None:
-    words = cli.COMMANDS[name].example.split()
+    words = commands.COMMANDS[name].example.split()
     assert words[:2] == ["lucid", name]
     parser = argparse.ArgumentParser(exit_on_error=False)
-    cli.add_arguments(name, parser)
+    commands.add_arguments(name, parser)
     parser.parse_args(words[2:])
 
 
@@ -48,7 +48,7 @@ def test_an_unknown_command_is_refused_with_the_nearest_and_all_others(capsys: p
     assert exited.value.code == 2
     message = capsys.readouterr().err
     assert "'convrt' (did you mean 'convert'?)" in message
-    assert all(name in message for name in cli.COMMANDS)
+    assert all(name in message for name in commands.COMMANDS)
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 HEAVY = ("torch", "transformers", "numpy", "datasets", "matplotlib", "tokenizers", "pyarrow", "lm_eval", "psutil")
 PARSE = """
 import sys
-from lucid_attention import cli
+from lucid_attention import cli, commands
 try:
     cli.main(sys.argv[1:])
 finally:
@@ -72,8 +72,8 @@ finally:
     [
         ("--help", 0),
         ("convrt", 2),
-        *((f"{name} --help", 0) for name in cli.COMMANDS),
-        *((f"{command.example.removeprefix('lucid ')} --no-such-option", 2) for command in cli.COMMANDS.values()),
+        *((f"{name} --help", 0) for name in commands.COMMANDS),
+        *((f"{command.example.removeprefix('lucid ')} --no-such-option", 2) for command in commands.COMMANDS.values()),
     ],
 )
 def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported(words: str, code: int) -> None:

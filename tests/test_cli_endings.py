@@ -12,14 +12,14 @@ from types import ModuleType
 
 import pytest
 
-from lucid_attention import cli
+from lucid_attention import cli, commands
 from lucid_attention.base.locks import FolderInUse, locked
 from lucid_attention.training import recipes
 
 # `lucid train` with a module that sends a signal to its own process.
 PROGRAM = """
 import os, signal, sys, types
-from lucid_attention import cli
+from lucid_attention import cli, commands
 
 def stop():
     os.kill(os.getpid(), signal.{signal})
@@ -34,7 +34,7 @@ def run(args):
     {running}
     return 0
 
-real, cli.import_module = cli.import_module, import_module
+real, commands.import_module = commands.import_module, import_module
 sys.argv = ["lucid", "train", "tiny_lm"]
 code = cli.main()
 {ending}
@@ -80,6 +80,35 @@ def test_a_signal_ends_a_command_with_one_line(
     assert done.returncode == code
 
 
+# `lucid` with a hook that sends Ctrl-C when a module begins to be imported, and prints what was imported before it.
+EARLY = """
+import _signal, os, sys
+
+def hook(event, arguments):
+    if event == "import" and arguments[0] == {module!r}:
+        os.write(1, " ".join(set(sys.modules) - before).encode())
+        os.kill(os.getpid(), _signal.SIGINT)
+
+before = set(sys.modules)
+sys.addaudithook(hook)
+sys.argv = ["lucid", "train", "--help"]
+from lucid_attention.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["lucid_attention.commands", "argparse", "typing", "lucid_attention.base.messages"])
+def test_ctrl_c_is_handled_before_anything_but_the_handler_is_imported(module: str) -> None:
+    # Without the site, which imports modules of its own.
+    command = [sys.executable, "-S", "-c", EARLY.format(module=module)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (130, "lucid: stopped by Ctrl-C\n")
+    if module == "lucid_attention.commands":
+        ours = {"lucid_attention", "lucid_attention.base", "lucid_attention.base.stopping", "lucid_attention.cli"}
+        assert set(done.stdout.split()) - {"atexit"} == ours
+
+
 def test_sigterm_cleans_up_like_ctrl_c() -> None:
     running = "\n    try:\n        stop()\n    except KeyboardInterrupt:\n        print('cleaned up')\n        raise"
     done = lucid(signal.SIGTERM, running=running)
@@ -123,9 +152,9 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Raise:
 
         module = ModuleType("failing")
         module.run = run  # type: ignore[attr-defined]
-        real = cli.import_module
+        real = commands.import_module
         monkeypatch.setattr(
-            cli, "import_module", lambda name, package: real(name, package) if "arguments" in name else module
+            commands, "import_module", lambda name, package: real(name, package) if "arguments" in name else module
         )
 
     return fail_with

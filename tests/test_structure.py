@@ -34,7 +34,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": BELOW_TRAINING,
     "bench": BELOW_TRAINING | {"training"},
     "experiments": BELOW_EXPERIMENTS,
-    "cli": BELOW_EXPERIMENTS | {"experiments"},
+    "commands": BELOW_EXPERIMENTS | {"experiments"},
+    "cli": {"commands"},
     "data": set(),
     "report": set(),
 }
@@ -220,7 +221,12 @@ PLANTS: dict[str, Plant] = {
     "report imports experiments": (forbidden_arrows, "report/a.py", "from ..experiments import x", "experiments"),
     "an unknown room imports": (forbidden_arrows, "attic/a.py", "from ..ops import keys", "ops.keys"),
     "nn may import ops": (forbidden_arrows, "nn/a.py", "from ..ops.lucid import api\nfrom . import b", None),
-    "cli may import all": (forbidden_arrows, "cli.py", "from .experiments import x\nfrom .ops import y", None),
+    "commands may import all": (
+        forbidden_arrows,
+        "commands.py",
+        "from .experiments import x\nfrom .ops import y",
+        None,
+    ),
     "experiments may use public names": (
         forbidden_arrows,
         "experiments/a.py",

@@ -13,7 +13,15 @@ from typing import Any
 from ..base.files import write_whole
 from ..base.tables import text_table
 from ..data import DataError
-from ..models.checkpoint import CheckpointError, checkpoint_name, load_model, load_tokenizer
+from ..models.checkpoint import (
+    CheckpointError,
+    check_checkpoint,
+    checkpoint_name,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
+from ..models.limits import check_input_fits
 from ..report.pictures import draw_condition_numbers, draw_maps
 from .arguments import DEFAULTS, WHAT
 from .conditioning import condition_numbers
@@ -29,8 +37,6 @@ LONGEST = 131_072
 MOST_BINS = 1024
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
 MAP_HEADS = 4
-# Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
-MAP_HEADS = 4
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
         _check_arguments(args)
         folder = Path(args.checkpoint)
         out = Path(args.out) if args.out else Path("runs") / "analysis" / checkpoint_name(folder)
-        model = load_model(folder, args.dtype)
+        check_checkpoint(folder)
         if args.samples is not None:
-            return _analyse_samples(model, args, folder, out)
-        model_input = _model_input(args, model)
-        results = analyse(model, model_input, _what(args, model_input), args)
+            return _analyse_samples(args, folder, out)
+        model_input = _model_input(args, load_config(folder).get_text_config(decoder=True).vocab_size)
+        what = _what(args, model_input)
+        check_input_fits(folder, model_input.ids.shape[1], "--length", dtype=args.dtype)
+        model = load_model(folder, args.dtype)
+        results = analyse(model, model_input, what, args)
     except (ValueError, TypeError, DataError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
@@ -68,7 +77,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         is_file(args.text)
 
 
-def _analyse_samples(model: Any, args: argparse.Namespace, folder: Path, out: Path) -> int:
+def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
     """Hit rates over many prompts."""
     if args.what not in (None, ("hit_rate",)) or args.find:
         raise ValueError(
@@ -76,6 +85,10 @@ def _analyse_samples(model: Any, args: argparse.Namespace, folder: Path, out: Pa
         )
     samples = read_samples(Path(args.samples), args.limit)
     tokenizer = _tokenizer(args)
+    prompts = [sample["prompt"] for sample in samples]
+    longest = max(len(ids) for ids in tokenizer(prompts, verbose=False)["input_ids"])
+    check_input_fits(folder, longest, "the prompts of --samples", dtype=args.dtype)
+    model = load_model(folder, args.dtype)
     records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads)
     results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
     about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
@@ -94,11 +107,11 @@ def _finish(out: Path, head: dict[str, Any], results: dict[str, Any]) -> None:
     print(f"\n{', '.join(str(path) for path in files)}")
 
 
-def _model_input(args: argparse.Namespace, model: Any) -> ModelInput:
+def _model_input(args: argparse.Namespace, vocabulary: int) -> ModelInput:
     if args.task is not None:
         if args.find or args.last != 1:
             raise ValueError("--task brings its own questions: --find and --last are for texts")
-        return from_task(args.task, 65 if args.length is None else args.length, args.seed, model.config.vocab_size)
+        return from_task(args.task, 65 if args.length is None else args.length, args.seed, vocabulary)
     length = 512 if args.length is None else args.length
     tokenizer = _tokenizer(args)
     options = (tokenizer, length, args.find, args.last)
@@ -106,7 +119,6 @@ def _model_input(args: argparse.Namespace, model: Any) -> ModelInput:
         model_input = from_text(args.text, *options)
     else:
         model_input = from_source(args.tokens_from or "stdlib", *options)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
     largest = int(model_input.ids.max())
     if largest >= vocabulary:
         raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")

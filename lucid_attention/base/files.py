@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +48,21 @@ def finish(file: IO[bytes], path: Path) -> None:
     file.close()
     partial_path(path).replace(path)
     sync_folder(path.parent)
+
+
+def finish_folder(written: Path, folder: Path) -> None:
+    """Give the folder `written` the name `folder` once its content is on the disk. It replaces an older `folder`."""
+    for path in written.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(written)
+    if folder.exists():
+        shutil.rmtree(folder)
+    written.rename(folder)
+    sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

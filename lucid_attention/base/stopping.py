@@ -1,15 +1,19 @@
 """Ctrl-C and SIGTERM end a program in the same way: what is finished is kept, one line, an exit code, no traceback."""
 
+# `signal` and `typing` import enum and re, which takes longer than everything before the handler is installed. Type
+# checkers take TYPE_CHECKING for true.
+import _signal as signal  # type: ignore[import-not-found]
 import atexit
 import os
-import signal
-import threading
-from types import FrameType
-from typing import Any
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+NAMES = {int(signal.SIGINT): "Ctrl-C", int(signal.SIGTERM): "SIGTERM"}
 # What Python does about these signals unless somebody asked for something else, such as nohup.
-USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+USUAL: "dict[int, Any]" = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Terminated(KeyboardInterrupt):
@@ -41,15 +45,17 @@ class Stopping:
 
     def message(self) -> str:
         """`line`, with the name of the signal."""
-        return self.line.format(signal=NAMES[signal.Signals(self.number or signal.SIGINT)])
+        return self.line.format(signal=NAMES[self.number or signal.SIGINT])
 
     def install(self) -> None:
         """Handle the signals, except those that are ignored or have a handler already."""
-        if threading.current_thread() is not threading.main_thread():
-            return
         for number, usual in USUAL.items():
-            if signal.getsignal(number) is usual:
-                signal.signal(number, self._handle)
+            if signal.getsignal(number) == usual:
+                try:
+                    signal.signal(number, self._handle)
+                except ValueError:
+                    # Only the main thread may handle signals.
+                    return
                 self._replaced.append(number)
 
     def begin(self) -> None:
@@ -68,7 +74,7 @@ class Stopping:
             atexit.register(self.install)
             self._replaced.clear()
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: "FrameType | None") -> None:
         if os.getpid() != self._process:
             _as_usual(number, frame)
         elif self._phase == "ended":
@@ -81,7 +87,7 @@ class Stopping:
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
-def _as_usual(number: int, frame: FrameType | None) -> None:
+def _as_usual(number: int, frame: "FrameType | None") -> None:
     """In a worker that was forked from the program."""
     if number == signal.SIGINT:
         signal.default_int_handler(number, frame)

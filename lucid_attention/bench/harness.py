@@ -149,6 +149,8 @@ def machine() -> dict[str, str]:
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
         "lucid_attention": version("lucid-attention"),
     }
+    if torch.cuda.is_available():
+        description["GPU"] = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
     return description | {name: os.environ[name] for name in SETTINGS if name in os.environ}
 
 

@@ -125,8 +125,8 @@ class Cell:
     answer_tokens: most tokens of an answer; 0 for the number in the task's YAML.
     length: most tokens of prompt and answer; 0 for any. A longer prompt is an error: no prompt is truncated.
     keep: fields of a sample's document that are copied into its record, such as spans.
-    evaluate: used instead of a task: (model, tokenizer, indices, batch_size) -> one record for each index, with at
-        least "id" (the index) and "score".
+    evaluate: asks the samples, instead of the harness: (model, tokenizer, indices, batch_size) -> one record for each
+        index, with at least "id" (the index) and "score".
     samples: the number of indices for `evaluate`.
     out_of: the best score, 1 or 100; None for a loss, which has no best value and of which less is better.
     """
@@ -142,10 +142,14 @@ class Cell:
     samples: int = 0
     out_of: float | None = 1.0
 
-    def settings(self, family: str, limit: int | None, tokenizer_sha256: str) -> dict[str, Any]:
-        """Everything that the samples of this cell depend on.
+    def settings(
+        self, family: str, limit: int | None, dtype: str, tokenizer_sha256: str, harness: str
+    ) -> dict[str, Any]:
+        """Everything beside the checkpoint that the samples of this cell and their scores depend on.
 
-        The tokenizer's hash replaces its folder, so that a copy in another folder gives the same cell.
+        The tokenizer's hash replaces its folder, so that a copy in another folder gives the same cell. Batch size,
+        processes and device are left out: they change the last bits of a number, no setting of the cell.
+        harness: the version of the harness and its tasks.
         """
         return {
             "family": family,
@@ -155,7 +159,9 @@ class Cell:
             "metadata": {name: value for name, value in self.metadata.items() if name != "tokenizer"},
             "answer_tokens": self.answer_tokens,
             "limit": limit,
+            "dtype": dtype,
             "tokenizer_sha256": tokenizer_sha256,
+            "harness": harness if self.task else "",
         }
 
 

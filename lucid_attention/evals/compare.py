@@ -73,7 +73,8 @@ def comparison(compared: Sequence[Compared]) -> str:
     shared = [name for name in first.cells if all(name in other.cells for other in others)]
     if not shared:
         raise EvalError(
-            "the results have no cell in common: another tokenizer, seed, number of samples or option makes other cells"
+            "the results have no cell in common: another tokenizer, dtype, seed, number of samples or option makes "
+            "other cells"
         )
     rows = [["task", "metric", "samples", first.label, *(f"{other.label} − {first.label}" for other in others)]]
     for name in shared:

@@ -1,9 +1,12 @@
 """Tasks of lm-evaluation-harness: load them, ask a model their samples, score the answers."""
 
 import contextlib
+import hashlib
 import io
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,15 @@ class HarnessModel(HFLM):
             # Without this, the harness generates until every answer of the batch has an end token.
             kwargs["eos_token_id"] = self.eot_token_id
         return super()._model_generate(context=context, max_length=max_length, **kwargs)
+
+
+@cache
+def task_version() -> str:
+    """The version of the harness, which scores answers, and a hash of the definitions of our tasks."""
+    digest = hashlib.sha256()
+    for file in sorted(TASK_FOLDER.rglob("*.yaml")):
+        digest.update(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    return f"{version('lm_eval')} {digest.hexdigest()[:16]}"
 
 
 def load_task(cell: Cell) -> Any:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ class ResultsFolder:
         return {index: record for index, record in records.items() if index < samples}
 
     def owner(self, name: str) -> str:
-        """What the hash of an unfinished record covers beside the record."""
-        return f"{self.checkpoint['sha256']} {name}"
+        """What the hash of an unfinished record covers beside the record: a cell has samples of one release."""
+        return f"{self.checkpoint['sha256']} {name} {json.dumps(versions())}"
 
     def finish(self, name: str, settings: dict[str, Any], cell: Cell, samples: int) -> None:
         """Merge the files of all processes into the file of a finished cell, and put the cell into results.json.
@@ -190,6 +191,12 @@ class RecordWriter:
         self._file.flush()
 
 
+@cache
+def versions() -> dict[str, str]:
+    """The packages that a score depends on."""
+    return {package: version(package) for package in PACKAGES}
+
+
 def summarize(name: str, settings: dict[str, Any], cell: Cell, scores: Iterable[float]) -> Summary:
     """The mean score of a cell and its standard error, with the settings and versions that gave it."""
     values = list(scores)
@@ -203,7 +210,7 @@ def summarize(name: str, settings: dict[str, Any], cell: Cell, scores: Iterable[
         "samples": len(values),
         "mean": mean,
         "standard_error": error,
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": versions(),
     }
 
 

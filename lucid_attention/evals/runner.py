@@ -1,6 +1,7 @@
 """Evaluate a checkpoint: all cells of the given families, on one process or on several."""
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -14,12 +15,19 @@ from transformers.utils import logging
 
 from ..base.locks import locked
 from ..base.processes import distributed_state
+from ..models.limits import check_input_fits
 from .cells import Cell, EvalError, Options, Record, cell_name
 from .checkpoint import Checkpoint
-from .families import find_families
-from .harness import HarnessCell, HarnessModel
+from .families import FAMILIES, find_families
+from .harness import HarnessCell, HarnessModel, task_version
 from .results import DamagedSamples, RecordWriter, ResultsFolder, Summary, draw_results, format_labels, summarize
 from .tokens import load_tokenizer
+
+# Attributes of a tokenizer that its tokenizer.json does not hold.
+TOKENIZER_RULES = (
+    "bos_token", "eos_token", "pad_token", "unk_token", "padding_side", "add_bos_token", "add_eos_token",
+    "clean_up_tokenization_spaces",
+)  # fmt: skip
 
 Ask = Callable[[Sequence[int], int], Iterator[Record]]
 
@@ -32,7 +40,9 @@ class PlannedCell(NamedTuple):
     cell: Cell
 
 
-def plan(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limit: int | None) -> list[PlannedCell]:
+def plan(
+    checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limit: int | None, dtype: str
+) -> list[PlannedCell]:
     """The cells of an evaluation. Wrong tasks and options are refused here, before the model is loaded."""
     families = find_families(tasks)
     tokenizer_sha256 = ""
@@ -42,13 +52,37 @@ def plan(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, limit: 
     planned = []
     for name, family in families.items():
         for cell in family.cells(options):
-            settings = cell.settings(name, limit, tokenizer_sha256 if family.needs_tokenizer else "")
+            digest = tokenizer_sha256 if family.needs_tokenizer else ""
+            settings = cell.settings(name, limit, dtype, digest, task_version())
             planned.append(PlannedCell(cell_name(settings), settings, cell))
     return planned
 
 
 def _tokenizer_sha256(folder: str) -> str:
-    return hashlib.sha256(load_tokenizer(folder).backend_tokenizer.to_str().encode()).hexdigest()
+    """A hash of what the tokenizer makes of texts, and of the tokens that end an answer or fill a batch."""
+    tokenizer = load_tokenizer(folder)
+    rules = {name: str(getattr(tokenizer, name, None)) for name in TOKENIZER_RULES}
+    content = [tokenizer.backend_tokenizer.to_str(), json.dumps(rules | {"ids": tokenizer.all_special_ids})]
+    return hashlib.sha256("\n".join(content).encode()).hexdigest()
+
+
+def _check_fits(planned: list[PlannedCell], checkpoint: Checkpoint, batch_size: int, dtype: str) -> None:
+    """Refuse lengths that the model cannot take. Answers are generated with a cache; other cells have none."""
+    for is_cached in (True, False):
+        cells = [item for item in planned if (item.cell.task is not None) is is_cached]
+        if not cells:
+            continue
+        _, settings, cell = max(cells, key=lambda item: item.cell.length)
+        samples = cell.samples or cell.metadata.get("samples") or batch_size
+        option = "--max-length" if "max_length" in FAMILIES[settings["family"]].takes else "--lengths"
+        check_input_fits(
+            checkpoint.folder,
+            cell.length,
+            option,
+            batch_size=min(batch_size, samples, settings["limit"] or samples),
+            dtype=dtype,
+            is_cached=is_cached,
+        )
 
 
 @dataclass(frozen=True)
@@ -101,7 +135,9 @@ def prepare(
     if limit is not None and limit < 1:
         raise EvalError(f"--limit must be at least 1, got {limit}")
     ResultsFolder(out, checkpoint.describe())
-    return Evaluation(checkpoint, out, plan(checkpoint, tasks, options, limit), batch_size, limit, dtype)
+    planned = plan(checkpoint, tasks, options, limit, dtype)
+    _check_fits(planned, checkpoint, batch_size, dtype)
+    return Evaluation(checkpoint, out, planned, batch_size, limit, dtype)
 
 
 def evaluate(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, out: Path, **how: Any) -> list[Summary]:

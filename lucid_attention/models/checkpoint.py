@@ -99,6 +99,17 @@ def load_config(folder: str | Path) -> Any:
         ) from error
 
 
+def load_skeleton(folder: str | Path) -> Any:
+    """The causal model in a local folder without its weights: shapes alone."""
+    config = load_config(folder)
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    # As above.
+    except Exception as error:
+        raise CheckpointError(f"{str(folder)!r} cannot be loaded: {short_reason(error)}") from error
+
+
 def load_model(folder: str | Path, dtype: str | torch.dtype = "auto", *, config: Any = None) -> Any:
     """The causal model in a local folder, in evaluation mode, with LUCID if it was saved with LUCID.
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from ..base.files import partial_path
+from ..base.files import finish_folder, partial_path
 from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
@@ -57,8 +57,9 @@ def convert(
         written = load_config(partial).get_text_config(decoder=True)
         assert uses_lucid(written), "the configuration was written without LUCID"
         if target.exists():
+            # Fails if something was written into it meanwhile.
             target.rmdir()
-        partial.rename(target)
+        finish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return LucidSettings.from_dict(getattr(written, NAME))

@@ -6,12 +6,11 @@ and moves the folder beside the other checkpoints. A checkpoint without that lis
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
 
-from ..base.files import sync_folder, write_whole
+from ..base.files import finish_folder, write_whole
 
 COMPLETE = "complete.json"
 UNFINISHED = "unfinished"
@@ -37,14 +36,10 @@ def finish_checkpoint(written: Path, checkpoint: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-                os.fsync(file.fileno())
             files[path.relative_to(written).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
     write_whole(written / COMPLETE, json.dumps({"files": files}, indent=1))
-    if checkpoint.exists():
-        # A run that resumed before a damaged checkpoint writes that step again.
-        shutil.rmtree(checkpoint)
-    written.rename(checkpoint)
-    sync_folder(checkpoint.parent)
+    # A run that resumed before a damaged checkpoint writes that step again, and replaces it.
+    finish_folder(written, checkpoint)
 
 
 def find_damage(checkpoint: Path) -> str | None:

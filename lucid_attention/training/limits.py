@@ -1,12 +1,9 @@
 """Refuse what cannot fit in memory, before anything is allocated. Estimates are lower bounds."""
 
 import math
-from pathlib import Path
 from typing import Any
 
-import psutil
-import torch
-
+from ..base.memory import gigabytes, machine_memory
 from ..base.processes import distributed_state
 from ..models.decoder import presets
 from .recipe import Recipe
@@ -24,8 +21,6 @@ SIZES = (
 _ABOVE_ZERO = ("initializer_range", "rms_norm_eps")
 # Weight, gradient and the two moments of AdamW, in float32.
 BYTES_PER_PARAMETER = 16
-# Where a container's limit of memory is, in bytes or "max".
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def check_fits(recipe: Recipe, *, vocab_size: int | None = None, parallel: str = "ddp") -> None:
@@ -62,8 +57,8 @@ def check_fits(recipe: Recipe, *, vocab_size: int | None = None, parallel: str =
         name = max(SIZES, key=lambda name: sizes[name] / defaults[name])
         cause = f"model.{name}={sizes[name]}" if sizes[name] > defaults[name] else f"preset={recipe.preset}"
     raise ValueError(
-        f"the run must fit in the {_gigabytes(memory)} of memory of this machine, but a model of "
-        f"{parameters(sizes):,} parameters needs at least {_gigabytes(weights)} and a batch {_gigabytes(activations)}: "
+        f"the run must fit in the {gigabytes(memory)} of memory of this machine, but a model of "
+        f"{parameters(sizes):,} parameters needs at least {gigabytes(weights)} and a batch {gigabytes(activations)}: "
         f"lower {cause}"
     )
 
@@ -73,18 +68,3 @@ def parameters(sizes: dict[str, Any]) -> int:
     hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"] + sizes["num_key_value_heads"]
     layer = 2 * hidden * heads * sizes["head_dim"] + 3 * hidden * sizes["intermediate_size"]
     return int(sizes["vocab_size"] * hidden + sizes["num_hidden_layers"] * layer)
-
-
-def machine_memory() -> int:
-    """Memory that this process can have at most, in bytes: of its GPU if there is one, else of the machine."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[1])
-    total = int(psutil.virtual_memory().total)
-    try:
-        return min(total, int(CONTAINER_LIMIT.read_text()))
-    except (OSError, ValueError):
-        return total
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:,.1f} GB"

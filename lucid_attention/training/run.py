@@ -12,7 +12,7 @@ from typing import Any
 from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
-from ..base.files import PARTIAL, partial_path, write_whole
+from ..base.files import PARTIAL, finish_folder, partial_path, write_whole
 from ..base.locks import LOCK, locked
 from ..base.processes import distributed_state
 from ..models.ramps import StrengthRamp, set_strength
@@ -226,8 +226,7 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
         "model": str(run / MODEL),
     }
     if trainer.args.should_save:
-        shutil.rmtree(run / MODEL, ignore_errors=True)
-        partial.rename(run / MODEL)
+        finish_folder(partial, run / MODEL)
         draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}", recipe.attention)
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.files import UnreadableFile, read_json, read_text, write_whole
+from lucid_attention.base.files import UnreadableFile, finish_folder, read_json, read_text, write_whole
 
 
 def test_a_write_creates_the_folder_and_leaves_no_other_file(tmp_path: Path) -> None:
@@ -28,6 +28,27 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path, mon
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_gets_its_name_when_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, folder = tmp_path / "new", tmp_path / "folder"
+    write_whole(written / "inner" / "a", b"new")
+    write_whole(folder / "b", b"old")
+    synced = []
+
+    def fsync(handle: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{handle}"), (folder / "b").exists()))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    finish_folder(written, folder)
+    assert sorted(synced) == [
+        (str(tmp_path), False),
+        (str(written), True),
+        (str(written / "inner"), True),
+        (str(written / "inner" / "a"), True),
+    ]
+    assert [path.name for path in folder.rglob("*")] == ["inner", "a"]
+    assert not written.exists()
 
 
 BAD_JSON = {

@@ -38,12 +38,13 @@ def rule(job: Job) -> Record:
     return small_run(job, 99.9 if arguments.get("attention") == "lucid" else 9.0)
 
 
-def fake_run_together(names: Any, scale: Scale, out: Path, command: str) -> list[dict[str, Any]]:
+def fake_run_together(names: Any, scale: Scale, out: Path, command: str, then: Any) -> list[dict[str, Any]]:
     results = []
     for name in names:
         module = load(name)
         conclusion = module.conclude(scale, fake(module, scale, rule))
         results.append(save_result(module.CLAIM, conclusion, name, scale, out, command, 7.0))
+    then(results)
     return results
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lucid_attention import cli
+from lucid_attention import cli, commands
 from lucid_attention.experiments.engine import command, study
 from lucid_attention.experiments.engine.command import table_lines
 from lucid_attention.experiments.engine.jobs import Job
@@ -120,7 +120,7 @@ def test_a_run_shows_the_verdict_and_says_where_the_result_is(
         (
             KeyboardInterrupt(),
             130,
-            f"lucid experiment: stopped by Ctrl-C; {cli.COMMANDS['experiment'].kept}\n",
+            f"lucid experiment: stopped by Ctrl-C; {commands.COMMANDS['experiment'].kept}\n",
         ),
     ],
     ids=["failed", "cannot run", "Ctrl-C"],
@@ -169,6 +169,21 @@ def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeyp
     assert study.run_full_recipe("probe", tmp_path) == 0
     result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
     assert (result["scale"], result["verdict"]) == ("paper", "measured")
+
+
+def test_a_full_recipe_locks_its_folder(
+    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]
+
+    def run(step: Step) -> int:
+        assert cli.main(words) == 1
+        return 0
+
+    monkeypatch.setattr(Step, "run", run)
+    monkeypatch.setattr(probes.module, "paper", lambda: [Step(("experiment", "memory_update", "--scale", "smoke"))])
+    assert cli.main(words) == 0
+    assert "is being written by another `lucid experiment probe --scale paper`" in capsys.readouterr().err
 
 
 def test_restart_is_not_for_the_full_recipe(probes: Probes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,18 @@ def test_a_second_run_in_the_folder_is_refused_and_changes_nothing(probes: Probe
     run(tmp_path)
 
 
+def test_what_follows_a_run_is_done_before_another_may_begin(probes: Probes, tmp_path: Path) -> None:
+    def then(results: list[dict[str, Any]]) -> None:
+        assert [result["name"] for result in results] == ["probe"]
+        with pytest.raises(FolderInUse, match="another `lucid demo`"), locked(tmp_path, "lucid report"):
+            pass
+        calls.append(results)
+
+    calls: list[Any] = []
+    run_together(["probe"], SMOKE, tmp_path, "lucid demo", quiet=True, then=then)
+    assert len(calls) == 1
+
+
 def test_two_experiments_share_their_jobs(probes: Probes, tmp_path: Path) -> None:
     for job in probes.module.plan(SMOKE, {}):
         assert do(job, tmp_path / "jobs") is None

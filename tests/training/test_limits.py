@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lucid_attention.base import memory
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.training import limits
 from lucid_attention.training.inputs import new_config
@@ -76,7 +77,7 @@ def test_the_estimate_is_below_the_parameters_of_every_recipe(name: str) -> None
 
 def test_a_container_has_less_memory_than_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(limits, "CONTAINER_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(memory, "CONTAINER_LIMIT", tmp_path / "memory.max")
     whole = limits.machine_memory()
     (tmp_path / "memory.max").write_text("max\n")
     assert limits.machine_memory() == whole

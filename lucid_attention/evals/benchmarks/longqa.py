@@ -275,10 +275,10 @@ def _file_sha256(name: str, data_dir: str) -> str:
 
 
 def _with_choices(cell: Cell) -> Cell:
-    """The cell, with `evaluate_with_choices` in the place of its harness task."""
+    """The cell, with `evaluate_with_choices` in the place of the harness's loop."""
     total = len(documents(cell.metadata["name"], cell.metadata["part"], cell.metadata["data_dir"]))
     samples = min(cell.metadata["samples"] or total, total)
-    return replace(cell, task=None, evaluate=partial(evaluate_with_choices, cell), samples=samples)
+    return replace(cell, evaluate=partial(evaluate_with_choices, cell), samples=samples)
 
 
 def evaluate_with_choices(

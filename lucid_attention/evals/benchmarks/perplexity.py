@@ -195,6 +195,7 @@ def _cell(options: Options, labels: Labels, pieces: Tensor, last: int) -> Cell:
         labels=labels,
         metric="loss",
         metadata={**labels, "text": options.text, "tokens_sha256": tokens, "last": last},
+        length=pieces.shape[1],
         evaluate=partial(_evaluate, pieces, last),
         samples=pieces.shape[0],
         out_of=None,

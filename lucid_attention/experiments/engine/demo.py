@@ -23,8 +23,10 @@ def run(args: argparse.Namespace) -> int:
     command = "lucid demo --quick" if args.quick else "lucid demo"
     print(f"About {scale.about}; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
     try:
-        results = run_together(PARTS, scale, args.out, command)
-        report = write_report(results, args.out / REPORT, TITLE)
+        report = args.out / REPORT
+        results = run_together(
+            PARTS, scale, args.out, command, then=lambda results: write_report(results, report, TITLE)
+        )
     except (JobsFailed, ValueError) as error:
         print(f"lucid demo: error: {error}", file=sys.stderr)
         return 1

@@ -1,22 +1,19 @@
 """Run an experiment: plan, run the jobs that are not finished, plan again, conclude, write the result."""
 
 import json
-import os
-import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
-
 from ...base.files import write_whole
 from ...base.locks import locked
 from ...base.messages import did_you_mean
+from ...bench.harness import machine
 from ...report.records import FORMAT, RESULT
 from .jobs import RECORD, ROOM, Job, Record, Store
 from .pool import Progress, run_jobs
@@ -97,10 +94,12 @@ def run_together(
     processes: int | None = None,
     restart: bool = False,
     quiet: bool = False,
+    then: Callable[[list[dict[str, Any]]], object] | None = None,
 ) -> list[dict[str, Any]]:
     """Run several experiments at once, with one estimate of the time left. Another run in `out` is refused meanwhile.
 
     command: for the report and for the run that is refused.
+    then: called with the results while no other run may write into `out`.
     """
     experiments, store = {name: load(name) for name in names}, Store(Path(out) / JOBS)
     with locked(Path(out), command):
@@ -109,7 +108,10 @@ def run_together(
             for experiment in experiments.values():
                 _forget(experiment, scale, store)
         planned = _run_planned(experiments, scale, store, processes, Progress(quiet=quiet))
-        return _conclude_all(experiments, planned, scale, store, Path(out), command)
+        results = _conclude_all(experiments, planned, scale, store, Path(out), command)
+        if then is not None:
+            then(results)
+    return results
 
 
 def _run_planned(
@@ -165,18 +167,21 @@ def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
 def run_full_recipe(name: str, out: Path) -> int:
     """Run the commands of the full recipe one after another, and write their results. Returns an exit code.
 
-    Every command resumes where it was stopped, and does nothing if it is finished.
+    Another run in `out` is refused meanwhile. Every command resumes where it was stopped, and does nothing if it is
+    finished.
     """
     steps, start = load(name).paper(), time.monotonic()
     check_steps(steps)
-    for number, step in enumerate(steps, 1):
-        print(f"{number}/{len(steps)}: {step.line}", flush=True)
-        code = step.run()
-        if code:
-            print(f"lucid experiment: step {number} of {len(steps)} ended with {code}: {step.line}", file=sys.stderr)
-            return code
     command = f"lucid experiment {name} --scale {PAPER.name}"
-    save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - start)
+    with locked(out, command):
+        for number, step in enumerate(steps, 1):
+            print(f"{number}/{len(steps)}: {step.line}", flush=True)
+            code = step.run()
+            if code:
+                ended = f"step {number} of {len(steps)} ended with {code}: {step.line}"
+                print(f"lucid experiment: {ended}", file=sys.stderr)
+                return code
+        save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - start)
     return 0
 
 
@@ -210,7 +215,7 @@ def save_result(
         "verdict": conclusion.verdict,
         "because": conclusion.because,
         "command": command,
-        "machine": machine(),
+        "machine": _machine_line(),
         "finished": finished or datetime.now(UTC).date().isoformat(),
         "seconds": round(seconds, 1),
         "seeds": conclusion.seeds,
@@ -233,14 +238,8 @@ def _newest(store: Store, jobs: Sequence[Job]) -> str:
     return datetime.fromtimestamp(max(times, default=time.time()), UTC).date().isoformat()
 
 
-def machine() -> str:
+def _machine_line() -> str:
     """Processor, torch and Python, which the numbers depend on, in a line."""
-    cpu = platform.processor() or platform.machine()
-    try:
-        names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip()
-    except (OSError, IndexError):
-        pass
-    if torch.cuda.is_available():
-        cpu = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, {cpu}"
-    return f"{os.cpu_count()} cores of {cpu}, torch {torch.__version__}, Python {platform.python_version()}"
+    about = machine()
+    gpu = f"{about['GPU']}, " if "GPU" in about else ""
+    return f"{gpu}{about['CPU']}, cores: {about['cores']}, torch {about['torch']}, Python {about['Python']}"
