@@ -15,6 +15,7 @@ from .. import checks
 from ..keys import inverse_norms as inverse_norms_of
 from ..keys import rms_normalize
 from ..precision import no_autocast, working_dtype
+from ..softmax import fused_step
 from ..softmax.one_token import (
     Decoded,
     Token,
@@ -89,6 +90,7 @@ def _decode(token: Token) -> Decoded:
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     assert token.inverse_norms is not None
     inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
+    fused = fused_step.can_run(token)
     q = token.q
     if token.key_mask is not None:
         q = clean_queries(q, at_position(token.key_mask, position))
@@ -97,7 +99,10 @@ def _decode(token: Token) -> Decoded:
         queries = rms_normalize(queries)
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
     new = at_position(keys, position, 1).to(wide)
-    scores = cache_product(torch.cat([queries * token.scale, new * weight], 1), keys.mT)
+    rows = torch.cat([queries * token.scale, new * weight], 1)
+    if fused:
+        return fused_step.run(token, rows, total if position is not None else total - 1)
+    scores = cache_product(rows, keys.mT)
     if token.norm == "qk":
         scores[:, :G].mul_(inverse * math.sqrt(D))
     if token.norm != "row_max":

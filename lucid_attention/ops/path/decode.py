@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import checks
 from ..precision import no_autocast, working_dtype
+from ..softmax import fused_step
 from ..softmax.one_token import Token, cache_product, checked_token, finish_step
 
 # Tokens between two moves of all keys.
@@ -102,13 +103,17 @@ def _decode(token: Token, w: Tensor, beta: Tensor, product: Tensor, pending: int
     if token.inverse_norms is not None:
         inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
         rows = torch.cat([rows, new * (c * inverse[:, :, -1:])], 1)
-    # As if the product were pending for all keys. Overwriting the live keys' scores is cheaper than joining two parts.
-    scores = cache_product(torch.bmm(rows, product), keys.mT)
-    scores[:, :, pending:] = torch.bmm(rows, moved.mT)
-    if inverse is not None:
-        scores[:, G:].mul_(inverse)
-        scores[:, G:, -1:] = c  # exactly, also for a zero key
-    o, y = finish_step(scores, token)
+    moving = torch.bmm(rows, product)
+    if fused_step.can_run(token):
+        o, y = fused_step.run(token, moving, pending, rows, moved)
+    else:
+        # As if the product were pending for all keys. Overwriting the live keys' scores is cheaper than joining parts.
+        scores = cache_product(moving, keys.mT)
+        scores[:, :, pending:] = torch.bmm(rows, moved.mT)
+        if inverse is not None:
+            scores[:, G:].mul_(inverse)
+            scores[:, G:, -1:] = c  # exactly, also for a zero key
+        o, y = finish_step(scores, token)
     if key_mask is not None:
         o = o.masked_fill(~key_mask[:, -1:, None, None], 0)
     return PathDecoded(o, y, moved.view(B, H, -1, D), product.view(B, H, D, D))
