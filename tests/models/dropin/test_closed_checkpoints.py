@@ -98,7 +98,7 @@ def test_the_own_decoder_opens_without_a_call(tmp_path, stock):
 
 
 def test_converters_find_no_architecture_that_they_know(checkpoint, stock):
-    """llama.cpp reads AutoConfig, then config.json; vLLM get_config_dict, then AutoConfig; both then `architectures`."""
+    """llama.cpp reads AutoConfig, then config.json, and vLLM get_config_dict; then they look up `architectures`."""
     found, _ = PreTrainedConfig.get_config_dict(checkpoint)
     for content in (written(checkpoint), found):
         assert content["architectures"] == [SENTENCE]
