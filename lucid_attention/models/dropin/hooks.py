@@ -191,7 +191,8 @@ def _read(original: Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(content, dict):
             return content
         content = unseal(content)
-        for part in [content, *(value for value in content.values() if isinstance(value, dict))]:
+        parts = [value for key, value in content.items() if key.endswith("_config") and isinstance(value, dict)]
+        for part in (content, *parts):
             LucidSettings.from_dict(part.get(NAME))
         return content
 
