@@ -33,11 +33,10 @@ class StaticPastLayer(StaticLayer):
     def past(self) -> Past | None:
         if not self.is_initialized:
             return None
-        whole = Past(self.keys, self.values, self.inverse_norms)
         if torch.compiler.is_compiling():
-            return whole
+            return Past(self.keys, self.values, self.inverse_norms)
         S = int(self.cumulative_length)
-        return Past(*(x[:, :, :S] for x in whole)) if S else None
+        return Past(*(x[:, :, :S] for x in (self.keys, self.values, self.inverse_norms))) if S else None
 
     def store(self, past: Past) -> None:
         """Take over the new rows of the past that the module returned."""

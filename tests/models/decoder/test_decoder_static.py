@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CompileConfig, DynamicCache, StaticCache
+from transformers import CompileConfig, DynamicCache, GenerationConfig, StaticCache
+from transformers.integrations.executorch import convert_and_export_with_cache
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
@@ -114,3 +115,19 @@ def test_a_graph_refuses_layers_whose_past_is_not_static(models: dict[str, Lucid
     torch._dynamo.reset()
     with pytest.raises(Exception, match="compiles where every attention keeps keys and y"):
         torch.compile(model, backend="eager", fullgraph=True)(tokens[:, :1], past_key_values=cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["lucid", "lucid, options"])
+@torch.no_grad()
+def test_transformers_exports_a_step_with_a_static_cache(case: str, models: dict[str, LucidForCausalLM]) -> None:
+    model, rows = models[case], prompts(9, 9, seed=3)
+    options = {"batch_size": 1, "max_cache_len": 12, "device": "cpu"}
+    model.generation_config = GenerationConfig(use_cache=True, cache_implementation="static", cache_config=options)
+    # Exported at another place than 0, at which nothing of the cache is seen.
+    exported = convert_and_export_with_cache(model, prompts(1)[0][None], torch.tensor([3]))
+    for row in rows:
+        expected = model(row[None], use_cache=False).logits
+        for place in range(9):
+            step = {"input_ids": row[None, place : place + 1], "cache_position": torch.tensor([place])}
+            torch.testing.assert_close(exported.module()(**step), expected[:, place : place + 1])
