@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..decoder.modeling import register_decoder
+from .adapters import follow_peft
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask
@@ -43,6 +44,7 @@ def enable_lucid(
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     install_hooks()
+    follow_peft(enable_lucid)
     register_decoder()
     settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]
     if model is None:
