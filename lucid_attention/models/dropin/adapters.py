@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from transformers.integrations.peft import PeftAdapterMixin
 
 from ...base.files import read_json, write_whole
 from ..decoder.configuration import MODEL_TYPE
-from .hooks import MARK, layer_types
+from .hooks import layer_types, wrap
 from .settings import NAME, LucidSettings, full_layers, uses_lucid
 
 CONFIG_FILE = "adapter_config.json"
@@ -33,6 +33,7 @@ KEY = "lucid_adapter"
 # Attributes of an adapter's configuration: settings that its file asks for (None: it was saved without LUCID), and the
 # configuration of the model that has the adapter.
 REQUIRED, BASE = "_lucid_required", "_lucid_base"
+SUPPORTED = "0.21 and later"
 
 Switch = Callable[..., Any]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -78,33 +79,42 @@ class _AfterImport:
 
 def install_adapter_hooks(switch: Switch) -> None:
     """Wrap functions of PEFT, and tell it the modules of our own decoder."""
-    from peft import PeftModel
-    from peft.config import PeftConfigMixin
-    from peft.tuners.tuners_utils import BaseTuner
-    from peft.utils import constants, hotswap
+    import peft
 
-    _wrap(PeftConfigMixin, "save_pretrained", _save_config)
-    _wrap(PeftConfigMixin, "from_json_file", _read_config)
-    _wrap(PeftConfigMixin, "from_peft_type", _keep_required)
-    _wrap(BaseTuner, "inject_adapter", partial(_check_injected, switch))
-    _wrap(PeftModel, "load_adapter", partial(_check_loaded, switch))
-    _wrap(PeftAdapterMixin, "load_adapter", partial(_check_loaded, switch))
-    _wrap(PeftModel, "save_pretrained", _bind_adapters)
-    _wrap(PreTrainedModel, "save_pretrained", _bind_adapters)
-    _wrap(hotswap, "check_hotswap_configs_compatible", _check_swapped)
+    try:
+        from peft.utils import constants
+
+        for owner, name, wrapper in adapter_hooks(switch):
+            wrap(owner, name, wrapper)
+    except (AttributeError, ImportError) as error:
+        raise RuntimeError(
+            f"LUCID needs functions of PEFT that version {peft.__version__} does not have ({error}). This release of "
+            f"lucid-attention supports PEFT {SUPPORTED}: install one of those, or a newer lucid-attention"
+        ) from error
     for name, modules in vars(constants).items():
         # Our decoder has Llama's modules.
         if name.startswith("TRANSFORMERS_MODELS_TO_") and "llama" in modules:
             modules.setdefault(MODEL_TYPE, modules["llama"])
 
 
-def _wrap(owner: Any, name: str, wrapper: Wrapper) -> None:
-    found = inspect.getattr_static(owner, name)
-    original = found.__func__ if isinstance(found, classmethod) else found
-    if not hasattr(original, MARK):
-        wrapped: Any = wraps(original)(wrapper(original))
-        setattr(wrapped, MARK, True)
-        setattr(owner, name, classmethod(wrapped) if isinstance(found, classmethod) else wrapped)
+def adapter_hooks(switch: Switch) -> list[tuple[Any, str, Wrapper]]:
+    """What is wrapped: the owner of a function, the function's name, and its wrapper."""
+    from peft import PeftModel
+    from peft.config import PeftConfigMixin
+    from peft.tuners.tuners_utils import BaseTuner
+    from peft.utils import hotswap
+
+    return [
+        (PeftConfigMixin, "save_pretrained", _save_config),
+        (PeftConfigMixin, "from_json_file", _read_config),
+        (PeftConfigMixin, "from_peft_type", _keep_required),
+        (BaseTuner, "inject_adapter", partial(_check_injected, switch)),
+        (PeftModel, "load_adapter", partial(_check_loaded, switch)),
+        (PeftAdapterMixin, "load_adapter", partial(_check_loaded, switch)),
+        (PeftModel, "save_pretrained", _bind_adapters),
+        (PreTrainedModel, "save_pretrained", _bind_adapters),
+        (hotswap, "check_hotswap_configs_compatible", _check_swapped),
+    ]
 
 
 def settings_of(config: Any) -> LucidSettings | None:

@@ -72,7 +72,8 @@ def enable_lucid(
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
+        hint = ": give its model.get_base_model()" if hasattr(model, "get_base_model") else ""
+        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}{hint}")
     check_architecture(model)
     if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
         raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")

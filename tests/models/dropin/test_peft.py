@@ -24,11 +24,10 @@ from peft.config import PeftConfigMixin
 from peft.tuners.tuners_utils import BaseTuner
 from peft.utils import hotswap
 from peft.utils.save_and_load import load_peft_weights
-from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
-from transformers.integrations.peft import PeftAdapterMixin
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from lucid_attention import StrengthRamp
-from lucid_attention.models.dropin.adapters import KEY, SAVED_AS
+from lucid_attention.models.dropin.adapters import KEY, SAVED_AS, adapter_hooks, install_adapter_hooks
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.dropin.hooks import MARK
 from tests.models.dropin.cases import lucid_model, softmax_model, tokens
@@ -49,6 +48,11 @@ def logits(model):
 
 def written(folder):
     return json.loads((folder / "adapter_config.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def enabled():
+    enable_lucid()
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +166,11 @@ def test_lucid_may_be_enabled_after_the_adapter_was_added(saved, tmp_path):
     assert torch.equal(logits(again), logits(model))
 
 
+def test_enable_lucid_asks_for_the_base(saved):
+    with pytest.raises(TypeError, match=r"got PeftModelForCausalLM: give its model\.get_base_model\(\)"):
+        enable_lucid(get_peft_model(plain(saved), lora()))
+
+
 def test_prompts_carry_lucid(saved, tmp_path):
     model = get_peft_model(
         enable_lucid(plain(saved), **SETTINGS), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
@@ -269,26 +278,16 @@ def test_a_copy_of_a_model_saves_its_own_settings(saved, tmp_path):
         assert written(tmp_path / name)[KEY]["lucid"]["strength"] == strength
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (PeftConfigMixin, "save_pretrained"),
-        (PeftConfigMixin, "from_json_file"),
-        (PeftConfigMixin, "from_peft_type"),
-        (BaseTuner, "inject_adapter"),
-        (PeftModel, "load_adapter"),
-        (PeftAdapterMixin, "load_adapter"),
-        (PeftModel, "save_pretrained"),
-        (PreTrainedModel, "save_pretrained"),
-        (hotswap, "check_hotswap_configs_compatible"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_a_function_of_peft_is_where_the_hook_expects_it(owner, name):
-    enable_lucid()
-    assert hasattr(getattr(owner, name, None), MARK), (
-        f"{owner.__name__}.{name} has moved: see models/dropin/adapters.py"
-    )
+HOOKS = [(owner, name) for owner, name, _ in adapter_hooks(enable_lucid)]
+
+
+@pytest.mark.parametrize(("owner", "name"), HOOKS, ids=[f"{owner.__name__}.{name}" for owner, name in HOOKS])
+def test_a_release_of_peft_that_moves_a_function_is_named(owner, name, monkeypatch):
+    assert hasattr(getattr(owner, name, None), MARK), f"{owner.__name__}.{name} has moved: see dropin/adapters.py"
+    monkeypatch.delattr(owner, name)
+    if not hasattr(owner, name):
+        with pytest.raises(RuntimeError, match=f"{name}.* supports PEFT 0.21"):
+            install_adapter_hooks(enable_lucid)
 
 
 def test_no_class_of_peft_goes_around_the_hooks():
