@@ -242,6 +242,7 @@ def test_a_damaged_file_is_refused(saved, tmp_path):
             PeftConfig.from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_ramp_goes_on_where_the_adapter_was_saved(saved, tmp_path):
     """The Trainer resumes with the strength of its checkpoint, in a model that has another one."""
     rows = [{"input_ids": row, "labels": row} for row in tokens(4)]
