@@ -2,8 +2,9 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -83,6 +84,8 @@ class LucidConfig(PreTrainedConfig):
 
     model_type: ClassVar[str] = MODEL_TYPE
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # TRL reads this attribute of models that are not in Transformers itself. Read-only: all configurations share it.
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     vocab_size: int = 32_000
     hidden_size: int = 2048

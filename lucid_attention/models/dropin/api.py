@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ..decoder.heads import register_decoder
+from .adapters import follow_peft
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask
@@ -44,6 +45,7 @@ def enable_lucid(
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     install_hooks()
+    follow_peft(enable_lucid)
     register_decoder()
     settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]
     if model is None:
@@ -70,7 +72,8 @@ def enable_lucid(
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
+        hint = ": give its model.get_base_model()" if hasattr(model, "get_base_model") else ""
+        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}{hint}")
     check_architecture(model)
     if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
         raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")

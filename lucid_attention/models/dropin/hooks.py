@@ -51,14 +51,19 @@ def install_hooks() -> None:
     for hook in HOOKS:
         check_hook(hook)
     for hook in HOOKS:
-        original = getattr(hook.owner, hook.name)
-        if hasattr(original, MARK):
-            continue
-        is_classmethod = isinstance(inspect.getattr_static(hook.owner, hook.name), classmethod)
-        function = original.__func__ if is_classmethod else original
-        wrapped = wraps(function)(hook.wrapper(function))
-        setattr(wrapped, MARK, True)
-        setattr(hook.owner, hook.name, classmethod(wrapped) if is_classmethod else wrapped)
+        wrap(hook.owner, hook.name, hook.wrapper)
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a function, a method or a class method, once."""
+    original = getattr(owner, name)
+    if hasattr(original, MARK):
+        return
+    is_classmethod = isinstance(inspect.getattr_static(owner, name), classmethod)
+    function = original.__func__ if is_classmethod else original
+    wrapped = wraps(function)(wrapper(function))
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, classmethod(wrapped) if is_classmethod else wrapped)
 
 
 def check_hook(hook: Hook) -> None:
