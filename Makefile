@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+# What Transformers' own tests import beyond the tests here.
+HF_SUITE_NEEDS := parameterized httpx
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
 CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
@@ -14,11 +16,11 @@ CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest test-suite-hf attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -34,6 +36,9 @@ test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \
 		tests/models tests/training tests/test_cli.py tests/test_documents.py $(ARGS)
+
+test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
+	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
 attack: $(STAMP) ## Kill, interrupt and mislead the commands, and damage their files (ARGS such as --quick)
 	@env $(CPU_ENV) $(BIN)/python tools/attack.py $(ARGS)
@@ -73,4 +78,8 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
 	@$(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install -qq --no-input --disable-pip-version-check \
 		-c constraints-oldest.txt -e ".[test,plot,transformers]"
+	@touch $@
+
+$(VENV)/.hf-suite: $(STAMP)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt $(HF_SUITE_NEEDS)
 	@touch $@

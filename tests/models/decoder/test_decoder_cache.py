@@ -230,6 +230,7 @@ def test_keys_and_values_as_tuples_are_refused(models: dict[str, LucidForCausalL
 
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
+@pytest.mark.shows("static cache", model="decoder", refused=True)
 def test_there_is_no_static_cache(name: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match="no static cache"):
         StaticCache(config=models[name].config, max_cache_len=20)

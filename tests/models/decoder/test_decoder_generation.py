@@ -40,6 +40,7 @@ def logits_by_token(model: LucidForCausalLM, tokens: Tensor, mask: Tensor, first
 
 @every_case
 @torch.no_grad()
+@pytest.mark.shows("greedy search", model="decoder")
 def test_the_cache_changes_neither_tokens_nor_logits(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models[case], padded(prompts(11, 6, 9))
     tokens = greedy(model, inputs)
@@ -51,6 +52,7 @@ def test_the_cache_changes_neither_tokens_nor_logits(case: str, models: dict[str
 
 
 @every_case
+@pytest.mark.shows("padded batches", model="decoder")
 def test_a_padded_row_continues_as_it_does_alone(case: str, models: dict[str, LucidForCausalLM]) -> None:
     rows = prompts(11, 6, 1)
     together = greedy(models[case], padded(rows))
@@ -59,6 +61,7 @@ def test_a_padded_row_continues_as_it_does_alone(case: str, models: dict[str, Lu
 
 
 @every_case
+@pytest.mark.shows("beam search", model="decoder")
 def test_beam_search_needs_no_cache_to_find_the_same(
     case: str, models: dict[str, LucidForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +76,7 @@ def test_beam_search_needs_no_cache_to_find_the_same(
 
 
 @every_case
+@pytest.mark.shows("sampling", model="decoder")
 def test_sampling_repeats_with_its_seed(case: str, models: dict[str, LucidForCausalLM]) -> None:
     def sample(seed: int, **options: Any) -> Tensor:
         torch.manual_seed(seed)
@@ -84,12 +88,14 @@ def test_sampling_repeats_with_its_seed(case: str, models: dict[str, LucidForCau
 
 
 @every_case
+@pytest.mark.shows("prefill in chunks", model="decoder")
 def test_a_prompt_may_come_in_chunks(case: str, models: dict[str, LucidForCausalLM]) -> None:
     inputs = padded(prompts(11, 6))
     assert torch.equal(greedy(models[case], inputs, prefill_chunk_size=4), greedy(models[case], inputs))
 
 
 @every_case
+@pytest.mark.shows("a cache kept over turns", model="decoder")
 def test_a_conversation_goes_on_from_its_cache(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, (first, second) = models[case], prompts(7, 4)
     cache = DynamicCache(config=model.config)
@@ -115,6 +121,8 @@ def repetitive() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("case", [*ATTENTIONS, "hybrid"])
+@pytest.mark.shows("speculative decoding with an assistant", model="decoder")
+@pytest.mark.shows("prompt lookup", model="decoder")
 def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, LucidForCausalLM]) -> None:
     inputs, model = repetitive(), models[case]
     expected = greedy(model, inputs, max_new_tokens=12)
@@ -127,6 +135,7 @@ def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, Lu
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
 @pytest.mark.parametrize(("kind", "reason"), [("static", "no static cache"), ("quantized", "only full attention")])
+@pytest.mark.shows("quantized cache", model="decoder", refused=True)
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)

@@ -44,6 +44,7 @@ LOWEST = {"finfo.min": torch.finfo(torch.float32).min, "-inf": float("-inf"), "-
     [*(("llama", form) for form in ("bool", *LOWEST)), *(("gemma2", form) for form in ("bool", "finfo.min", "half"))],
 )
 @torch.no_grad()
+@pytest.mark.shows("4-D causal masks", model="drop-in")
 def test_a_dense_mask_of_padding_means_the_same_as_a_flat_one(name, form):
     model, ids = lucid_model(name, layers=[1]), tokens(2)
     mask = padding_mask() if form == "bool" else additive(padding_mask(), LOWEST[form])
@@ -115,6 +116,7 @@ def backwards():
 
 @pytest.mark.parametrize("mask", [bidirectional_prefix, window, hole, backwards])
 @pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.shows("bidirectional masks, windows in LUCID layers", model="drop-in", refused=True)
 def test_a_mask_that_is_not_causal_is_refused(mask, use_cache):
     with pytest.raises(ValueError, match=r"attention_mask must be causal, with padding, packed documents or a tree"):
         lucid_model("llama")(tokens(2), attention_mask=mask(), use_cache=use_cache)

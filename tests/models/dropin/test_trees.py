@@ -41,6 +41,7 @@ def tree_mask() -> Tensor:
 @pytest.mark.parametrize("form", ["bool", "additive"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox"])
 @torch.no_grad()
+@pytest.mark.shows("tree masks", model="drop-in")
 def test_each_path_of_a_tree_is_the_path_run_alone(name, form, use_cache):
     model, ids, mask = lucid_model(name).double(), tokens(2, LENGTH), tree_mask()
     if form == "additive":
@@ -94,6 +95,7 @@ def test_a_tree_behind_a_padded_past_and_the_token_after_its_best_path():
 
 
 @torch.no_grad()
+@pytest.mark.shows("shared-prefix masks", model="drop-in")
 def test_continuations_share_a_prefix():
     model, ids = lucid_model("llama").double(), tokens(1, 12)
     document = torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
