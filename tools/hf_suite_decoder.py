@@ -28,4 +28,6 @@ class LucidModelTester(common.CausalLMModelTester):
 
 class LucidModelTest(common.CausalLMModelTest, unittest.TestCase):
     model_tester_class = LucidModelTester
+    # No attention weights are computed, so tests must not ask for them.
+    has_attentions = False
     _torch_compile_train_cls = modeling.LucidForCausalLM
