@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
+# What Transformers' own tests import beyond the tests here.
+HF_SUITE_NEEDS := parameterized httpx
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
 CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
@@ -17,11 +19,11 @@ TRANSFORMERS_TESTS := tests/models tests/training tests/test_cli.py tests/test_d
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest test-newest attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest test-newest test-suite-hf attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -43,6 +45,9 @@ test-newest: $(NEWEST)/.installed ## The same with the newest Transformers 5.x o
 		-c $(NEWEST)/constraints.txt "transformers<6" -e ".[test,plot,transformers]"
 	@$(NEWEST)/bin/python -c 'import transformers; print("Transformers", transformers.__version__)'
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(NEWEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)
+
+test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
+	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
 attack: $(STAMP) ## Kill, interrupt and mislead the commands, and damage their files (ARGS such as --quick)
 	@env $(CPU_ENV) $(BIN)/python tools/attack.py $(ARGS)
@@ -88,4 +93,8 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
 $(NEWEST)/.installed: $(STAMP)
 	@echo "Making $(NEWEST) for the newest Transformers"
 	@$(PYTHON) -m venv $(NEWEST)
+	@touch $@
+
+$(VENV)/.hf-suite: $(STAMP)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt $(HF_SUITE_NEEDS)
 	@touch $@

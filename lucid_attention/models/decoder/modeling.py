@@ -19,7 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
-from .cache import check_cache
+from .cache import AttentionPass, check_cache
 from .configuration import LucidConfig, make_attention
 from .masks import Seen, read_inputs, read_places
 from .parallel import check_divisible
@@ -66,6 +66,8 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
         past = None if cache_layer is None else cache_layer.past
+        if cache_layer is not None and cache_layer.record_past:
+            cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.store(past)

@@ -7,6 +7,7 @@ of attn_implementation="lucid" is one of
     None            causal, nothing hidden
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
     [n + 1]         int32: borders of documents in all rows, one behind the other; no past
+    [B, 1, T, S + T]  bool: any other order in which tokens see each other, such as a tree
 
 Layers that keep their own attention (sliding windows) get the mask of `sdpa`.
 """
@@ -21,6 +22,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...ops.softmax.attention import visible_keys
 from ..documents import document_borders
+from .relations import read_relation
 from .settings import check_config
 
 # Rows of a dense mask that are read together, so that a long packed batch needs no T × T mask.
@@ -35,10 +37,12 @@ class Visibility(NamedTuple):
     """Which keys the queries see, besides causality.
 
     key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None.
+    relation: [B, 1, T, S + T] bool or None: what every query sees, if the two cannot say it.
     """
 
     key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    relation: Tensor | None = None
 
 
 def lucid_mask(
@@ -87,7 +91,7 @@ def lucid_mask(
         return sdpa_mask(*sizes, allow_is_causal_skip=False, device=device, **options)
 
     visible = _read_rows(rows, batch_size, q_length, kv_length)
-    return visible.key_mask if visible.cu_seqlens is None else visible.cu_seqlens
+    return next(form for form in (visible.relation, visible.cu_seqlens, visible.key_mask) if form is not None)
 
 
 def _is_causal(mask_function: Callable[..., Any], device: torch.device | str) -> bool:
@@ -158,10 +162,8 @@ def _read_rows(rows: MaskRows, B: int, T: int, total: int) -> Visibility:
     if visible.cu_seqlens is None and past == 0:
         return visible
     if not _is_mask_of(visible, rows, B, T, total):
-        raise ValueError(
-            "attention_mask must be causal, with padding or packed documents: LUCID solves for the values in the order "
-            "in which tokens see each other, got a mask of another form (bidirectional tokens, a prefix, a window?)"
-        )
+        key_mask, relation = read_relation(rows(0, T))
+        return Visibility(key_mask, relation=relation)
     return visible
 
 
@@ -232,6 +234,8 @@ def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) 
 
 def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
     """[B, 1, T, total] bool, for read-outs that take no other form. position: of the first query among the keys."""
+    if visible.relation is not None:
+        return visible.relation
     if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
         document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, 1, T)

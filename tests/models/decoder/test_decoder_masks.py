@@ -216,6 +216,7 @@ def test_what_cannot_be_understood_is_refused(
 
 
 @pytest.mark.parametrize("with_mask", [False, True], ids=["no mask", "mask"])
+@pytest.mark.shows("compiled training", model="decoder")
 def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models["lucid"], padded(prompts(9, 6), "right")
     if not with_mask:

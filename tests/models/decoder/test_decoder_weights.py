@@ -78,6 +78,7 @@ def test_weights_of_the_llama_family_load_by_name(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.shows("`save_pretrained`, `from_pretrained`", model="decoder")
 def test_a_saved_model_comes_back_the_same(name: str, tmp_path: Path) -> None:
     model = decoder(name)
     model.save_pretrained(tmp_path)

@@ -70,6 +70,7 @@ def test_a_prompt_is_compiled_into_an_initialised_static_cache():
     assert counter.frame_count == 1
 
 
+@pytest.mark.shows("compiled generation", model="drop-in")
 def test_generate_compiles_once_and_chooses_the_same_tokens():
     model, (ids, mask) = lucid_model("llama"), left_padded(tokens(2), [12, 7])
     how = CompileConfig(fullgraph=True, dynamic=False, backend="aot_eager", mode=None)
@@ -79,6 +80,7 @@ def test_generate_compiles_once_and_chooses_the_same_tokens():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.shows("compiled training", model="drop-in")
 def test_a_compiled_training_pass_has_the_gradients_of_a_plain_one():
     model, (ids, mask) = lucid_model("qwen3").train(), left_padded(tokens(2), [12, 7])
 

@@ -27,6 +27,7 @@ def test_lucid_and_softmax_attention_choose_different_tokens(name):
 
 
 @every_architecture
+@pytest.mark.shows("greedy search", model="drop-in")
 def test_greedy_tokens_are_the_same_with_and_without_cache(name):
     model, ids = lucid_model(name), tokens(2)
     chosen = greedy(model, ids)
@@ -59,6 +60,7 @@ def test_a_cached_pass_in_pieces_has_the_logits_of_the_full_pass(name, cache, pa
 
 @every_architecture
 @pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.shows("padded batches", model="drop-in")
 def test_each_left_padded_row_generates_what_it_generates_alone(name, cache):
     model, ids = lucid_model(name), tokens(3)
     padded, mask = left_padded(ids, LENGTHS)
@@ -90,6 +92,7 @@ def test_padding_on_the_right_changes_nothing_before_it(name):
 
 
 @every_architecture
+@pytest.mark.shows("beam search", model="drop-in")
 def test_beam_search_is_the_same_with_and_without_cache(name):
     model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 8])
     options = {"num_beams": 3, "attention_mask": mask, "num_return_sequences": 2, "new": 6}
@@ -99,6 +102,7 @@ def test_beam_search_is_the_same_with_and_without_cache(name):
 
 
 @a_few_architectures
+@pytest.mark.shows("sampling", model="drop-in")
 def test_sampling_with_a_seed_is_the_same_with_and_without_cache(name):
     model, ids = lucid_model(name), tokens(2)
     drawn = []
@@ -110,6 +114,7 @@ def test_sampling_with_a_seed_is_the_same_with_and_without_cache(name):
 
 
 @every_architecture
+@pytest.mark.shows("static cache", model="drop-in")
 def test_a_static_cache_gives_the_tokens_of_a_growing_one(name):
     model, ids = lucid_model(name), tokens(2)
     static = greedy(model, ids, cache_implementation="static", disable_compile=True)
@@ -133,6 +138,7 @@ def test_a_static_cache_is_used_again_for_another_prompt():
 
 @a_few_architectures
 @pytest.mark.parametrize("kind", ["lucid", "softmax"])
+@pytest.mark.shows("speculative decoding with an assistant", model="drop-in")
 def test_an_assistant_model_changes_no_token(name, kind):
     model, ids = lucid_model(name), tokens()
     assistant = {"lucid": lucid_model, "softmax": softmax_model}[kind](name)
@@ -141,6 +147,7 @@ def test_an_assistant_model_changes_no_token(name, kind):
 
 
 @every_architecture
+@pytest.mark.shows("prompt lookup", model="drop-in")
 def test_prompt_lookup_changes_no_token(name):
     model = lucid_model(name)
     first = tokens(1, 6)
@@ -150,6 +157,7 @@ def test_prompt_lookup_changes_no_token(name):
 
 
 @every_architecture
+@pytest.mark.shows("prefill in chunks", model="drop-in")
 def test_a_prompt_in_chunks_changes_no_token(name):
     model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 7])
     chunked = greedy(model, ids, attention_mask=mask, prefill_chunk_size=5)
@@ -157,6 +165,7 @@ def test_a_prompt_in_chunks_changes_no_token(name):
 
 
 @every_architecture
+@pytest.mark.shows("a cache kept over turns", model="drop-in")
 def test_a_cache_is_taken_over_to_the_next_turn(name):
     model, text = lucid_model(name), tokens(1, 8)
     cache = DynamicCache(config=model.config)

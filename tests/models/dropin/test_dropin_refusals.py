@@ -26,6 +26,7 @@ from tests.models.dropin.cases import CONFIGURATIONS, greedy, lucid_model, softm
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 
 
+@pytest.mark.shows("quantized cache", model="drop-in", refused=True)
 def test_a_quantized_cache_is_refused():
     model = lucid_model("llama")
     for backend in ("quanto", "hqq"):
@@ -38,6 +39,7 @@ def test_a_quantized_cache_is_refused():
 
 
 @pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
+@pytest.mark.shows("continuous batching", model="drop-in", refused=True)
 def test_continuous_batching_is_refused(start, monkeypatch):
     model = lucid_model("llama")
     begin = {

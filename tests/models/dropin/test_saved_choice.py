@@ -41,6 +41,7 @@ def logits(model, **inputs):
     [{}, {"layers": [1], "strength": 0.5, "sharpness": 2.0}, {"strength": 0.0}],
     ids=["plain", "with settings", "strength 0"],
 )
+@pytest.mark.shows("`save_pretrained`, `from_pretrained`", model="drop-in")
 def test_the_choice_and_its_settings_survive(tmp_path, loader, settings):
     model = lucid_model("llama", **settings)
     expected = logits(model)
