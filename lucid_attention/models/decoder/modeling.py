@@ -18,6 +18,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
+from ..caches import adopt_cache
 from ..documents import document_borders
 from .cache import check_cache
 from .configuration import MODEL_TYPE, LucidConfig, make_attention
@@ -158,13 +159,14 @@ class LucidModel(LucidPreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
+            adopt_cache(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
         S = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = padding_mask(attention_mask, B, S + T)
         positions = None if position_ids is None else check_positions(position_ids, B, T)
         cu_seqlens = None
-        if positions is not None and T > 1:
-            cu_seqlens = None if key_mask is not None else document_borders(positions)
+        if positions is not None and key_mask is None and T > 1:
+            cu_seqlens = document_borders(positions, cached=bool(use_cache) or past_key_values is not None)
         if cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
         if cu_seqlens is not None:

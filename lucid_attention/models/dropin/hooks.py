@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
+from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from .cache import LAYER_TYPE
 from .settings import NAME, LucidSettings, check_layers, uses_lucid
@@ -68,9 +69,25 @@ def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
     def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
         if attn_implementation == NAME:
             check_architecture(self)
+            watch_caches(self)
         return original(self, attn_implementation, *args, **kwargs)
 
     return check
+
+
+def watch_caches(model: Any) -> None:
+    """Let a model, and the models in it, see the caches that they are called with."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
+
+
+def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
+    # By position only in calls by hand: generate() and every tool name the argument.
+    config = model.config.get_text_config(decoder=True)
+    for cache in (*args, *kwargs.values()):
+        if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
+            adopt_cache(cache, config)
 
 
 def check_architecture(model: Any) -> None:
