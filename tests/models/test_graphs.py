@@ -64,7 +64,7 @@ def assert_same_logits(run: Any, model: Any, kind: str, B: int, T: int) -> None:
 @torch.no_grad()
 def test_an_exported_program_holds_for_every_batch_and_length(make, kind, strict):
     model, inputs = make(), batch(kind, 2, 12)
-    shapes: dict[str, Any] = dict.fromkeys(inputs, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}) | {"use_cache": None}
+    shapes: dict[str, Any] = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs} | {"use_cache": None}
     program = torch.export.export(model, (), inputs | {"use_cache": False}, dynamic_shapes=shapes, strict=strict)
     for size in SIZES:
         assert_same_logits(program.module(), model, kind, *size)

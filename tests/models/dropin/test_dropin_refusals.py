@@ -80,7 +80,7 @@ def test_prefix_tuning_is_refused_with_the_way_out(name):
     shape = {"token_dim": 16, "num_attention_heads": 2, "num_layers": CONFIGURATIONS[name]().num_hidden_layers}
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **shape)
     model = get_peft_model(lucid_model(name), prefix)
-    with pytest.raises((ValueError, RuntimeError), match="Use PromptTuningConfig|use PromptTuningConfig"):
+    with pytest.raises((ValueError, RuntimeError), match="se PromptTuningConfig, PromptEncoderConfig or LoRA"):
         model(tokens())
 
 
