@@ -25,9 +25,20 @@ class Seen(NamedTuple):
 
 
 def read_inputs(
-    attention_mask: Any, position_ids: Tensor | None, others: dict[str, Any], B: int, T: int, S: int, places: int
+    attention_mask: Any,
+    position_ids: Tensor | None,
+    others: dict[str, Any],
+    B: int,
+    T: int,
+    S: int,
+    places: int,
+    *,
+    cached: bool,
 ) -> Seen:
-    """What T new tokens after S in the cache see. places: of a static cache, else 0. others: may hold `BORDERS`."""
+    """What T new tokens after S in the cache see.
+
+    places: of a static cache, else 0. others: may hold `BORDERS`. cached: whether a cache is used, or made.
+    """
     positions = None if position_ids is None else _check_positions(position_ids, B, T)
     key_mask, cu_seqlens, dense = _read_attention_mask(attention_mask, B, T, S + T, places)
     given = _given_borders(others, B, T)
@@ -38,7 +49,7 @@ def read_inputs(
             _check_agreement("position_ids", document_borders(positions), given)
         cu_seqlens = given if given.shape[0] > 2 else None
     elif positions is not None and T > 1 and key_mask is None and not dense:
-        cu_seqlens = document_borders(positions)
+        cu_seqlens = document_borders(positions, cached=cached)
     if cu_seqlens is not None and positions is not None:
         positions = positions.reshape(1, -1)
     return Seen(key_mask, cu_seqlens, positions)

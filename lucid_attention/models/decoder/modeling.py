@@ -19,6 +19,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
+from ..caches import adopt_cache
 from .cache import AttentionPass, check_cache
 from .configuration import LucidConfig, make_attention
 from .masks import Seen, read_inputs, read_places
@@ -179,8 +180,9 @@ class LucidModel(LucidPreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
+            adopt_cache(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
-        seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T)
+        seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T, bool(use_cache))
         if seen.cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
         if seen.cu_seqlens is None and use_cache and past_key_values is None:
@@ -202,6 +204,7 @@ class LucidModel(LucidPreTrainedModel):
         others: dict[str, Any],
         B: int,
         T: int,
+        use_cache: bool,
     ) -> Seen:
         static = static_layer(cache)
         places = 0 if static is None else static.max_cache_len
@@ -215,8 +218,8 @@ class LucidModel(LucidPreTrainedModel):
                 attention_mask, position_ids, others, static.cumulative_length, B, T, static.max_cache_len
             )
         S = 0 if cache is None else int(cache.get_seq_length())
-        places = 0 if static is None else static.max_cache_len
-        return read_inputs(attention_mask, position_ids, others, B, T, S, places)
+        cached = use_cache or cache is not None
+        return read_inputs(attention_mask, position_ids, others, B, T, S, places, cached=cached)
 
 
 class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):

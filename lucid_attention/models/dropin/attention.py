@@ -129,9 +129,10 @@ def _options(module: nn.Module) -> dict[str, Any]:
 def _check_no_cache(q: Tensor, k: Tensor) -> None:
     if k.shape[2] != q.shape[2]:
         raise ValueError(
-            "The cache of a LUCID model keeps preconditioned values: expected one that generate() made, or "
-            f"DynamicCache(config=model.config), got {k.shape[2]} keys for {q.shape[2]} queries from a cache that "
-            "knows nothing of LUCID (DynamicCache() without config, or made before LUCID was switched on?)"
+            "past_key_values must be a fresh cache, or one that this LUCID model filled: got a cache whose values "
+            f"LUCID has not preconditioned ({k.shape[2]} keys for {q.shape[2]} queries). What softmax attention "
+            "filled cannot be continued: run its tokens again. PEFT's prefix tuning fills caches itself: use "
+            "PromptTuningConfig, PromptEncoderConfig or LoRA"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
+from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from ..saved import unseal, write_sealed
 from .cache import LAYER_TYPE
@@ -114,6 +115,7 @@ def _choose_attention(original: Callable[..., Any]) -> Callable[..., Any]:
         saved = getattr(config, NAME, None)
         if attn_implementation == NAME or (attn_implementation is None and saved is not None):
             check_architecture(self)
+            watch_caches(self)
             original(self, NAME, *args, **kwargs)
             settings = attn_implementation.settings if isinstance(attn_implementation, LucidName) else saved
             if settings is not saved or not isinstance(config._attn_implementation, LucidName):
@@ -157,6 +159,21 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     )
     drop_settings(model.config)
     model.__dict__.pop("_supports_flash_attn", None)
+
+
+def watch_caches(model: Any) -> None:
+    """Let a model, and the models in it, see the caches that they are called with."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
+
+
+def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
+    # By position only in calls by hand: generate() and every tool name the argument.
+    config = model.config.get_text_config(decoder=True)
+    for cache in (*args, *kwargs.values()):
+        if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
+            adopt_cache(cache, config)
 
 
 def check_architecture(model: Any) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...ops.softmax.attention import visible_keys
-from ..documents import document_borders
+from ..documents import borders, document_borders
 from .relations import read_relation
 from .settings import check_config
 
@@ -198,22 +198,15 @@ def _borders(rows: MaskRows, B: int, T: int) -> Tensor:
         before = (torch.arange(start, stop, device=rows(0, 1).device) - 1).clamp(min=0)
         sees_before = rows(start, stop)[:, 0].gather(2, before.expand(B, -1)[..., None])[..., 0]
         blocks.append(~sees_before)
-    is_start = torch.cat(blocks, 1)
-    is_start[:, 0] = True
-    starts = is_start.flatten().nonzero()[:, 0]
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+    return borders(torch.cat(blocks, 1))
 
 
 def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device: torch.device | str) -> Tensor:
-    """Borders for graphs, whose shapes must not depend on values: [B·T + 1], with empty documents at the end.
-
-    In a graph Transformers cannot ask whether positions restart, and treats every batch as packed.
-    """
+    """Borders for graphs, in which Transformers cannot ask whether positions restart and takes all rows for packed."""
     row, token = torch.arange(B, device=device)[:, None], torch.arange(T, device=device)[None]
-    sees_before = mask_function(row, torch.zeros_like(row), token, (token - 1).clamp(min=0)).expand(B, T)
-    begins = (~sees_before | (token == 0)).flatten()
-    starts = torch.where(begins, torch.arange(B * T, device=device), B * T).sort().values
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+    # Every token but the first, and not an index clamped at 0: Inductor's C++ for AVX2 does not compile with one.
+    sees_before = mask_function(row, torch.zeros_like(row), token[:, 1:], token[:, :-1]).expand(B, T - 1)
+    return borders(F.pad(~sees_before, (1, 0)))
 
 
 def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) -> Visibility:
@@ -224,10 +217,10 @@ def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) 
     """
     if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
         return visible
-    borders, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
-    if borders is not None:
-        return Visibility(cu_seqlens=borders.to(torch.int32))
-    if positions is None or positions.ndim != 2 or torch.compiler.is_compiling():
+    given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    if given is not None:
+        return Visibility(cu_seqlens=given.to(torch.int32))
+    if positions is None or positions.ndim != 2:
         return visible
     return Visibility(cu_seqlens=document_borders(positions.expand(B, T)))
 

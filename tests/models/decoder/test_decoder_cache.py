@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.cache import CroppableLayer, PastLayer, StateLayer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
-from .cases import SHAPE, decoder, prompts
+from .cases import SHAPE, decoder, greedy, padded, prompts
 
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
@@ -199,6 +199,20 @@ def test_a_hybrid_is_as_croppable_as_its_least_layer() -> None:
     assert not cache.is_croppable
 
 
+@pytest.mark.parametrize("name", ["lucid", "delta"])
+def test_a_cache_without_a_configuration_becomes_one_of_the_model(
+    name: str, models: dict[str, LucidForCausalLM]
+) -> None:
+    model, cache, inputs = models[name], DynamicCache(), padded(prompts(8, 5))
+    assert torch.equal(greedy(model, inputs, past_key_values=cache), greedy(model, inputs))
+    assert [layer._layer_type for layer in cache.layers] == model.config.layer_types
+
+
+def test_a_cache_of_an_encoder_with_a_decoder_is_refused(models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(TypeError, match="got EncoderDecoderCache"):
+        models["lucid"](batch(), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+
 def caches(config: Any) -> dict[str, Any]:
     """Caches that do not belong to a LucidModel with that configuration, and the message that refuses each."""
     two_layers = DynamicCache(config=config)
@@ -208,7 +222,6 @@ def caches(config: Any) -> dict[str, Any]:
     offloading.offloading = True
     two_layers.layers.pop()
     return {
-        "no configuration": (DynamicCache(), "DynamicCache\\(config=model.config\\)"),
         "another model's": (DynamicCache(config=llama), "DynamicCache\\(config=model.config\\)"),
         "another attention's": (DynamicCache(config=other), "expected layers"),
         "too few layers": (two_layers, "expected layers"),

@@ -1,9 +1,12 @@
 """generate() with attn_implementation="lucid": every cache and strategy gives the tokens of the plain pass."""
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+from lucid_attention.models.dropin.cache import LucidDynamicLayer
 from tests.models.dropin.cases import (
     A_FEW,
     ARCHITECTURES,
@@ -185,3 +188,23 @@ def test_a_cropped_cache_goes_on_from_where_it_was_cropped():
     again = model(other, past_key_values=cache).logits
     full = model(torch.cat([ids[:, :8], other], 1), use_cache=False).logits[:, 8:]
     assert relative_error(again, full) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_cache_without_a_configuration_becomes_one_of_the_model(name):
+    model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 7])
+    for step in ({}, {"num_beams": 2}):
+        cache = DynamicCache()
+        found = greedy(model, ids, attention_mask=mask, past_key_values=cache, **step)
+        assert torch.equal(found, greedy(model, ids, attention_mask=mask, use_cache=False, **step))
+    assert isinstance(cache.layers[-1], LucidDynamicLayer)
+    expected = DynamicCache(config=model.config).layers
+    assert [type(layer) for layer in cache.layers] == [type(layer) for layer in expected]
+
+
+@torch.no_grad()
+def test_the_inner_model_and_a_copy_take_a_cache_without_a_configuration():
+    model, ids = copy.deepcopy(lucid_model("llama")), tokens()
+    cache = DynamicCache()
+    pieces = [model.model(piece, None, None, cache).last_hidden_state for piece in ids.split(5, 1)]
+    assert relative_error(torch.cat(pieces, 1), model.model(ids, use_cache=False).last_hidden_state) < 1e-5

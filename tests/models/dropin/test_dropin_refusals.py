@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -10,6 +11,7 @@ from transformers import (
     BertConfig,
     BloomConfig,
     DynamicCache,
+    EncoderDecoderCache,
     QuantizedCache,
     StaticCache,
     T5Config,
@@ -70,13 +72,36 @@ def test_a_paged_cache_that_comes_to_the_attention_is_refused():
 
 
 @torch.no_grad()
-def test_a_cache_without_the_configuration_is_refused_when_it_would_be_read():
-    model, ids, cache = lucid_model("llama"), tokens(), DynamicCache()
+def test_a_cache_that_already_holds_values_of_another_attention_is_refused():
+    model, ids = softmax_model("llama"), tokens()
+    cache = DynamicCache()
     model(ids, past_key_values=cache)
-    with pytest.raises(
-        ValueError, match=r"expected one that generate\(\) made, or DynamicCache\(config=model.config\)"
-    ):
+    enable_lucid(model)
+    with pytest.raises(ValueError, match="must be a fresh cache, or one that this LUCID model filled"):
         model(ids[:, :1], past_key_values=cache)
+
+
+def test_a_cache_of_an_encoder_with_a_decoder_is_refused():
+    with pytest.raises(TypeError, match="got EncoderDecoderCache"):
+        lucid_model("llama")(tokens(), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_prefix_tuning_is_refused_with_the_way_out(name):
+    shape = {"token_dim": 16, "num_attention_heads": 2, "num_layers": CONFIGURATIONS[name]().num_hidden_layers}
+    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **shape)
+    model = get_peft_model(lucid_model(name), prefix)
+    with pytest.raises((ValueError, RuntimeError), match="se PromptTuningConfig, PromptEncoderConfig or LoRA"):
+        model(tokens())
+
+
+def test_prompt_tuning_puts_virtual_tokens_before_the_text():
+    """The way out: virtual tokens are embeddings, which go through every layer like others."""
+    base, ids = lucid_model("llama").double(), tokens(2)
+    model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).double().eval()
+    virtual = model.get_prompt(2).detach()
+    embeds = torch.cat([virtual, base.get_input_embeddings()(ids)], 1)
+    torch.testing.assert_close(model(ids).logits, base(inputs_embeds=embeds).logits)
 
 
 @pytest.mark.parametrize("made", CACHES.values(), ids=CACHES)
@@ -86,7 +111,7 @@ def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
     cache = made(model.config)
     model(ids, past_key_values=cache)
     enable_lucid(model)
-    with pytest.raises(ValueError, match="cache that knows nothing of LUCID"):
+    with pytest.raises(ValueError, match="values LUCID has not preconditioned"):
         model(ids[:, :1], past_key_values=cache)
 
 
