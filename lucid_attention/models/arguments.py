@@ -1,10 +1,23 @@
-"""The arguments of `lucid convert`, and one that several commands share. Imports nothing heavy."""
+"""The arguments of `lucid convert` and `lucid run`, and one that several commands share. Imports nothing heavy."""
 
 import argparse
 import re
 
 # Values of --dtype; "auto" is the dtype that the weights were saved in.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+RUN_DESCRIPTION = """\
+Run a tool of others, so that it opens checkpoints with LUCID, converted ones and those of `lucid train`.
+Processes that the tool starts (torchrun, accelerate, trl, notebooks, workers) know LUCID as well."""
+RUN_EXAMPLES = """\
+examples:
+  lucid run lm_eval --model hf --model_args pretrained=./model --tasks arc_easy
+  lucid run transformers serve ./model
+  lucid run trl sft --model_name_or_path ./model --dataset_name DATASET
+  lucid run torchrun --nproc-per-node 2 train.py
+  lucid run jupyter lab
+  lucid run script.py
+  lucid run -m my_package.my_tool"""
 
 
 def convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +35,18 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sharpness", type=float, default=None, metavar="C", help="c of the preconditioner (default: √D)"
+    )
+
+
+def run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid run`. All words from the tool's name on are the tool's own, `--help` among them."""
+    parser.usage = "lucid run TOOL [ARGUMENTS ...]\n       lucid run -m MODULE [ARGUMENTS ...]"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = RUN_DESCRIPTION
+    parser.epilog = RUN_EXAMPLES
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="as in python -m MODULE")
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="TOOL", help="an installed program or a .py file, then its arguments"
     )
 
 

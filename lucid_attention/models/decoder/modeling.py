@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
@@ -276,6 +277,8 @@ def register_decoder() -> None:
     AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
     AutoModel.register(LucidConfig, LucidModel, exist_ok=True)
     AutoModelForCausalLM.register(LucidConfig, LucidForCausalLM, exist_ok=True)
+    # `transformers serve` looks here for the class that a configuration names.
+    transformers.LucidForCausalLM = LucidForCausalLM
 
 
 def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
