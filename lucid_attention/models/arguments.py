@@ -44,7 +44,7 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = RUN_DESCRIPTION
     parser.epilog = RUN_EXAMPLES
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="as in python -m MODULE")
+    parser.add_argument("-m", dest="module", action="store_true", help="TOOL is a module, as in python -m")
     parser.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="TOOL", help="an installed program or a .py file, then its arguments"
     )

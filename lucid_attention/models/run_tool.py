@@ -26,19 +26,17 @@ class NoSuchTool(Exception):
     """Why there is nothing to run, in a sentence."""
 
 
-def command_of(words: list[str], module: list[str] | None = None) -> list[str]:
+def command_of(words: list[str], module: bool = False) -> list[str]:
     """The command that runs the tool in this environment.
 
-    words: a Python file or the name of a program, with its arguments. module: the words after -m, instead of these.
+    words: the name of a program or a Python file, with its arguments. module: the first word names a module.
     """
-    if module is not None:
-        if not module or module[0].startswith("-"):
-            raise NoSuchTool("-m needs the name of a module, as in: lucid run -m lm_eval --tasks ...")
-        return [sys.executable, "-m", *module]
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise NoSuchTool("needs a tool to run, as in: lucid run lm_eval --tasks ... (see lucid run --help)")
     tool, *rest = words
+    if module:
+        return [sys.executable, "-m", *words]
     if tool.endswith(".py"):
         if not Path(tool).is_file():
             raise NoSuchTool(f"the script {tool!r} is not there: check the path")

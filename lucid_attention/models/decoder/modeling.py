@@ -277,8 +277,9 @@ def register_decoder() -> None:
     AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
     AutoModel.register(LucidConfig, LucidModel, exist_ok=True)
     AutoModelForCausalLM.register(LucidConfig, LucidForCausalLM, exist_ok=True)
-    # `transformers serve` looks here for the class that a configuration names.
-    transformers.LucidForCausalLM = LucidForCausalLM
+    # `transformers serve` looks up the class that a configuration names as an attribute of the package. Transformers
+    # executes its package twice, so that there are two modules of this name, of one type.
+    type(transformers).LucidForCausalLM = LucidForCausalLM
 
 
 def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
