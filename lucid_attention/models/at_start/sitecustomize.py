@@ -42,7 +42,7 @@ def _follow(loader: Any) -> None:
 
 def _enable() -> None:
     try:
-        import lucid_attention
+        from lucid_attention import enable_lucid
     except ModuleNotFoundError as missing:
         if missing.name != "lucid_attention":
             raise
@@ -53,7 +53,7 @@ def _enable() -> None:
             file=sys.stderr,
         )
         return
-    lucid_attention.enable_lucid()
+    enable_lucid()
 
 
 def _run_the_next() -> None:
