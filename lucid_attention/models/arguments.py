@@ -5,6 +5,7 @@ import re
 
 # Values of --dtype; "auto" is the dtype that the weights were saved in.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTENTIONS_OF_CONVERSION = ("lucid", "softmax")
 
 RUN_DESCRIPTION = """\
 Run a tool of others, so that it opens checkpoints with LUCID, converted ones and those of `lucid train`.
@@ -24,6 +25,12 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid convert`."""
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="folder with config.json and weights")
     parser.add_argument("out", metavar="OUT", help="folder to be written; must not exist or be empty")
+    parser.add_argument(
+        "--to",
+        choices=ATTENTIONS_OF_CONVERSION,
+        default="lucid",
+        help="softmax gives the plain checkpoint back, which programs without LUCID read (default: lucid)",
+    )
     parser.add_argument("--layers", type=read_layers, default=None, metavar="LIST", help="all, or as in 0,2,8-11")
     parser.add_argument(
         "--strength",

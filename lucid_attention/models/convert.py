@@ -1,4 +1,4 @@
-"""`lucid convert`: copy a checkpoint of an existing architecture, with LUCID switched on in its configuration.
+"""`lucid convert`: copy a checkpoint of an existing architecture, with LUCID switched on in its configuration, or off.
 
 LUCID has no weights of its own, so the weights are copied unchanged.
 """
@@ -14,10 +14,12 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ..base.files import partial_path
+from .arguments import ATTENTIONS_OF_CONVERSION
 from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
+from .decoder.configuration import LucidConfig
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
-from .dropin.settings import NAME, LucidSettings, full_layers, uses_lucid
+from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
 
 # Architectures that the tests convert, run and reload.
 TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")
@@ -34,8 +36,12 @@ def convert(
     layers: list[int] | str | None = None,
     strength: float | None = None,
     sharpness: float | None = None,
-) -> LucidSettings:
+    to: str = "lucid",
+) -> LucidSettings | None:
     """Copy a local checkpoint to `out`, with LUCID in its configuration.
+
+    to: "softmax" for the opposite, a plain checkpoint without LUCID, which every program reads. It takes no settings,
+    and None is returned.
 
     layers: indices or "all"; strength, sharpness: as in `enable_lucid`. An argument of None keeps the setting of a
     checkpoint that has LUCID already; for other checkpoints it means all layers, strength 1, sharpness √D. `out`
@@ -43,7 +49,12 @@ def convert(
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
-    config = _converted_config(source, layers, strength, sharpness)
+    if to not in ATTENTIONS_OF_CONVERSION:
+        raise ConversionError(f"to must be one of {', '.join(ATTENTIONS_OF_CONVERSION)}, got {to!r}")
+    if to == "softmax":
+        config = _softmax_config(source, {"layers": layers, "strength": strength, "sharpness": sharpness})
+    else:
+        config = _lucid_config(source, layers, strength, sharpness)
     files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
     _check_disk_space(files, target)
     partial = partial_path(target)
@@ -55,13 +66,13 @@ def convert(
             shutil.copy2(path, copy)
         config.save_pretrained(partial)
         written = load_config(partial).get_text_config(decoder=True)
-        assert uses_lucid(written), "the configuration was written without LUCID"
+        assert uses_lucid(written) == (to == "lucid"), "the configuration was written with the wrong attention"
         if target.exists():
             target.rmdir()
         partial.rename(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return LucidSettings.from_dict(getattr(written, NAME))
+    return LucidSettings.from_dict(getattr(written, NAME)) if to == "lucid" else None
 
 
 def _check_paths(source: Path, target: Path) -> None:
@@ -76,9 +87,28 @@ def _check_paths(source: Path, target: Path) -> None:
         raise ConversionError(f"OUT must not lie inside CHECKPOINT, got {str(target)!r} in {str(source)!r}")
 
 
-def _converted_config(
-    source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None
-) -> Any:
+def _softmax_config(source: Path, settings: dict[str, Any]) -> Any:
+    for name, value in settings.items():
+        if value is not None:
+            raise ConversionError(f"--{name} is a setting of LUCID: expected none with --to softmax, got {value!r}")
+    try:
+        config = load_config(source)
+    except CheckpointError as error:
+        raise ConversionError(str(error)) from error
+    if isinstance(config, LucidConfig):
+        raise ConversionError(
+            f"{str(source)!r} is a LucidForCausalLM, which other programs do not know with any attention: expected a "
+            "converted checkpoint of another architecture"
+        )
+    configs = [config, *parts_of(config).values()]
+    if not any(map(uses_lucid, configs)):
+        raise ConversionError(f"{str(source)!r} has no LUCID: expected a checkpoint with LUCID for --to softmax")
+    for one in configs:
+        drop_settings(one)
+    return config
+
+
+def _lucid_config(source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None) -> Any:
     try:
         config = load_config(source)
         with torch.device("meta"):
@@ -115,12 +145,16 @@ def run(args: argparse.Namespace) -> int:
     """`lucid convert`. At the end it prints how to load the new checkpoint."""
     try:
         settings = convert(
-            args.checkpoint, args.out, layers=args.layers, strength=args.strength, sharpness=args.sharpness
+            args.checkpoint, args.out, layers=args.layers, strength=args.strength, sharpness=args.sharpness, to=args.to
         )
     except ConversionError as error:
         print(f"lucid convert: error: {error}", file=sys.stderr)
         return 1
     config = load_config(args.out).get_text_config(decoder=True)
+    if settings is None:
+        print(f"{args.out}: a plain {config.model_type} with softmax attention")
+        print("  Its outputs are not those of the LUCID model, unless that had strength 0")
+        return 0
     layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
     print(f"{args.out}: LUCID of strength {settings.strength:g} in {len(layers)} of {config.num_hidden_layers} layers")
     print(f"  layers {', '.join(map(str, layers))}")

@@ -14,6 +14,7 @@ from transformers.activations import ACT2FN
 from ...base.messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
+from ..saved import unseal, write_sealed
 from .cache import layer_type
 
 logger = logging.getLogger(__name__)
@@ -194,6 +195,14 @@ class LucidConfig(PreTrainedConfig):
             setattr(config, key, value)
         config.validate_attention()
         return result
+
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """As in Transformers. A process without this package stops at the file and prints what is missing."""
+        write_sealed(self, json_file_path, use_diff)
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: Any) -> Any:
+        return unseal(super()._dict_from_json_file(json_file))
 
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:

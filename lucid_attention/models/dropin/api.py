@@ -9,7 +9,7 @@ from ..decoder.modeling import register_decoder
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask
-from .settings import NAME, LucidSettings, check_layers
+from .settings import NAME, CompositeName, LucidSettings, check_layers, parts_of, put_settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -29,7 +29,8 @@ def enable_lucid(
 
     Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets layers,
     strength and sharpness: an argument that is left out gets its default. The choice is saved with the model's
-    configuration. `from_pretrained` restores it in every process that has called `enable_lucid()`.
+    configuration. `from_pretrained` restores it in every process that has called `enable_lucid()`; other processes
+    cannot read the saved model.
 
     Args:
         model: a Transformers model, changed in place; None to register only.
@@ -56,9 +57,14 @@ def enable_lucid(
     check_layers(settings, layer_types(config))
     if config is model.config:
         model.set_attn_implementation(NAME)
+        put_settings(config, settings)
     else:
-        model.set_attn_implementation(dict.fromkeys(_part_names(model.config, config), NAME))
-    setattr(config, NAME, settings.to_dict())
+        names = _part_names(model.config, config)
+        model.set_attn_implementation(dict.fromkeys(names, NAME))
+        put_settings(config, settings)
+        # Copies of the model are made with the name in the whole configuration.
+        others = model.config._attn_implementation
+        model.config._attn_implementation_internal = CompositeName(others, names[0], config)
     return model
 
 
@@ -72,7 +78,7 @@ def _check_model(model: Any) -> None:
 
 def _part_names(config: Any, part: Any) -> list[str]:
     """The names under which a composite configuration has this part."""
-    names = [name for name in config.sub_configs if getattr(config, name, None) is part]
+    names = [name for name, found in parts_of(config).items() if found is part]
     if not names:
         raise ValueError(f"{type(config).__name__} has no part with a text decoder that could use LUCID")
     return names

@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
 
+from lucid_attention import set_strength
 from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin.cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
 
@@ -91,3 +92,16 @@ def test_a_compiled_training_pass_has_the_gradients_of_a_plain_one():
     found = step(torch.compile(model, fullgraph=True, backend="eager"))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_carried_settings_cost_no_graphs():
+    """dynamo makes one graph for the first strength, and one for all others, as for a plain name."""
+    model, ids = lucid_model("llama"), tokens(2)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for strength in (0.1, 0.2, 0.3, 0.7):
+            set_strength(model, strength)
+            inputs = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+            torch.testing.assert_close(compiled(ids, **inputs).logits, model(ids, **inputs).logits)
+    assert counter.frame_count == 2

@@ -15,6 +15,7 @@ from transformers import (
     T5Config,
 )
 from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from lucid_attention import LucidForCausalLM
@@ -37,7 +38,7 @@ def test_a_quantized_cache_is_refused():
 
 
 @pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
-def test_continuous_batching_is_refused(start):
+def test_continuous_batching_is_refused(start, monkeypatch):
     model = lucid_model("llama")
     begin = {
         "generate_batch": lambda: model.generate_batch([[1, 2, 3]]),
@@ -46,10 +47,18 @@ def test_continuous_batching_is_refused(start):
             model, model.generation_config, continuous_batching_config=ContinuousBatchingConfig()
         ),
     }[start]
-    with pytest.raises(
-        ValueError, match="Continuous batching is not possible with LUCID: its paged cache keeps values"
-    ):
+    # Where flash attention is installed, continuous batching switches to it, if the model supports it.
+    monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **options: True)
+    with pytest.raises(ValueError, match="Implementation lucid is not supported for continuous batching"):
         begin()
+    assert model.config._attn_implementation == "lucid"
+
+
+@pytest.mark.parametrize("name", ["paged|eager", "paged|sdpa"])
+def test_an_attention_with_a_paged_cache_is_refused(name):
+    model = lucid_model("llama")
+    with pytest.raises(ValueError, match=r"which has LUCID: a paged cache keeps values.*generate\(\)"):
+        model.set_attn_implementation(name)
     assert model.config._attn_implementation == "lucid"
 
 
