@@ -31,6 +31,12 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         default="lucid",
         help="softmax gives the plain checkpoint back, which programs without LUCID read (default: lucid)",
     )
+    parser.add_argument(
+        "--auto-map",
+        action="store_true",
+        help="add a file through which programs open OUT with trust_remote_code=True, where lucid-attention is "
+        "installed, and `auto_map` in config.json; `lucid run PROGRAM` needs neither",
+    )
     parser.add_argument("--layers", type=read_layers, default=None, metavar="LIST", help="all, or as in 0,2,8-11")
     parser.add_argument(
         "--strength",

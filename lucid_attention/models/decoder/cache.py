@@ -1,7 +1,8 @@
 """Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
-Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
-`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate().
+Transformers' own layers keep keys and values only. Ours are in its tables under three names, so that
+`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate(). Static layers are in
+`static_cache.py`.
 """
 
 from collections.abc import Callable
@@ -9,19 +10,21 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ...nn.attention.path import PathPast
 from ...nn.causal import Past
 
 CROPPABLE = "lucid_attention_past"
 NOT_CROPPABLE = "lucid_attention_state"
+GROWING = "lucid_attention_path"
 
 
 def layer_type(past_type: type[Any]) -> str:
     """The name under which Transformers finds the cache layer for a module's past."""
     # y of a prefix does not depend on later tokens, so keys and y can be cropped. Every other past changes as a whole
     # with each token.
-    return CROPPABLE if past_type is Past else NOT_CROPPABLE
+    return {Past: CROPPABLE, PathPast: GROWING}.get(past_type, NOT_CROPPABLE)
 
 
 class PastLayer(CacheLayerMixin):
@@ -70,7 +73,7 @@ class PastLayer(CacheLayerMixin):
         self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.update(key_states, value_states)
+        """Do nothing: the module makes the first past."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
@@ -86,6 +89,29 @@ class CroppableLayer(PastLayer):
 
     _layer_type: ClassVar[str] = CROPPABLE
     is_croppable = True
+
+    @property
+    def keys(self) -> Tensor | None:
+        """[B, H, S, D]. Tools look at keys and values of a cache."""
+        return None if self.past is None else self.past.k
+
+    @keys.setter
+    def keys(self, k: Tensor | None) -> None:
+        self._replace(k=k)
+
+    @property
+    def values(self) -> Tensor | None:
+        """y: [B, H, S, E]."""
+        return None if self.past is None else self.past.y
+
+    @values.setter
+    def values(self, y: Tensor | None) -> None:
+        self._replace(y=y)
+
+    def _replace(self, **changes: Tensor | None) -> None:
+        # Transformers sets None where it makes a layer.
+        if self.past is not None:
+            self.past = self.past._replace(**changes)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens. tokens_to_remove: their number, negative."""
@@ -120,22 +146,10 @@ class StateLayer(PastLayer):
         )
 
 
-class _NoStaticLayer(StaticLayer):
-    """An entry in Transformers' table of static layers, which says why there is none."""
+class GrowingLayer(StateLayer):
+    """The past of PaTH: it grows with the tokens, and changes as a whole."""
 
-    def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
-        raise ValueError(
-            "LucidModel has no static cache: its past grows with the tokens, or is a state of fixed size anyway. "
-            "Leave cache_implementation out, or say 'dynamic'"
-        )
-
-
-class _NoStaticPast(_NoStaticLayer):
-    _layer_type: ClassVar[str] = CROPPABLE
-
-
-class _NoStaticState(_NoStaticLayer):
-    _layer_type: ClassVar[str] = NOT_CROPPABLE
+    _layer_type: ClassVar[str] = GROWING
 
 
 def check_cache(cache: Any, layer_types: list[str]) -> None:
@@ -148,6 +162,7 @@ def check_cache(cache: Any, layer_types: list[str]) -> None:
     # While assisted decoding exits early, the model has fewer layers than the cache.
     if len(kinds) < len(layer_types) or kinds[: len(layer_types)] != layer_types:
         raise ValueError(
-            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config): "
+            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config) or "
+            "StaticCache(config=model.config, max_cache_len=...): "
             f"expected layers {layer_types}, got {kinds or 'none'}"
         )

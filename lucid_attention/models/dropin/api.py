@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ..decoder.modeling import register_decoder
+from ..decoder.heads import register_decoder
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask

@@ -178,9 +178,9 @@ def test_defaults_are_filled_in() -> None:
 
 
 NOT_LLAMA: dict[str, tuple[PreTrainedConfig, str]] = {
-    "stretched positions": (
-        LlamaConfig(rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}),
-        "rope_type of this llama: 'linear'",
+    "stretched positions of another kind": (
+        LlamaConfig(rope_parameters={"rope_type": "proportional", "rope_theta": 10_000.0}),
+        "rope_type must be one of .*got 'proportional'",
     ),
     "a sliding window": (MistralConfig(sliding_window=128), "sliding_window of this mistral: 128"),
     "some sliding windows": (

@@ -153,7 +153,7 @@ def caches(config: Any) -> dict[str, Any]:
         "another model's": (DynamicCache(config=llama), "DynamicCache\\(config=model.config\\)"),
         "another attention's": (DynamicCache(config=other), "expected layers"),
         "too few layers": (two_layers, "expected layers"),
-        "static": (StaticCache(config=llama, max_cache_len=20), "StaticLayer"),
+        "another model's static": (StaticCache(config=llama, max_cache_len=20), "StaticLayer"),
         "offloading": (offloading, "offloading"),
     }
 
@@ -170,10 +170,21 @@ def test_keys_and_values_as_tuples_are_refused(models: dict[str, LucidForCausalL
         models["lucid"](batch(), past_key_values=((torch.ones(1), torch.ones(1)),))
 
 
-@pytest.mark.parametrize("name", ["lucid", "delta"])
-def test_there_is_no_static_cache(name: str, models: dict[str, LucidForCausalLM]) -> None:
-    with pytest.raises(ValueError, match="no static cache"):
-        StaticCache(config=models[name].config, max_cache_len=20)
+@every_name
+def test_tools_find_keys_and_y_where_they_are(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    empty = DynamicCache(config=models[name].config).layers[0]
+    assert (empty.keys, empty.values, empty.is_initialized, empty.get_seq_length()) == (None, None, False, 0)
+    layer = fed(models[name], batch()).layers[0]
+    assert (layer.is_initialized, layer.get_seq_length()) == (True, 8)
+    if name not in CROPPABLE:
+        assert (layer.keys, layer.values) == (None, None)
+        return
+    assert layer.keys is layer.past.k
+    assert layer.values is layer.past.y
+    layer.keys, layer.values = 2 * layer.keys, 3 * layer.values
+    layer.crop(-2)
+    assert layer.keys.shape[2] == layer.values.shape[2] == 6
+    assert layer.past.k is layer.keys
 
 
 def test_another_model_does_not_take_our_cache(models: dict[str, LucidForCausalLM]) -> None:

@@ -137,7 +137,14 @@ def test_assisted_decoding_is_refused_where_a_past_cannot_go_back(
 
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
-@pytest.mark.parametrize(("kind", "reason"), [("static", "no static cache"), ("quantized", "only full attention")])
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("offloaded_static", "must not be offloading"), ("quantized", "only full attention")]
+)
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)
+
+
+def test_continuous_batching_is_refused_in_its_own_words(models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(ValueError, match=r"has no paged cache, which continuous batching .*Use generate"):
+        models["lucid"].generate_batch([prompts(5)[0].tolist()], max_new_tokens=2)
