@@ -63,7 +63,7 @@ def write_sealed(config: Any, file: Any, use_diff: bool = True) -> None:
 
 # The place of a class in a checkpoint, and the whole of it. Transformers checks what it imports, and names the package.
 CODE_FILE = "lucid_checkpoint.py"
-CODE = '''"""Opens this checkpoint in programs that pass trust_remote_code=True. The package lucid-attention does the work."""
+CODE = '''"""Opens this checkpoint in programs that pass trust_remote_code=True, with the package lucid-attention."""
 
 from lucid_attention import enable_lucid
 from transformers import AutoConfig, PreTrainedConfig

@@ -34,8 +34,8 @@ SIZES: dict[str, Any] = {
 }
 
 
-def write_checkpoints(folder: Path) -> dict[str, Path]:
-    """The folders of a converted Llama, of the own decoder, and of the softmax models with the same weights."""
+def write_checkpoints(folder: Path, *, auto_map: bool = False) -> dict[str, Path]:
+    """The folders of a Llama, of its conversion, and of the own decoder with the same weights."""
     tokenizer = _tokenizer()
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**SIZES))
@@ -44,12 +44,15 @@ def write_checkpoints(folder: Path) -> dict[str, Path]:
     llama.lm_head.weight.data[:4] = 0
     own = LucidForCausalLM(LucidConfig(**SIZES, attention="lucid"))
     own.load_state_dict(llama.state_dict())
-    llama.save_pretrained(folder / "softmax")
-    own.save_pretrained(folder / "own")
-    for name in ("softmax", "own"):
-        tokenizer.save_pretrained(folder / name)
-    convert(folder / "softmax", folder / "dropin", layers=[1])
-    return {name: folder / name for name in ("softmax", "dropin", "own")}
+    folders = {name: folder / name for name in ("softmax", "dropin", "own")}
+    saved = folder / "saved"
+    for model, path in ((llama, folders["softmax"]), (own, saved if auto_map else folders["own"])):
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    convert(folders["softmax"], folders["dropin"], layers=[1], auto_map=auto_map)
+    if auto_map:
+        convert(saved, folders["own"], auto_map=True)
+    return folders
 
 
 def _tokenizer() -> Any:
