@@ -5,6 +5,7 @@ import math
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,22 +51,21 @@ metric_list:
 """
 
 
-@pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("dropin", False), ("own", False)])
+@pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("dropin", False)])
 def test_lm_eval_gives_the_number_of_this_process(
     name: str, launch: bool, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": PROMPT, "target": TARGET}) + "\n")
     (tmp_path / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
-    model = f"pretrained={checkpoints[name]},device=cpu" + ("" if launch else ",trust_remote_code=True")
+    model = f"pretrained={checkpoints[name]}" + ("" if launch else ",trust_remote_code=True")
     words = ["--model", "hf", "--model_args", model, "--tasks", "tiny", "--include_path", tmp_path]
-    words += ["--output_path", tmp_path / "results.json", "--batch_size", "1"]
+    words += ["--output_path", tmp_path / "results.json", "--batch_size", "1", "--device", "cpu"]
     caches = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    command = [*map(str, [program("lm_eval")[0], "-m", "lm_eval", *words])]
-    done = (
-        lucid_run("lm_eval", *words, cwd=tmp_path, **caches)
-        if launch
-        else subprocess.run(command, cwd=tmp_path, env=environment(**caches), capture_output=True, text=True)
-    )
+    if launch:
+        done = lucid_run("lm_eval", *words, cwd=tmp_path, **caches)
+    else:
+        command = [sys.executable, "-m", "lm_eval", *map(str, words)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment(**caches), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("results_*.json")
     found = json.loads(file.read_text())["results"]["tiny"]["perplexity,none"]
@@ -114,7 +114,7 @@ def test_transformers_serve_answers_with_lucid(
     assert expected != answer(checkpoints["softmax"], f"<bos> {PROMPT}")
     serve = program("transformers", "serve", folder)
     if not launch:
-        serve = [serve[0], "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
+        serve = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
     with server(serve, tmp_path) as address:
         client = openai.OpenAI(base_url=address, api_key="none")
         message = {"role": "user", "content": PROMPT}
