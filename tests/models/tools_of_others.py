@@ -78,9 +78,7 @@ def answer(folder: Path, prompt: str = PROMPT) -> str:
 
 def lucid_run(*words: object, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     """`lucid run WORDS` in the folder `cwd`."""
-    return subprocess.run(
-        program(*words), cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=280
-    )
+    return subprocess.run(program(*words), cwd=cwd, env=environment(**changes), capture_output=True, text=True)
 
 
 def program(*words: object) -> list[str]:
