@@ -106,6 +106,12 @@ COMMANDS = {
         "transformers",
         kept="nothing was written",
     ),
+    "run": Command(
+        "models.run_tool",
+        "run lm_eval, transformers, trl or a script, so that it opens checkpoints with LUCID",
+        "lucid run lm_eval --model hf --model_args pretrained=./model --tasks arc_easy",
+        "transformers",
+    ),
 }
 
 

@@ -59,3 +59,35 @@ def write_sealed(config: Any, file: Any, use_diff: bool = True) -> None:
     """`PreTrainedConfig.to_json_file` for a configuration with LUCID."""
     content = seal(json.loads(config.to_json_string(use_diff=use_diff)))
     Path(file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+# The place of a class in a checkpoint, and the whole of it. Transformers checks what it imports, and names the package.
+CODE_FILE = "lucid_checkpoint.py"
+CODE = '''"""Opens this checkpoint in programs that pass trust_remote_code=True, with the package lucid-attention."""
+
+from lucid_attention import enable_lucid
+from transformers import AutoConfig, PreTrainedConfig
+
+
+class LucidCheckpoint(PreTrainedConfig):
+    """Stands in config.json for the configuration of the model."""
+
+    @classmethod
+    def from_pretrained(cls, folder, **kwargs):
+        """The configuration of the model."""
+        enable_lucid()
+        return AutoConfig.from_pretrained(folder, **{**kwargs, "trust_remote_code": False})
+'''
+
+
+def add_auto_map(folder: Path) -> None:
+    """Let programs open the checkpoint in this folder with trust_remote_code=True.
+
+    The entry stands beside the configuration: this package does not read it, and models saved later do not have it.
+    """
+    (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
+    file = folder / "config.json"
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert KEY in content, "only a checkpoint with LUCID needs the package"
+    content = {"auto_map": {"AutoConfig": f"{Path(CODE_FILE).stem}.LucidCheckpoint"}, **content}
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

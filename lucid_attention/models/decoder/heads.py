@@ -1,5 +1,6 @@
 """The decoder with other heads than a language model's, and the entries of all its models in the Auto classes."""
 
+import transformers
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -52,3 +53,6 @@ def register_decoder() -> None:
         (AutoModelForQuestionAnswering, LucidForQuestionAnswering),
     ):
         auto.register(LucidConfig, model, exist_ok=True)
+        # `transformers serve` looks up the class that a configuration names as an attribute of the package.
+        # Transformers executes its package twice, so that there are two modules of this name, of one type.
+        setattr(type(transformers), model.__name__, model)
