@@ -84,7 +84,7 @@ def test_our_own_commands_open_it_and_never_run_its_code(
     (folder / "lucid_checkpoint.py").write_text("raise RuntimeError('the code of the checkpoint was run')")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     try:
-        assert not hasattr(load_config(folder), "auto_map")
+        assert not getattr(load_config(folder), "auto_map", None)
         model = load_model(folder)
         # Programs under `lucid run` leave trust_remote_code out.
         AutoConfig.from_pretrained(folder)

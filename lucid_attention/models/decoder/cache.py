@@ -163,7 +163,8 @@ class StateLayer(PastLayer):
     _layer_type: ClassVar[str] = NOT_CROPPABLE
     is_croppable = False
 
-    def __init__(self) -> None:
+    def __init__(self, **places: Any) -> None:
+        """places: max_cache_len, where a static cache makes this layer. Its size is bounded by itself."""
         super().__init__()
         self.origin: Any = None
         self.passes: list[AttentionPass] = []

@@ -27,6 +27,7 @@ class StaticPastLayer(StaticLayer):
 
     _layer_type: ClassVar[str] = CROPPABLE
     is_croppable = False
+    record_past = False
     inverse_norms: Tensor
 
     @property

@@ -122,9 +122,9 @@ except ValueError as error:
     assert "lucid_attention" in str(error), error
 else:
     raise AssertionError("known before it was registered")
-from lucid_attention.models.decoder.heads import register_decoder
-register_decoder()
-register_decoder()
+from lucid_attention import enable_lucid
+enable_lucid()
+enable_lucid()
 model = transformers.AutoModelForCausalLM.from_pretrained(path)
 base = transformers.AutoModel.from_pretrained(path)
 assert type(model).__name__ == "LucidForCausalLM" and type(base).__name__ == "LucidModel"
