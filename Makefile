@@ -7,18 +7,23 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
+# What Transformers' own tests import beyond the tests here.
+HF_SUITE_NEEDS := parameterized httpx
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
 CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
+# What uses Transformers.
+TRANSFORMERS_TESTS := tests/models tests/training tests/test_cli.py tests/test_documents.py
 # Tests of a file share what they set up, so a file stays in one process.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest test-newest test-suite-hf attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -32,8 +37,17 @@ test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
-	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) \
-		tests/models tests/training tests/test_cli.py tests/test_documents.py $(ARGS)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)
+
+test-newest: $(NEWEST)/.installed ## The same with the newest Transformers 5.x of the package index
+	@grep -Eiv '^(transformers|tokenizers|huggingface_hub)==' constraints.txt > $(NEWEST)/constraints.txt
+	@$(NEWEST)/bin/python -m pip install -qq --no-input --disable-pip-version-check --upgrade \
+		-c $(NEWEST)/constraints.txt "transformers<6" -e ".[test,plot,transformers]"
+	@$(NEWEST)/bin/python -c 'import transformers; print("Transformers", transformers.__version__)'
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(NEWEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)
+
+test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
+	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
 attack: $(STAMP) ## Kill, interrupt and mislead the commands, and damage their files (ARGS such as --quick)
 	@env $(CPU_ENV) $(BIN)/python tools/attack.py $(ARGS)
@@ -54,7 +68,7 @@ bench: $(STAMP) ## Measure the cost on this machine (ARGS go to lucid bench, suc
 	@env $(CPU_ENV) $(BIN)/lucid bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output
-	@rm -rf $(VENV) $(OLDEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -qq shows errors and hides warnings: pip warns once a package about each configured index that lacks it.
@@ -73,4 +87,14 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
 	@$(PYTHON) -m venv $(OLDEST)
 	@$(OLDEST)/bin/python -m pip install -qq --no-input --disable-pip-version-check \
 		-c constraints-oldest.txt -e ".[test,plot,transformers]"
+	@touch $@
+
+# Every run of test-newest installs into it: a newer release may have come.
+$(NEWEST)/.installed: $(STAMP)
+	@echo "Making $(NEWEST) for the newest Transformers"
+	@$(PYTHON) -m venv $(NEWEST)
+	@touch $@
+
+$(VENV)/.hf-suite: $(STAMP)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt $(HF_SUITE_NEEDS)
 	@touch $@

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .ops.lucid.decode import inverse_key_norms, lucid_decode
     from .ops.path.api import lucid_path_attention, path_attention
     from .ops.softmax.diff import diff_attention
+del TYPE_CHECKING
 
 __all__ = [
     "ATTENTIONS",

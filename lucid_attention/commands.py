@@ -101,10 +101,16 @@ COMMANDS = {
     ),
     "convert": Command(
         "models.convert",
-        "copy a pretrained checkpoint, with LUCID switched on",
+        "copy a pretrained checkpoint, with LUCID switched on, or off again",
         "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --strength 0",
         "transformers",
         kept="nothing was written",
+    ),
+    "run": Command(
+        "models.run_tool",
+        "run lm_eval, transformers, trl or a script, so that it opens checkpoints with LUCID",
+        "lucid run lm_eval --model hf --model_args pretrained=./model --tasks arc_easy",
+        "transformers",
     ),
 }
 

@@ -61,7 +61,7 @@ PARSE = """
 import sys
 from lucid_attention import cli, commands
 try:
-    cli.main(sys.argv[1:])
+    raise SystemExit(cli.main(sys.argv[1:]))
 finally:
     print("imported:", *(name for name in {heavy} if name in sys.modules))
 """
@@ -73,7 +73,14 @@ finally:
         ("--help", 0),
         ("convrt", 2),
         *((f"{name} --help", 0) for name in commands.COMMANDS),
-        *((f"{command.example.removeprefix('lucid ')} --no-such-option", 2) for command in commands.COMMANDS.values()),
+        # What follows the tool of `lucid run` is the tool's own.
+        ("run --no-such-option lm_eval", 2),
+        ("run lm_evla", 127),
+        *(
+            (f"{command.example.removeprefix('lucid ')} --no-such-option", 2)
+            for name, command in commands.COMMANDS.items()
+            if name != "run"
+        ),
     ],
 )
 def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported(words: str, code: int) -> None:

@@ -1,4 +1,4 @@
-"""`lucid convert`: copy a checkpoint of an existing architecture, with LUCID switched on in its configuration.
+"""`lucid convert`: copy a checkpoint of an existing architecture, with LUCID switched on in its configuration, or off.
 
 LUCID has no weights of its own, so the weights are copied unchanged.
 """
@@ -14,10 +14,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from ..base.files import finish_folder, partial_path
+from .arguments import ATTENTIONS_OF_CONVERSION
 from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
+from .decoder.configuration import LucidConfig
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
-from .dropin.settings import NAME, LucidSettings, full_layers, uses_lucid
+from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
+from .saved import CODE_FILE, add_auto_map
 
 # Architectures that the tests convert, run and reload.
 TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")
@@ -34,8 +37,15 @@ def convert(
     layers: list[int] | str | None = None,
     strength: float | None = None,
     sharpness: float | None = None,
-) -> LucidSettings:
+    to: str = "lucid",
+    auto_map: bool = False,
+) -> LucidSettings | None:
     """Copy a local checkpoint to `out`, with LUCID in its configuration.
+
+    to: "softmax" for the opposite, a plain checkpoint without LUCID, which every program reads. It takes no settings,
+    and None is returned.
+    auto_map: programs open `out` with trust_remote_code=True where this package is installed. A `LucidForCausalLM` can
+    be copied for this, without settings; None is returned.
 
     layers: indices or "all"; strength, sharpness: as in `enable_lucid`. An argument of None keeps the setting of a
     checkpoint that has LUCID already; for other checkpoints it means all layers, strength 1, sharpness √D. `out`
@@ -43,7 +53,15 @@ def convert(
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
-    config = _converted_config(source, layers, strength, sharpness)
+    if to not in ATTENTIONS_OF_CONVERSION:
+        raise ConversionError(f"to must be one of {', '.join(ATTENTIONS_OF_CONVERSION)}, got {to!r}")
+    settings = {"layers": layers, "strength": strength, "sharpness": sharpness}
+    if to == "softmax":
+        config = _softmax_config(source, settings | {"auto-map": auto_map or None})
+    elif auto_map and not any(value is not None for value in settings.values()) and _is_own_decoder(source):
+        config = load_config(source)
+    else:
+        config = _lucid_config(source, layers, strength, sharpness)
     files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
     _check_disk_space(files, target)
     partial = partial_path(target)
@@ -54,15 +72,18 @@ def convert(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
         config.save_pretrained(partial)
+        if auto_map:
+            add_auto_map(partial)
         written = load_config(partial).get_text_config(decoder=True)
-        assert uses_lucid(written), "the configuration was written without LUCID"
+        is_dropin = to == "lucid" and not isinstance(written, LucidConfig)
+        assert uses_lucid(written) == is_dropin, "the configuration was written with the wrong attention"
         if target.exists():
             # Fails if something was written into it meanwhile.
             target.rmdir()
         finish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return LucidSettings.from_dict(getattr(written, NAME))
+    return LucidSettings.from_dict(getattr(written, NAME)) if is_dropin else None
 
 
 def _check_paths(source: Path, target: Path) -> None:
@@ -77,9 +98,35 @@ def _check_paths(source: Path, target: Path) -> None:
         raise ConversionError(f"OUT must not lie inside CHECKPOINT, got {str(target)!r} in {str(source)!r}")
 
 
-def _converted_config(
-    source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None
-) -> Any:
+def _is_own_decoder(source: Path) -> bool:
+    try:
+        return isinstance(load_config(source), LucidConfig)
+    except CheckpointError as error:
+        raise ConversionError(str(error)) from error
+
+
+def _softmax_config(source: Path, settings: dict[str, Any]) -> Any:
+    for name, value in settings.items():
+        if value is not None:
+            raise ConversionError(f"--{name} is a setting of LUCID: expected none with --to softmax, got {value!r}")
+    try:
+        config = load_config(source)
+    except CheckpointError as error:
+        raise ConversionError(str(error)) from error
+    if isinstance(config, LucidConfig):
+        raise ConversionError(
+            f"{str(source)!r} is a LucidForCausalLM, which other programs do not know with any attention: expected a "
+            "converted checkpoint of another architecture"
+        )
+    configs = [config, *parts_of(config).values()]
+    if not any(map(uses_lucid, configs)):
+        raise ConversionError(f"{str(source)!r} has no LUCID: expected a checkpoint with LUCID for --to softmax")
+    for one in configs:
+        drop_settings(one)
+    return config
+
+
+def _lucid_config(source: Path, layers: list[int] | str | None, strength: float | None, sharpness: float | None) -> Any:
     try:
         config = load_config(source)
         with torch.device("meta"):
@@ -99,9 +146,9 @@ def _converted_config(
 
 
 def _is_skipped(path: Path) -> bool:
-    """Whether a file is hidden, the old configuration, or part of a training checkpoint inside the folder."""
+    """Whether a file is hidden, of the old configuration, or part of a training checkpoint inside the folder."""
     nested = path.parts[0].startswith("checkpoint-") and len(path.parts) > 1
-    return nested or path == Path("config.json") or any(part.startswith(".") for part in path.parts)
+    return nested or path in (Path("config.json"), Path(CODE_FILE)) or any(part.startswith(".") for part in path.parts)
 
 
 def _check_disk_space(files: list[Path], target: Path) -> None:
@@ -116,18 +163,38 @@ def run(args: argparse.Namespace) -> int:
     """`lucid convert`. At the end it prints how to load the new checkpoint."""
     try:
         settings = convert(
-            args.checkpoint, args.out, layers=args.layers, strength=args.strength, sharpness=args.sharpness
+            args.checkpoint,
+            args.out,
+            layers=args.layers,
+            strength=args.strength,
+            sharpness=args.sharpness,
+            to=args.to,
+            auto_map=args.auto_map,
         )
     except ConversionError as error:
         print(f"lucid convert: error: {error}", file=sys.stderr)
         return 1
     config = load_config(args.out).get_text_config(decoder=True)
-    layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
-    print(f"{args.out}: LUCID of strength {settings.strength:g} in {len(layers)} of {config.num_hidden_layers} layers")
-    print(f"  layers {', '.join(map(str, layers))}")
-    if config.model_type not in TESTED:
-        print(f"  {config.model_type!r} is not among the architectures that are tested ({', '.join(TESTED)})")
+    if args.to == "softmax":
+        print(f"{args.out}: a plain {config.model_type} with softmax attention")
+        print("  Its outputs are not those of the LUCID model, unless that had strength 0")
+        return 0
+    if settings is None:
+        print(f"{args.out}: a copy of {args.checkpoint}, for programs with trust_remote_code=True")
+    else:
+        _print_layers(args.out, config, settings)
     print("Load it with")
     print("  import lucid_attention; lucid_attention.enable_lucid()")
     print(f"  model = transformers.AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
+    print("or in a tool of others:  lucid run TOOL ...")
+    if args.auto_map:
+        print("or with trust_remote_code=True in any program whose Python has lucid-attention")
     return 0
+
+
+def _print_layers(out: str, config: Any, settings: LucidSettings) -> None:
+    layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
+    print(f"{out}: LUCID of strength {settings.strength:g} in {len(layers)} of {config.num_hidden_layers} layers")
+    print(f"  layers {', '.join(map(str, layers))}")
+    if config.model_type not in TESTED:
+        print(f"  {config.model_type!r} is not among the architectures that are tested ({', '.join(TESTED)})")

@@ -5,20 +5,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-# `document_borders` reads values, which a compiled graph cannot. With fullgraph=True the compiler therefore stops with
-# an error; traced, the function would overlook documents.
-@torch.compiler.disable
-def document_borders(positions: Tensor) -> Tensor | None:
+def document_borders(positions: Tensor, *, cached: bool = False) -> Tensor | None:
     """Where documents begin and end, counted over all rows one behind the other: int32 [n + 1].
 
     positions: [B, T]. A token begins a document if its position is not above that of the token before it. None if
-    every row is one document.
+    every row is one document. In a graph the answer is never None, unless it decides about a cache (`cached`).
     """
     begins = F.pad(positions[:, 1:] <= positions[:, :-1], (1, 0))
-    if not bool(begins.any()):
-        return None
-    begins[:, 0] = True
-    return F.pad(begins.flatten().nonzero()[:, 0], (0, 1), value=begins.numel()).to(torch.int32)
+    if torch.compiler.is_compiling() and not cached:
+        return borders(begins)
+    return borders(begins) if _any(begins) else None
+
+
+# A compiled graph cannot read values: torch.compile leaves the graph here, with fullgraph=True it stops with an error.
+@torch.compiler.disable
+def _any(x: Tensor) -> bool:
+    return bool(x.any())
+
+
+def borders(begins: Tensor) -> Tensor:
+    """int32 [n + 1] for n tokens that begin a document, with every row's first. begins: [B, T] bool.
+
+    In a graph, whose shapes must not depend on values: [B·T + 1], with empty documents at the end.
+    """
+    row_starts = torch.arange(begins.shape[1], device=begins.device) == 0
+    begins = (begins | row_starts).flatten()
+    index = torch.arange(begins.shape[0] + 1, device=begins.device)
+    if torch.compiler.is_compiling():
+        # The end as a tensor: a number would fix B·T for the whole graph.
+        starts = torch.where(begins, index[:-1], index[-1:]).sort().values
+    else:
+        starts = index[:-1][begins]
+    return torch.cat([starts, index[-1:]]).to(torch.int32)
 
 
 def one_row(x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 At s = 0 a pretrained softmax model is exactly itself; at s = 1 it is LUCID. In between ‖P⁻¹‖ ≤ 2/(2 − s).
 """
 
-from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel, TrainerCallback
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from ..nn.attention import LucidAttention
 from ..ops.checks import check_strength
 from .decoder.configuration import LucidConfig
-from .dropin.settings import NAME, LucidSettings, uses_lucid
+from .dropin.settings import NAME, LucidSettings, put_settings, uses_lucid
 
 
 def set_strength(model: PreTrainedModel, strength: float) -> None:
@@ -19,8 +18,10 @@ def set_strength(model: PreTrainedModel, strength: float) -> None:
     check_strength(strength)
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
-        settings = LucidSettings.from_dict(getattr(config, NAME, None))
-        setattr(config, NAME, replace(settings, strength=strength).to_dict())
+        if getattr(config, NAME, None) is None:
+            put_settings(config, LucidSettings())
+        # In place: the name of the implementation refers to this dictionary.
+        getattr(config, NAME)["strength"] = strength
         return
     layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
     if not layers:

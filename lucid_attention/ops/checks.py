@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .precision import autocast_enabled
+from .sharding import refuse_sharded_sequence
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
@@ -26,6 +27,9 @@ def check_tensor(name: str, x: Any) -> None:
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.layout != torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}")
+    # A graph may run elsewhere than it was made. There our operators check when they run (`custom_op.py`).
+    if not torch.compiler.is_compiling():
+        refuse_sharded_sequence(x)
 
 
 def check_float(name: str, x: Tensor) -> None:

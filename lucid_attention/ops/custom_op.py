@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .sharding import refuse_sharded_sequence
+
 MaybeTensors = Sequence[Tensor | None]
 
 
@@ -55,6 +57,7 @@ def register(
     is_tensor = [argument.split()[0].startswith("Tensor") for argument in inputs.split(", ")]
 
     def run(*arguments: Any) -> tuple[Tensor, ...]:
+        refuse_sharded_sequence()
         return _or_empty(forward(*arguments), arguments)
 
     def fake(*arguments: Any) -> tuple[Tensor, ...]:

@@ -33,7 +33,7 @@ OTHER: dict[str, Any] = {
     "values": 2,
     "keys": "numbers",
     "kind": "uuids",
-    "haystack": "needles",
+    "haystack": "prose",
     "answer_tokens": 13,
     "qa": ("qa2",),
     "scoring": "lax",

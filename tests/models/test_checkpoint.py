@@ -27,6 +27,7 @@ from lucid_attention.models.checkpoint import (
 from lucid_attention.models.convert import ConversionError, convert
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
+from lucid_attention.models.saved import unseal
 
 PACKAGE = Path(checkpoint.__file__).parents[1]
 # `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`.
@@ -38,7 +39,10 @@ def loading_calls(package: Path) -> dict[str, list[ast.Call]]:
     calls: dict[str, list[ast.Call]] = {}
     for file in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "from_pretrained":
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "from_pretrained":
+                continue
+            # The configuration of an adapter: PEFT reads one JSON file.
+            if getattr(node.func.value, "id", "") != "PeftConfig":  # type: ignore[attr-defined]
                 calls.setdefault(file.relative_to(package).as_posix(), []).append(node)
     return calls
 
@@ -118,7 +122,7 @@ class Code:
 
 def change_config(**changes: Any) -> Callable[[Path], object]:
     return lambda folder: (folder / "config.json").write_text(
-        json.dumps(json.loads((folder / "config.json").read_text()) | changes)
+        json.dumps(unseal(json.loads((folder / "config.json").read_text())) | changes)
     )
 
 

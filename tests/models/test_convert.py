@@ -13,6 +13,8 @@ from lucid_attention import cli, enable_lucid
 from lucid_attention.models import convert as conversion
 from lucid_attention.models.arguments import read_layers
 from lucid_attention.models.convert import ConversionError, convert
+from lucid_attention.models.saved import KEY
+from tests.models.decoder.cases import decoder
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -107,9 +109,32 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
     for name in copied - {"config.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
-    assert after.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None}
-    assert after.pop("attn_implementation").startswith("lucid")
-    assert after == before
+    inside = after[KEY][0]
+    assert inside.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None}
+    assert inside == before
+
+
+def test_to_softmax_gives_the_plain_checkpoint_back(checkpoint: Path, tmp_path: Path) -> None:
+    convert(checkpoint, tmp_path / "lucid", strength=0.5)
+    assert convert(tmp_path / "lucid", tmp_path / "plain", to="softmax") is None
+    for file in (path for path in checkpoint.rglob("*") if path.is_file()):
+        assert (tmp_path / "plain" / file.name).read_bytes() == file.read_bytes(), file.name
+    assert torch.equal(logits(tmp_path / "plain"), logits(checkpoint))
+
+
+def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConversionError, match="has no LUCID"):
+        convert(llama, out, to="softmax")
+    with pytest.raises(ConversionError, match=r"to must be one of lucid, softmax, got 'sdpa'"):
+        convert(llama, out, to="sdpa")
+    convert(llama, tmp_path / "lucid")
+    with pytest.raises(ConversionError, match=r"--strength is a setting of LUCID.*got 0\.5"):
+        convert(tmp_path / "lucid", out, to="softmax", strength=0.5)
+    decoder().save_pretrained(tmp_path / "own")
+    with pytest.raises(ConversionError, match="is a LucidForCausalLM"):
+        convert(tmp_path / "own", out, to="softmax")
+    assert not out.exists()
 
 
 def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path, tmp_path: Path) -> None:
@@ -185,3 +210,5 @@ def test_the_command_says_what_it_did_and_how_to_go_on(
     assert "enable_lucid()" in shown
     assert cli.main(["convert", str(llama), str(out)]) == 1
     assert "lucid convert: error: OUT must be new" in capsys.readouterr().err
+    assert cli.main(["convert", str(out), str(tmp_path / "plain"), "--to", "softmax"]) == 0
+    assert "a plain llama with softmax attention" in capsys.readouterr().out

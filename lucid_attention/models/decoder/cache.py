@@ -1,27 +1,56 @@
 """Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
-Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
-`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate().
+Transformers' own layers keep keys and values only. Ours are in its tables under three names, so that
+`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate(). Static layers are in
+`static_cache.py`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from transformers.cache_utils import Cache, CacheLayerMixin, StaticLayer
+from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ...nn.attention.path import PathPast
 from ...nn.causal import Past
 
 CROPPABLE = "lucid_attention_past"
 NOT_CROPPABLE = "lucid_attention_state"
+GROWING = "lucid_attention_path"
 
 
 def layer_type(past_type: type[Any]) -> str:
     """The name under which Transformers finds the cache layer for a module's past."""
     # y of a prefix does not depend on later tokens, so keys and y can be cropped. Every other past changes as a whole
     # with each token.
-    return CROPPABLE if past_type is Past else NOT_CROPPABLE
+    return {Past: CROPPABLE, PathPast: GROWING}.get(past_type, NOT_CROPPABLE)
+
+
+@dataclass(frozen=True)
+class AttentionPass:
+    """The arguments of one call of an attention module. x: [B, T, hidden_size]; key_mask: [B, S + T]."""
+
+    attention: nn.Module
+    x: Tensor
+    key_mask: Tensor | None
+    positions: Tensor | None
+
+    @property
+    def tokens(self) -> int:
+        return self.x.shape[1]
+
+    def repeat(self, past: Any, tokens: int) -> Any:
+        """The past after the first tokens of this pass."""
+        length = 0 if past is None else past.length
+        key_mask = None if self.key_mask is None else self.key_mask[:, : length + tokens]
+        positions = None if self.positions is None else self.positions[:, :tokens]
+        return self.attention(self.x[:, :tokens], past=past, key_mask=key_mask, positions=positions)[1]
+
+    def __deepcopy__(self, memo: Any) -> "AttentionPass":
+        # Nothing writes into it. A copy of a cache must not copy the model.
+        return self
 
 
 class PastLayer(CacheLayerMixin):
@@ -29,6 +58,8 @@ class PastLayer(CacheLayerMixin):
 
     is_sliding = False
     past: Any = None
+    # Whether `record` wants to know every pass, to undo it.
+    record_past = False
 
     def store(self, past: Any) -> None:
         """Replace the past by the one that the module returned."""
@@ -70,7 +101,7 @@ class PastLayer(CacheLayerMixin):
         self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.update(key_states, value_states)
+        """Do nothing: the module makes the first past."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
@@ -87,12 +118,34 @@ class CroppableLayer(PastLayer):
     _layer_type: ClassVar[str] = CROPPABLE
     is_croppable = True
 
+    @property
+    def keys(self) -> Tensor | None:
+        """[B, H, S, D]. Tools look at keys and values of a cache."""
+        return None if self.past is None else self.past.k
+
+    @keys.setter
+    def keys(self, k: Tensor | None) -> None:
+        self._replace(k=k)
+
+    @property
+    def values(self) -> Tensor | None:
+        """y: [B, H, S, E]."""
+        return None if self.past is None else self.past.y
+
+    @values.setter
+    def values(self, y: Tensor | None) -> None:
+        self._replace(y=y)
+
+    def _replace(self, **changes: Tensor | None) -> None:
+        # Transformers sets None where it makes a layer.
+        if self.past is not None:
+            self.past = self.past._replace(**changes)
+
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens. tokens_to_remove: their number, negative."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
-        if tokens_to_remove < 0 and self.past is not None:
-            length = self.past.length + tokens_to_remove
+        removed = removed_tokens(tokens_to_remove)
+        if removed and self.past is not None:
+            length = self.past.length - removed
             if length < 1:
                 self.reset()
             else:
@@ -100,42 +153,76 @@ class CroppableLayer(PastLayer):
 
 
 class StateLayer(PastLayer):
-    """A past from which no token can be removed: a recurrent state, a window, or the keys of PaTH."""
+    """A past from which no token can be removed: a recurrent state, a window, or the keys of PaTH.
+
+    Transformers calls `activate_past_recording` before it generates with a method that crops, and `crop` after every
+    guess. In between, the layer keeps the past of the last crop and the passes since then: `crop` repeats the
+    attention of the tokens that stay.
+    """
 
     _layer_type: ClassVar[str] = NOT_CROPPABLE
     is_croppable = False
 
+    def __init__(self, **places: Any) -> None:
+        """places: max_cache_len, where a static cache makes this layer. Its size is bounded by itself."""
+        super().__init__()
+        self.origin: Any = None
+        self.passes: list[AttentionPass] = []
+
     def activate_past_recording(self) -> None:
-        """Refuse. Transformers calls this before it generates with a method that crops."""
-        self._refuse()
+        self.record_past = True
+
+    def record(self, one: AttentionPass) -> None:
+        """Remember a pass. Called before `store`."""
+        if not self.passes:
+            self.origin = self.past
+        self.passes.append(one)
 
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove != 0:
-            self._refuse()
+        """Remove the last tokens, of those since the last crop. tokens_to_remove: their number, negative."""
+        kept = sum(one.tokens for one in self.passes) - removed_tokens(tokens_to_remove)
+        if tokens_to_remove and kept < 0:
+            raise ValueError(
+                f"this layer can take back {kept - tokens_to_remove} tokens, got {-tokens_to_remove}: a recurrent "
+                "state has no way back, and PaTH moves all keys with every token. Call "
+                "cache.activate_past_recording() before the passes whose tokens may have to go"
+            )
+        passes, past = self._forget(), self.origin
+        self.origin = None
+        if not tokens_to_remove:
+            return
+        for one in passes:
+            if kept:
+                past = one.repeat(past, min(kept, one.tokens))
+                kept -= min(kept, one.tokens)
+        self.reset() if past is None else self.store(past)
 
-    def _refuse(self) -> None:
-        raise ValueError(
-            "this model's cache cannot take tokens back, which assisted decoding and prompt lookup need: a recurrent "
-            "state has no way back, and PaTH moves all keys with every token. Generate without an assistant"
-        )
+    def reset(self) -> None:
+        super().reset()
+        self.origin = None
+        self._forget()
+
+    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
+        super()._map_tensors(change)
+        # The recorded passes have the rows of before.
+        self._forget()
+
+    def _forget(self) -> list[AttentionPass]:
+        passes, self.passes = self.passes, []
+        return passes
 
 
-class _NoStaticLayer(StaticLayer):
-    """An entry in Transformers' table of static layers, which says why there is none."""
+class GrowingLayer(StateLayer):
+    """The past of PaTH: it grows with the tokens, and changes as a whole."""
 
-    def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
-        raise ValueError(
-            "LucidModel has no static cache: its past grows with the tokens, or is a state of fixed size anyway. "
-            "Leave cache_implementation out, or say 'dynamic'"
-        )
+    _layer_type: ClassVar[str] = GROWING
 
 
-class _NoStaticPast(_NoStaticLayer):
-    _layer_type: ClassVar[str] = CROPPABLE
-
-
-class _NoStaticState(_NoStaticLayer):
-    _layer_type: ClassVar[str] = NOT_CROPPABLE
+def removed_tokens(tokens_to_remove: int) -> int:
+    """How many tokens Transformers asks to remove; it counts them as a negative number."""
+    if tokens_to_remove > 0:
+        raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
+    return -tokens_to_remove
 
 
 def check_cache(cache: Any, layer_types: list[str]) -> None:
@@ -148,6 +235,7 @@ def check_cache(cache: Any, layer_types: list[str]) -> None:
     # While assisted decoding exits early, the model has fewer layers than the cache.
     if len(kinds) < len(layer_types) or kinds[: len(layer_types)] != layer_types:
         raise ValueError(
-            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config): "
+            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config) or "
+            "StaticCache(config=model.config, max_cache_len=...): "
             f"expected layers {layer_types}, got {kinds or 'none'}"
         )

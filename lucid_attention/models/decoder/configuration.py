@@ -2,8 +2,9 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -14,11 +15,16 @@ from transformers.activations import ACT2FN
 from ...base.messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
+from ..saved import unseal, write_sealed
 from .cache import layer_type
+from .parallel import tensor_parallel_plan
+from .rotary import check_rope_type, make_rotary
 
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
+# Keys of rotary embeddings that Transformers moves into `rope_parameters`.
+ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
 KEYS_OF_TRANSFORMERS = frozenset(
     [
@@ -40,6 +46,7 @@ KEYS_OF_TRANSFORMERS = frozenset(
         "distributed_config",
         "fusion_config",
         "transformers_weights",
+        *ROPE_KEYS,
     ]
 )
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
@@ -65,7 +72,9 @@ class LucidConfig(PreTrainedConfig):
             eos_token_id, tie_word_embeddings: as in `LlamaConfig`.
         num_key_value_heads: a divisor of num_attention_heads; default num_attention_heads.
         head_dim: any size; default hidden_size / num_attention_heads.
-        rope_theta: base of the rotary embedding, None for none; for the attentions that use it.
+        rope_parameters: rotary embedding of the attentions that use one, as in `LlamaConfig`: rope_theta, rope_type
+            ("default", "linear", "dynamic", "yarn", "longrope" or "llama3") with its numbers, partial_rotary_factor.
+            None for no rotary embedding. `rope_theta` alone may be given instead, and is an attribute.
         attention_bias: True for biases of all projections, "qkv" for all but the output's, as in Qwen2.
         qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
@@ -75,6 +84,8 @@ class LucidConfig(PreTrainedConfig):
 
     model_type: ClassVar[str] = MODEL_TYPE
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    # TRL reads this attribute of models that are not in Transformers itself. Read-only: all configurations share it.
+    auto_map: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     vocab_size: int = 32_000
     hidden_size: int = 2048
@@ -92,7 +103,7 @@ class LucidConfig(PreTrainedConfig):
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
     tie_word_embeddings: bool = False
-    rope_theta: float | int | None = 10_000.0
+    rope_parameters: dict[str, Any] | None = field(default_factory=lambda: {"rope_type": "default"})
     attention_bias: bool | str = False
     qk_norm: bool = False
     attention: str | list[str] = "lucid"
@@ -101,14 +112,47 @@ class LucidConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(kwargs["model_type"]))
-        known = [option.name for option in fields(self)]
+        known = [option.name for option in fields(self)] + ["rope_theta"]
         for key in unknown_keys(kwargs):
             raise ValueError(f"LucidConfig has no {key!r}{did_you_mean(key, known)}; it takes {', '.join(known)}")
         sizes = (self.hidden_size, self.num_attention_heads, self.num_key_value_heads, self.head_dim)
         self.num_key_value_heads, self.head_dim = check_sizes(*sizes)
         # Transformers runs validators too, but wraps their errors, and reads `layer_types` first.
+        self._check_names()
+        kwargs = self._read_rope(**kwargs)
         self.validate_attention()
         super().__post_init__(**kwargs)
+
+    def _read_rope(self, **kwargs: Any) -> dict[str, Any]:
+        """Take the keys of rotary embeddings out of kwargs, also those of older files, into `rope_parameters`."""
+        if kwargs.get("rope_scaling") is not None:
+            self.rope_parameters = kwargs.pop("rope_scaling")
+        if "rope_theta" in kwargs and kwargs["rope_theta"] is None:
+            self.rope_parameters = None
+        if self.rope_parameters is None:
+            return {key: value for key, value in kwargs.items() if key not in ROPE_KEYS}
+        self.rope_parameters = dict(self.rope_parameters)
+        base = self.rope_parameters.get("rope_theta")
+        if kwargs.get("rope_theta", base) != base and base is not None:
+            raise ValueError(
+                f"rope_theta and rope_parameters['rope_theta'] must agree, got {kwargs['rope_theta']} and {base}"
+            )
+        self.rope_parameters.setdefault("rope_theta", kwargs.get("rope_theta", self.default_theta))
+        return super().convert_rope_params_to_dict(**kwargs)
+
+    def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
+        """Leave `rope_parameters`, which `_read_rope` has made, alone: here None means no rotary embedding."""
+        return kwargs
+
+    @property
+    def rope_theta(self) -> float | int | None:
+        """The base of the rotary embedding; None for none."""
+        return None if self.rope_parameters is None else self.rope_parameters["rope_theta"]
+
+    @rope_theta.setter
+    def rope_theta(self, base: float | int | None) -> None:
+        old = self.rope_parameters or {"rope_type": "default"}
+        self.rope_parameters = None if base is None else old | {"rope_theta": base}
 
     @property
     def layer_attentions(self) -> list[str]:
@@ -121,6 +165,11 @@ class LucidConfig(PreTrainedConfig):
     def layer_types(self) -> list[str]:
         """The types of the cache layers, from which Transformers makes a cache."""
         return [layer_type(ATTENTIONS[name].past_type) for name in self.layer_attentions]
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """How tensor parallelism divides the weights, as in `LlamaConfig`: every process has some heads."""
+        return tensor_parallel_plan(self)
 
     def validate_layer_type(self) -> None:
         """Accept: `layer_types` follows from `attention`, and Transformers does not know our types."""
@@ -139,6 +188,17 @@ class LucidConfig(PreTrainedConfig):
             )
         if self.attention_bias not in (True, False, "qkv"):
             raise ValueError(f'attention_bias must be True, False or "qkv", got {self.attention_bias!r}')
+        names = self._check_names()
+        self._check_options(names)
+        if self.rope_parameters is not None:
+            check_rope_type(self.rope_parameters)
+        for name in names:
+            # The constructor checks values. On the meta device it takes no memory.
+            with torch.device("meta"):
+                make_attention(self, self.layer_attentions.index(name))
+
+    def _check_names(self) -> list[str]:
+        """Refuse attentions that do not exist. Returns the different ones."""
         if not isinstance(self.attention, str) and len(self.attention) != self.num_hidden_layers:
             raise ValueError(
                 f"attention must be one name or one per layer: expected {self.num_hidden_layers} names, "
@@ -149,11 +209,7 @@ class LucidConfig(PreTrainedConfig):
             if name not in ATTENTIONS:
                 known = ", ".join(ATTENTIONS)
                 raise ValueError(f"attention must be one of {known}, got {name!r}{did_you_mean(name, ATTENTIONS)}")
-        self._check_options(names)
-        for name in names:
-            # The constructor checks values. On the meta device it takes no memory.
-            with torch.device("meta"):
-                make_attention(self, self.layer_attentions.index(name))
+        return names
 
     def _check_options(self, names: list[str]) -> None:
         if self._options_by_name():
@@ -195,6 +251,14 @@ class LucidConfig(PreTrainedConfig):
         config.validate_attention()
         return result
 
+    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
+        """As in Transformers. A process without this package stops at the file and prints what is missing."""
+        write_sealed(self, json_file_path, use_diff)
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file: Any) -> Any:
+        return unseal(super()._dict_from_json_file(json_file))
+
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:
         """The configuration of the same decoder with another attention. The weights load by name.
@@ -228,7 +292,9 @@ class LucidConfig(PreTrainedConfig):
         ]
         shared_fields = {name: getattr(config, name) for name in same}
         shared_fields["head_dim"] = getattr(config, "head_dim", None)
-        shared_fields["rope_theta"] = config.rope_parameters["rope_theta"]
+        shared_fields["rope_parameters"] = dict(config.rope_parameters)
+        if "rope_theta" in overrides:
+            shared_fields["rope_parameters"].pop("rope_theta", None)
         shared_fields["attention_bias"] = (
             "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
         )
@@ -259,6 +325,8 @@ def make_attention(config: LucidConfig, layer_index: int, hidden_size: int | Non
     arguments = {key: value for key, value in arguments.items() if key in known} | config.options_of(name)
     size = config.hidden_size if hidden_size is None else hidden_size
     module = ATTENTIONS[name](size, config.num_attention_heads, **arguments)
+    if module.rotary is not None and "rope_base" not in config.options_of(name):
+        module.rotary = make_rotary(module.head_dim, config)
     if config.attention_bias == "qkv":
         module.o_proj.register_parameter("bias", None)
     return module
@@ -295,13 +363,10 @@ def _foreign_type(model_type: str) -> str:
 def _check_is_llama(config: PreTrainedConfig) -> None:
     if config.model_type not in LLAMA_FAMILY:
         raise ValueError(f"config must be of model_type {', '.join(LLAMA_FAMILY)}, got {config.model_type!r}")
-    rope = dict(config.rope_parameters)
     sliding = config.model_type != "qwen2" and getattr(config, "sliding_window", None) is not None
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     # Settings that LucidConfig has no field for: the value in `config`, and the only value that it can express.
     fixed = {
-        "rope_type": (rope.get("rope_type", "default"), "default"),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
         "sliding_window": (config.sliding_window if sliding else None, None),
         "layer_types": (layer_types, {"full_attention"}),
         "mlp_bias": (bool(getattr(config, "mlp_bias", False)), False),

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
@@ -18,9 +19,12 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
-from ..documents import document_borders
-from .cache import check_cache
-from .configuration import MODEL_TYPE, LucidConfig, make_attention
+from ..caches import adopt_cache
+from .cache import AttentionPass, check_cache
+from .configuration import LucidConfig, make_attention
+from .masks import Seen, read_inputs, read_places
+from .parallel import check_divisible
+from .static_cache import static_layer
 
 
 class LucidMLP(nn.Module):
@@ -63,6 +67,8 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
         past = None if cache_layer is None else cache_layer.past
+        if cache_layer is not None and cache_layer.record_past:
+            cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.store(past)
@@ -88,12 +94,26 @@ class LucidPreTrainedModel(PreTrainedModel):
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """Refuse every choice: the configuration names the attention."""
-        if requested_attention not in (None, "eager"):
+        if requested_attention in (None, "eager"):
+            return "eager"
+        name = type(self).__name__
+        if str(requested_attention).startswith("paged|"):
+            # Continuous batching asks for this name; the user does not.
             raise ValueError(
-                f"attn_implementation must be left out for {type(self).__name__}, got {requested_attention!r}: its "
-                "attention is LucidConfig(attention=...), its implementation attention_options={'impl': ...}"
+                f"{name} has no paged cache, which continuous batching (generate_batch, `transformers serve "
+                "--continuous-batching`) keeps keys and values in: its attentions keep P⁻¹v or a state. Use generate()"
             )
-        return "eager"
+        raise ValueError(
+            f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
+            f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
+        )
+
+    @classmethod
+    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
+        """Refuse tensor parallelism where weights cannot be divided. from_pretrained calls this."""
+        if distributed_config is not None and mesh_manager is not None and distributed_config.tp_size > 1:
+            check_divisible(model.config, distributed_config.tp_size)
+        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -145,12 +165,14 @@ class LucidModel(LucidPreTrainedModel):
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, S + T], 0 at padding, on either side.
+            attention_mask: [B, S + T], 0 at padding, on either side; or [B, 1, T, S + T], bool or additive, if it is
+                causal with padding or packed documents.
             position_ids: [B, T], for the rotary embedding; by default counted without padding. Without a cache, a token
                 whose position is not above that of the token before it begins another document (packing).
-            past_key_values: `DynamicCache(config=model.config)`.
+            past_key_values: `DynamicCache(config=model.config)`, or a `StaticCache`.
             inputs_embeds: [B, T, hidden_size] instead of input_ids.
             use_cache: whether to return a cache; packed documents have none.
+            kwargs: cu_seq_lens_q and seq_idx of flattening collators, borders of packed documents.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: exactly one of them")
@@ -158,39 +180,46 @@ class LucidModel(LucidPreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
+            adopt_cache(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
-        S = 0 if past_key_values is None else past_key_values.get_seq_length()
-        key_mask = padding_mask(attention_mask, B, S + T)
-        positions = None if position_ids is None else check_positions(position_ids, B, T)
-        cu_seqlens = None
-        if positions is not None and T > 1:
-            cu_seqlens = None if key_mask is not None else document_borders(positions)
-        if cu_seqlens is not None and past_key_values is not None:
+        seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T, bool(use_cache))
+        if seen.cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
-        if cu_seqlens is not None:
-            key_mask, positions = (None if x is None else x.reshape(1, -1) for x in (key_mask, positions))
-        elif use_cache and past_key_values is None:
+        if seen.cu_seqlens is None and use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         for layer in self.layers[: self.config.num_hidden_layers]:
-            hidden_states = layer(
-                hidden_states,
-                past_key_values=past_key_values,
-                key_mask=key_mask,
-                cu_seqlens=cu_seqlens,
-                positions=positions,
-            )
+            hidden_states = layer(hidden_states, past_key_values=past_key_values, **seen._asdict())
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
     def _refuse_unsupported(self, kwargs: dict[str, Any]) -> None:
         """Refuse arguments that other models take and that this one would ignore."""
         if kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError("output_attentions must be False: no attention weights are computed, so none are returned")
-        borders = [name for name in ("cu_seq_lens_q", "seq_idx") if kwargs.get(name) is not None]
-        if borders:
-            raise ValueError(
-                f"packed documents must be given by position_ids, got {borders[0]}: leave return_flash_attn_kwargs and "
-                "return_seq_idx of DataCollatorWithFlattening out"
+
+    def _seen(
+        self,
+        attention_mask: Any,
+        position_ids: Tensor | None,
+        cache: Cache | None,
+        others: dict[str, Any],
+        B: int,
+        T: int,
+        use_cache: bool,
+    ) -> Seen:
+        static = static_layer(cache)
+        places = 0 if static is None else static.max_cache_len
+        if static is not None and static.is_initialized and torch.compiler.is_compiling():
+            if cache is not None and not cache.is_compileable:
+                raise ValueError(
+                    "a static cache compiles where every attention keeps keys and y (lucid, softmax, diff), got "
+                    f"{self.config.attention}: call the model without torch.compile, or with a DynamicCache"
+                )
+            return read_places(
+                attention_mask, position_ids, others, static.cumulative_length, B, T, static.max_cache_len
             )
+        S = 0 if cache is None else int(cache.get_seq_length())
+        cached = use_cache or cache is not None
+        return read_inputs(attention_mask, position_ids, others, B, T, S, places, cached=cached)
 
 
 class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
@@ -202,6 +231,7 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         config: the sizes, and the attention of every layer.
     """
 
+    _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise_gather_output"}
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LucidConfig) -> None:
@@ -210,6 +240,16 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    @staticmethod
+    def create_masks_for_generate(
+        attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> Tensor | None:
+        """The mask of a static cache, one bit per place: generate() calls this so that no shape changes in a graph."""
+        static = static_layer(past_key_values)
+        if attention_mask is None or static is None:
+            return attention_mask
+        return F.pad(attention_mask, (0, static.max_cache_len - attention_mask.shape[1]))
 
     @can_return_tuple
     def forward(
@@ -247,35 +287,6 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
         )
-
-
-def padding_mask(attention_mask: Any, B: int, total: int) -> Tensor | None:
-    """attention_mask in the form of the modules: [B, S + T] bool, None if nothing is padding."""
-    if attention_mask is None:
-        return None
-    if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != (B, total):
-        form = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask).__name__
-        raise ValueError(
-            f"attention_mask must be [B, S + T] = {[B, total]}, 0 at padding, got {form}. Attention here is causal; "
-            "packed documents are given by position_ids"
-        )
-    key_mask = attention_mask.bool()
-    # All operators are faster without a mask. A compiled graph cannot read values.
-    return None if not torch.compiler.is_compiling() and bool(key_mask.all()) else key_mask
-
-
-def check_positions(position_ids: Tensor, B: int, T: int) -> Tensor:
-    """position_ids as [B, T]. One row holds for all."""
-    if tuple(position_ids.shape) not in ((T,), (1, T), (B, T)):
-        raise ValueError(f"position_ids must be [B, T] = {[B, T]}, got shape {list(position_ids.shape)}")
-    return position_ids.expand(B, T)
-
-
-def register_decoder() -> None:
-    """Register the model type with the Auto classes of Transformers. Further calls change nothing."""
-    AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
-    AutoModel.register(LucidConfig, LucidModel, exist_ok=True)
-    AutoModelForCausalLM.register(LucidConfig, LucidForCausalLM, exist_ok=True)
 
 
 def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:

@@ -5,11 +5,12 @@ from typing import Any, TypeVar
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ..decoder.modeling import register_decoder
+from ..decoder.heads import register_decoder
+from .adapters import follow_peft
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
 from .masks import lucid_mask
-from .settings import NAME, LucidSettings, check_layers
+from .settings import NAME, CompositeName, LucidSettings, check_layers, parts_of, put_settings
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -29,7 +30,8 @@ def enable_lucid(
 
     Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets layers,
     strength and sharpness: an argument that is left out gets its default. The choice is saved with the model's
-    configuration. `from_pretrained` restores it in every process that has called `enable_lucid()`.
+    configuration. `from_pretrained` restores it in every process that has called `enable_lucid()`; other processes
+    cannot read the saved model.
 
     Args:
         model: a Transformers model, changed in place; None to register only.
@@ -43,6 +45,7 @@ def enable_lucid(
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     install_hooks()
+    follow_peft(enable_lucid)
     register_decoder()
     settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]
     if model is None:
@@ -56,15 +59,21 @@ def enable_lucid(
     check_layers(settings, layer_types(config))
     if config is model.config:
         model.set_attn_implementation(NAME)
+        put_settings(config, settings)
     else:
-        model.set_attn_implementation(dict.fromkeys(_part_names(model.config, config), NAME))
-    setattr(config, NAME, settings.to_dict())
+        names = _part_names(model.config, config)
+        model.set_attn_implementation(dict.fromkeys(names, NAME))
+        put_settings(config, settings)
+        # Copies of the model are made with the name in the whole configuration.
+        others = model.config._attn_implementation
+        model.config._attn_implementation_internal = CompositeName(others, names[0], config)
     return model
 
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}")
+        hint = ": give its model.get_base_model()" if hasattr(model, "get_base_model") else ""
+        raise TypeError(f"model must be a transformers.PreTrainedModel, got {type(model).__name__}{hint}")
     check_architecture(model)
     if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
         raise ValueError(f"{type(model).__name__} has no causal attention: LUCID is for decoders")
@@ -72,7 +81,7 @@ def _check_model(model: Any) -> None:
 
 def _part_names(config: Any, part: Any) -> list[str]:
     """The names under which a composite configuration has this part."""
-    names = [name for name in config.sub_configs if getattr(config, name, None) is part]
+    names = [name for name, found in parts_of(config).items() if found is part]
     if not names:
         raise ValueError(f"{type(config).__name__} has no part with a text decoder that could use LUCID")
     return names

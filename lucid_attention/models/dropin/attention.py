@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ...ops.lucid.api import precondition
+from ...ops.lucid.api import precondition, precondition_related
 from ...ops.lucid.decode import lucid_decode
 from ...ops.softmax.attention import softmax_attention
 from ..documents import one_row, separate_rows
@@ -41,7 +41,7 @@ class Readout(NamedTuple):
         q: [B, H·G, T, D]; k: [B, H, S + T, D]; y: [B, H, S + T, E] -> [B, H·G, T, E].
         """
         B = q.shape[0]
-        if not self.plain:
+        if not self.plain or visible.relation is not None:
             return self.dense(q, k, y, visible, k.shape[2] - q.shape[2])
         if visible.cu_seqlens is None:
             return softmax_attention(q, k, y, key_mask=visible.key_mask, scale=self.scale)
@@ -129,9 +129,10 @@ def _options(module: nn.Module) -> dict[str, Any]:
 def _check_no_cache(q: Tensor, k: Tensor) -> None:
     if k.shape[2] != q.shape[2]:
         raise ValueError(
-            "The cache of a LUCID model keeps preconditioned values: expected one that generate() made, or "
-            f"DynamicCache(config=model.config), got {k.shape[2]} keys for {q.shape[2]} queries from a cache that "
-            "knows nothing of LUCID (DynamicCache() without config, or made before LUCID was switched on?)"
+            "past_key_values must be a fresh cache, or one that this LUCID model filled: got a cache whose values "
+            f"LUCID has not preconditioned ({k.shape[2]} keys for {q.shape[2]} queries). What softmax attention "
+            "filled cannot be continued: run its tokens again. PEFT's prefix tuning fills caches itself: use "
+            "PromptTuningConfig, PromptEncoderConfig or LoRA"
         )
 
 
@@ -139,6 +140,8 @@ def _prepare(
     k: Tensor, v: Tensor, visible: Visibility, options: dict[str, Any], past: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
     """y of new keys and values: [B, H, T, E]."""
+    if visible.relation is not None:
+        return precondition_related(k, v, visible.relation, past=past, key_mask=visible.key_mask, **options)
     if visible.cu_seqlens is None:
         return precondition(k, v, past=past, key_mask=visible.key_mask, **options)
     return separate_rows(precondition(one_row(k), one_row(v), cu_seqlens=visible.cu_seqlens, **options), k.shape[0])

@@ -136,7 +136,8 @@ class _CommittedLayer:
                 "This cache holds tokens that LUCID attention never preconditioned: expected every update to be "
                 "followed by attn_implementation='lucid', got another update. Was an earlier forward pass interrupted? "
                 "Then start with a new cache. Or does this architecture change cached values before it attends (as "
-                "DeepSeek's latent attention does)? Then it cannot use LUCID with a cache."
+                "DeepSeek's latent attention does)? Then it cannot use LUCID with a cache. Or did PEFT's prefix tuning "
+                "fill it? Use PromptTuningConfig, PromptEncoderConfig or LoRA"
             )
         self.uncommitted = True
 

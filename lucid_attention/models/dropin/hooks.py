@@ -3,37 +3,81 @@
 `enable_lucid` installs them once. They change nothing for configurations without LUCID.
 """
 
+import inspect
+import logging
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
+import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
+from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
+from ..saved import unseal, write_sealed
 from .cache import LAYER_TYPE
-from .settings import NAME, LucidSettings, check_layers, uses_lucid
+from .settings import (
+    NAME,
+    CompositeName,
+    LucidName,
+    LucidSettings,
+    check_layers,
+    drop_settings,
+    parts_of,
+    put_settings,
+    uses_lucid,
+)
 
-# The attn_implementation in a saved configuration. A process without this package stops and prints it.
-SAVED_AS = "lucid (pip install lucid-attention, and call lucid_attention.enable_lucid() before loading)"
+logger = logging.getLogger(__name__)
+
 MARK = "_wrapped_by_lucid_attention"
+SUPPORTED = "5.20 and later of 5.x"
+
+
+class Hook(NamedTuple):
+    """A function of Transformers that is wrapped. parameters: those that it has in the supported releases."""
+
+    owner: Any
+    name: str
+    parameters: tuple[str, ...]
+    wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
+
+    def __str__(self) -> str:
+        owner = self.owner.__name__ if inspect.ismodule(self.owner) else f"transformers.{self.owner.__name__}"
+        return f"{owner}.{self.name}"
 
 
 def install_hooks() -> None:
     """Wrap the functions. Further calls change nothing."""
-    _wrap(cache_utils, "get_layer_types_and_kwargs", _choose_cache_layers)
-    _wrap(PreTrainedModel, "_check_and_adjust_attn_implementation", _refuse_architectures)
-    _wrap(PreTrainedConfig, "to_dict", _save_implementation)
-    _wrap(PreTrainedConfig, "__post_init__", _restore_implementation)
-    _wrap(ContinuousBatchingManager, "switch_to_cb_friendly_attn", _refuse_continuous_batching)
+    for hook in HOOKS:
+        check_hook(hook)
+    for hook in HOOKS:
+        wrap(hook.owner, hook.name, hook.wrapper)
 
 
-def _wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def wrap(owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wrap a function, a method or a class method, once."""
     original = getattr(owner, name)
-    if not hasattr(original, MARK):
-        wrapped = wraps(original)(wrapper(original))
-        setattr(wrapped, MARK, True)
-        setattr(owner, name, wrapped)
+    if hasattr(original, MARK):
+        return
+    is_classmethod = isinstance(inspect.getattr_static(owner, name), classmethod)
+    function = original.__func__ if is_classmethod else original
+    wrapped = wraps(function)(wrapper(function))
+    setattr(wrapped, MARK, True)
+    setattr(owner, name, classmethod(wrapped) if is_classmethod else wrapped)
+
+
+def check_hook(hook: Hook) -> None:
+    """Refuse a Transformers that does not have this function, or has it with other parameters."""
+    function = getattr(hook.owner, hook.name, None)
+    found = None if function is None else tuple(inspect.signature(function).parameters)
+    if found != hook.parameters:
+        problem = "does not have" if found is None else f"has with the parameters {', '.join(found)}"
+        raise RuntimeError(
+            f"LUCID needs the function {hook}({', '.join(hook.parameters)}), which Transformers "
+            f"{transformers.__version__} {problem}. This release of lucid-attention supports Transformers {SUPPORTED}: "
+            "install one of those, or a newer lucid-attention"
+        )
 
 
 def layer_types(config: Any) -> list[str]:
@@ -62,15 +106,74 @@ def _choose_cache_layers(original: Callable[..., Any]) -> Callable[..., Any]:
     return choose
 
 
-def _refuse_architectures(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Transformers looks up attn_implementation for a model in this function."""
+def _choose_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers looks up attn_implementation for a model in this function, when the model is made and later."""
 
     def check(self: Any, attn_implementation: Any, *args: Any, **kwargs: Any) -> Any:
-        if attn_implementation == NAME:
+        config = self.config
+        _copy_part(config, attn_implementation)
+        saved = getattr(config, NAME, None)
+        if attn_implementation == NAME or (attn_implementation is None and saved is not None):
             check_architecture(self)
-        return original(self, attn_implementation, *args, **kwargs)
+            watch_caches(self)
+            original(self, NAME, *args, **kwargs)
+            settings = attn_implementation.settings if isinstance(attn_implementation, LucidName) else saved
+            if settings is not saved or not isinstance(config._attn_implementation, LucidName):
+                put_settings(config, LucidSettings.from_dict(settings))
+            # Continuous batching must not switch this model to flash attention: it asks for this attribute first.
+            self._supports_flash_attn = False
+            return config._attn_implementation
+        if saved is not None:
+            _leave_lucid(self, attn_implementation)
+        found = original(self, attn_implementation, *args, **kwargs)
+        for name, part in parts_of(config).items():
+            if uses_lucid(part):
+                return CompositeName(found, name, part)
+        return found
 
     return check
+
+
+def _copy_part(config: Any, implementation: Any) -> None:
+    """Settings of the part of another configuration, if that is where this implementation was taken from."""
+    if not isinstance(implementation, CompositeName) or not uses_lucid(implementation.config):
+        return
+    part = parts_of(config).get(implementation.part)
+    if part is not None and part is not implementation.config:
+        put_settings(part, LucidSettings.from_dict(getattr(implementation.config, NAME, None)))
+
+
+def _leave_lucid(model: Any, implementation: str) -> None:
+    """The user asks for another attention by its name."""
+    name = type(model).__name__
+    if implementation.startswith("paged|"):
+        raise ValueError(
+            f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: a paged cache keeps "
+            "values, LUCID needs P⁻¹v. Use generate() instead of continuous batching"
+        )
+    logger.warning(
+        "%s has LUCID attention, and attn_implementation=%r replaces it: softmax attention gives other outputs. "
+        "The model will be saved without LUCID",
+        name,
+        str(implementation),
+    )
+    drop_settings(model.config)
+    model.__dict__.pop("_supports_flash_attn", None)
+
+
+def watch_caches(model: Any) -> None:
+    """Let a model, and the models in it, see the caches that they are called with."""
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
+
+
+def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
+    # By position only in calls by hand: generate() and every tool name the argument.
+    config = model.config.get_text_config(decoder=True)
+    for cache in (*args, *kwargs.values()):
+        if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
+            adopt_cache(cache, config)
 
 
 def check_architecture(model: Any) -> None:
@@ -87,46 +190,46 @@ def check_architecture(model: Any) -> None:
         raise ValueError(f"{name} is an encoder with a decoder; LUCID is for models of causal attention alone")
 
 
-def _save_implementation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Transformers does not save attn_implementation: without it a checkpoint would load with softmax attention."""
+def _write(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers does not save attn_implementation: without a mark a checkpoint would load with softmax attention."""
 
-    def to_dict(self: Any) -> dict[str, Any]:
-        written = original(self)
-        parts = {name: SAVED_AS for name in self.sub_configs if uses_lucid(getattr(self, name, None))}
-        if uses_lucid(self):
-            written["attn_implementation"] = SAVED_AS
-        elif parts:
-            # By the names of parts: a single value of a composite configuration would override all of its parts.
-            written["attn_implementation"] = parts
-        return written
+    def to_json_file(self: Any, json_file_path: Any, use_diff: bool = True) -> None:
+        configs = [self, *parts_of(self).values()]
+        for config in configs:
+            # Transformers sets names of parts without a call that this package sees.
+            if not uses_lucid(config):
+                drop_settings(config)
+            elif getattr(config, NAME, None) is None:
+                put_settings(config, LucidSettings())
+        write = write_sealed if any(map(uses_lucid, configs)) else original
+        write(self, json_file_path, use_diff)
 
-    return to_dict
-
-
-def _restore_implementation(original: Callable[..., Any]) -> Callable[..., Any]:
-    def post_init(self: Any, **kwargs: Any) -> None:
-        saved = kwargs.get("attn_implementation")
-        if saved == SAVED_AS:
-            kwargs["attn_implementation"] = NAME
-        elif isinstance(saved, dict):
-            kwargs["attn_implementation"] = {
-                part: NAME if value == SAVED_AS else value for part, value in saved.items()
-            }
-        original(self, **kwargs)
-        if uses_lucid(self):
-            LucidSettings.from_dict(getattr(self, NAME, None))
-
-    return post_init
+    return to_json_file
 
 
-def _refuse_continuous_batching(original: Callable[..., Any]) -> Callable[..., Any]:
-    def switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if uses_lucid(model.config.get_text_config(decoder=True)):
-            raise ValueError(
-                "Continuous batching is not possible with LUCID: its paged cache keeps values, LUCID needs P⁻¹v, and "
-                "Transformers would switch to softmax attention. Use generate(), or "
-                "model.set_attn_implementation('sdpa') if softmax attention is what you want"
-            )
-        return original(self, model, *args, **kwargs)
+def _read(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_json_file(cls: Any, json_file: Any) -> Any:
+        content = original(cls, json_file)
+        if not isinstance(content, dict):
+            return content
+        content = unseal(content)
+        parts = [value for key, value in content.items() if key.endswith("_config") and isinstance(value, dict)]
+        for part in (content, *parts):
+            LucidSettings.from_dict(part.get(NAME))
+        return content
 
-    return switch
+    return from_json_file
+
+
+HOOKS = (
+    Hook(cache_utils, "get_layer_types_and_kwargs", ("config",), _choose_cache_layers),
+    Hook(
+        PreTrainedModel,
+        "_check_and_adjust_attn_implementation",
+        ("self", "attn_implementation", "is_init_check", "allow_all_kernels"),
+        _choose_attention,
+    ),
+    Hook(PreTrainedConfig, "to_json_file", ("self", "json_file_path", "use_diff"), _write),
+    # A class method, whose signature has no cls.
+    Hook(PreTrainedConfig, "_dict_from_json_file", ("json_file",), _read),
+)

@@ -7,6 +7,7 @@ of attn_implementation="lucid" is one of
     None            causal, nothing hidden
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
     [n + 1]         int32: borders of documents in all rows, one behind the other; no past
+    [B, 1, T, S + T]  bool: any other order in which tokens see each other, such as a tree
 
 Layers that keep their own attention (sliding windows) get the mask of `sdpa`.
 """
@@ -20,7 +21,8 @@ from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from ...ops.softmax.attention import visible_keys
-from ..documents import document_borders
+from ..documents import borders, document_borders
+from .relations import read_relation
 from .settings import check_config
 
 # Rows of a dense mask that are read together, so that a long packed batch needs no T × T mask.
@@ -35,10 +37,12 @@ class Visibility(NamedTuple):
     """Which keys the queries see, besides causality.
 
     key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None.
+    relation: [B, 1, T, S + T] bool or None: what every query sees, if the two cannot say it.
     """
 
     key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
+    relation: Tensor | None = None
 
 
 def lucid_mask(
@@ -87,7 +91,7 @@ def lucid_mask(
         return sdpa_mask(*sizes, allow_is_causal_skip=False, device=device, **options)
 
     visible = _read_rows(rows, batch_size, q_length, kv_length)
-    return visible.key_mask if visible.cu_seqlens is None else visible.cu_seqlens
+    return next(form for form in (visible.relation, visible.cu_seqlens, visible.key_mask) if form is not None)
 
 
 def _is_causal(mask_function: Callable[..., Any], device: torch.device | str) -> bool:
@@ -158,10 +162,8 @@ def _read_rows(rows: MaskRows, B: int, T: int, total: int) -> Visibility:
     if visible.cu_seqlens is None and past == 0:
         return visible
     if not _is_mask_of(visible, rows, B, T, total):
-        raise ValueError(
-            "attention_mask must be causal, with padding or packed documents: LUCID solves for the values in the order "
-            "in which tokens see each other, got a mask of another form (bidirectional tokens, a prefix, a window?)"
-        )
+        key_mask, relation = read_relation(rows(0, T))
+        return Visibility(key_mask, relation=relation)
     return visible
 
 
@@ -196,22 +198,15 @@ def _borders(rows: MaskRows, B: int, T: int) -> Tensor:
         before = (torch.arange(start, stop, device=rows(0, 1).device) - 1).clamp(min=0)
         sees_before = rows(start, stop)[:, 0].gather(2, before.expand(B, -1)[..., None])[..., 0]
         blocks.append(~sees_before)
-    is_start = torch.cat(blocks, 1)
-    is_start[:, 0] = True
-    starts = is_start.flatten().nonzero()[:, 0]
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+    return borders(torch.cat(blocks, 1))
 
 
 def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device: torch.device | str) -> Tensor:
-    """Borders for graphs, whose shapes must not depend on values: [B·T + 1], with empty documents at the end.
-
-    In a graph Transformers cannot ask whether positions restart, and treats every batch as packed.
-    """
+    """Borders for graphs, in which Transformers cannot ask whether positions restart and takes all rows for packed."""
     row, token = torch.arange(B, device=device)[:, None], torch.arange(T, device=device)[None]
-    sees_before = mask_function(row, torch.zeros_like(row), token, (token - 1).clamp(min=0)).expand(B, T)
-    begins = (~sees_before | (token == 0)).flatten()
-    starts = torch.where(begins, torch.arange(B * T, device=device), B * T).sort().values
-    return F.pad(starts, (0, 1), value=B * T).to(torch.int32)
+    # Every token but the first, and not an index clamped at 0: Inductor's C++ for AVX2 does not compile with one.
+    sees_before = mask_function(row, torch.zeros_like(row), token[:, 1:], token[:, :-1]).expand(B, T - 1)
+    return borders(F.pad(~sees_before, (1, 0)))
 
 
 def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) -> Visibility:
@@ -222,16 +217,18 @@ def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) 
     """
     if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
         return visible
-    borders, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
-    if borders is not None:
-        return Visibility(cu_seqlens=borders.to(torch.int32))
-    if positions is None or positions.ndim != 2 or torch.compiler.is_compiling():
+    given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
+    if given is not None:
+        return Visibility(cu_seqlens=given.to(torch.int32))
+    if positions is None or positions.ndim != 2:
         return visible
     return Visibility(cu_seqlens=document_borders(positions.expand(B, T)))
 
 
 def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
     """[B, 1, T, total] bool, for read-outs that take no other form. position: of the first query among the keys."""
+    if visible.relation is not None:
+        return visible.relation
     if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
         document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, 1, T)

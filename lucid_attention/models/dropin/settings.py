@@ -1,4 +1,7 @@
-"""The settings of LUCID in a configuration of Transformers: its field `lucid`, a dictionary that is saved with it."""
+"""The settings of LUCID in a configuration of Transformers: its field `lucid`, a dictionary that is saved with it.
+
+A configuration with this field is one of a LUCID model.
+"""
 
 from dataclasses import asdict, dataclass, fields
 from operator import index
@@ -58,9 +61,64 @@ class LucidSettings:
         return asdict(self) | {"layers": None if self.layers is None else list(self.layers)}
 
 
+class LucidName(str):
+    """The name "lucid", which carries the settings of a model along.
+
+    Tools copy a model by its path and config._attn_implementation. So the settings must be in there.
+    """
+
+    settings: dict[str, Any]
+
+    def __new__(cls, settings: dict[str, Any]) -> "LucidName":
+        """settings: the dictionary in a configuration. It is not copied: the name knows the current strength."""
+        self = super().__new__(cls, NAME)
+        self.settings = settings
+        return self
+
+    def __getnewargs__(self) -> tuple[Any]:
+        return (self.settings,)
+
+
+class CompositeName(str):
+    """The name in a configuration of several parts, one of which is LUCID: the name of the other parts.
+
+    part, config: name and configuration of the part with LUCID.
+    """
+
+    part: str
+    config: Any
+
+    def __new__(cls, name: str, part: str, config: Any) -> "CompositeName":
+        self = super().__new__(cls, name)
+        self.part, self.config = part, config
+        return self
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return str(self), self.part, self.config
+
+
 def uses_lucid(config: Any) -> bool:
     """Whether the models of this configuration attend with LUCID."""
-    return getattr(config, "_attn_implementation", None) == NAME
+    implementation = getattr(config, "_attn_implementation", None)
+    return implementation == NAME or (implementation is None and getattr(config, NAME, None) is not None)
+
+
+def put_settings(config: Any, settings: LucidSettings) -> None:
+    """Make this the configuration of a LUCID model."""
+    setattr(config, NAME, settings.to_dict())
+    # `_attn_implementation` would set the parts of this configuration too.
+    config._attn_implementation_internal = LucidName(getattr(config, NAME))
+
+
+def drop_settings(config: Any) -> None:
+    """Make this a configuration without LUCID."""
+    config.__dict__.pop(NAME, None)
+
+
+def parts_of(config: Any) -> dict[str, Any]:
+    """The parts of a composite configuration by their names, such as "text_config"."""
+    parts = {name: getattr(config, name, None) for name in config.sub_configs}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def full_layers(layer_types: list[str]) -> list[int]:

@@ -120,6 +120,25 @@ def precondition(
     return _precondition(system, v, choose(impl))
 
 
+def precondition_related(
+    k: Tensor,
+    v: Tensor,
+    relation: Tensor,
+    *,
+    past: Past | None = None,
+    key_mask: Tensor | None = None,
+    sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
+) -> Tensor:
+    """`precondition` for tokens that do not see all tokens before them, such as the nodes of a tree. Quadratic memory.
+
+    relation: [B, 1, T, S + T] bool, what a token sees. It must be closed (who sees a token sees all that this token
+    sees), so that y of a token is that of its own path. Other arguments as in `lucid_attention`.
+    """
+    system = checked_system(k, v, past=past, key_mask=key_mask, sharpness=sharpness, strength=strength)
+    return reference.precondition(system, v, relation)
+
+
 def preconditioner(
     k: Tensor,
     *,

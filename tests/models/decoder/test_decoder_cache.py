@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.cache import CroppableLayer, PastLayer, StateLayer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
-from .cases import SHAPE, decoder, prompts
+from .cases import SHAPE, decoder, greedy, padded, prompts
 
 every_name = pytest.mark.parametrize("name", ATTENTIONS)
 CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
@@ -124,20 +124,93 @@ def test_a_cropped_cache_is_that_of_fewer_tokens(name: str, ones: int, models: d
         cache.crop(2)
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in CROPPABLE])
+NOT_CROPPABLE = pytest.mark.parametrize("name", [name for name in ATTENTIONS if name not in CROPPABLE])
+
+
+@NOT_CROPPABLE
 def test_a_past_that_changes_as_a_whole_is_not_cropped(name: str, models: dict[str, LucidForCausalLM]) -> None:
     cache = fed(models[name], batch())
     assert not cache.is_croppable
     cache.crop(0)
-    with pytest.raises(ValueError, match="cannot take tokens back"):
+    with pytest.raises(ValueError, match=r"can take back 0 tokens, got 1.*activate_past_recording"):
         cache.crop(-1)
     assert cache.get_seq_length() == 8
+
+
+@NOT_CROPPABLE
+@pytest.mark.parametrize("removed", [0, 1, 3, 5])
+@torch.no_grad()
+def test_recorded_passes_can_be_undone(name: str, removed: int, models: dict[str, LucidForCausalLM]) -> None:
+    model, tokens, new = models[name], batch(length=11), batch(length=1, seed=2)
+    mask = torch.ones_like(tokens)
+    mask[0, :4] = 0
+    cache = DynamicCache(config=model.config)
+    model(tokens[:, :6], attention_mask=mask[:, :6], past_key_values=cache)
+    cache.activate_past_recording()
+    for start, stop in ((6, 9), (9, 10), (10, 11)):
+        model(tokens[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache)
+    copied = copy.deepcopy(cache)
+    assert copied.layers[0].passes[0].attention is model.model.layers[0].self_attn
+    cache.crop(-removed)
+    kept = 11 - removed
+    assert cache.get_seq_length() == kept
+    with pytest.raises(ValueError, match="can take back 0 tokens"):
+        cache.crop(-1)
+    # Another round, and the copy, which still has its own passes.
+    for again in (cache, copied):
+        if again is copied:
+            again.crop(-removed)
+        ones = torch.ones(3, 1)
+        found = model(new, attention_mask=torch.cat([mask[:, :kept], ones], 1), past_key_values=again).logits
+        expected = model(torch.cat([tokens[:, :kept], new], 1), attention_mask=torch.cat([mask[:, :kept], ones], 1))
+        torch.testing.assert_close(found[:, -1], expected.logits[:, -1])
+
+
+@NOT_CROPPABLE
+@torch.no_grad()
+def test_a_prompt_can_be_undone_too(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    model, tokens, new = models[name], batch(), batch(length=1, seed=2)
+    cache = DynamicCache(config=model.config)
+    cache.activate_past_recording()
+    model(tokens, past_key_values=cache)
+    cache.crop(-3)
+    expected = model(torch.cat([tokens[:, :5], new], 1)).logits[:, -1:]
+    torch.testing.assert_close(next_logits(model, cache, new), expected)
+    cache.crop(-1)
+    torch.testing.assert_close(next_logits(model, cache, new), expected)
+    cache.crop(0)
+    fed(model, tokens, cache, ones=2)
+    cache.crop(-8)
+    assert cache.get_seq_length() == 6
+
+
+def test_rows_that_change_places_cannot_be_undone(models: dict[str, LucidForCausalLM]) -> None:
+    cache = DynamicCache(config=models["delta"].config)
+    cache.activate_past_recording()
+    fed(models["delta"], batch(), cache)
+    cache.reorder_cache(torch.tensor([1, 0, 2]))
+    with pytest.raises(ValueError, match="can take back 0 tokens"):
+        cache.crop(-1)
 
 
 def test_a_hybrid_is_as_croppable_as_its_least_layer() -> None:
     cache = DynamicCache(config=decoder(["lucid", "gla"]).config)
     assert [type(layer) for layer in cache.layers] == [CroppableLayer, StateLayer]
     assert not cache.is_croppable
+
+
+@pytest.mark.parametrize("name", ["lucid", "delta"])
+def test_a_cache_without_a_configuration_becomes_one_of_the_model(
+    name: str, models: dict[str, LucidForCausalLM]
+) -> None:
+    model, cache, inputs = models[name], DynamicCache(), padded(prompts(8, 5))
+    assert torch.equal(greedy(model, inputs, past_key_values=cache), greedy(model, inputs))
+    assert [layer._layer_type for layer in cache.layers] == model.config.layer_types
+
+
+def test_a_cache_of_an_encoder_with_a_decoder_is_refused(models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(TypeError, match="got EncoderDecoderCache"):
+        models["lucid"](batch(), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
 
 
 def caches(config: Any) -> dict[str, Any]:
@@ -149,11 +222,10 @@ def caches(config: Any) -> dict[str, Any]:
     offloading.offloading = True
     two_layers.layers.pop()
     return {
-        "no configuration": (DynamicCache(), "DynamicCache\\(config=model.config\\)"),
         "another model's": (DynamicCache(config=llama), "DynamicCache\\(config=model.config\\)"),
         "another attention's": (DynamicCache(config=other), "expected layers"),
         "too few layers": (two_layers, "expected layers"),
-        "static": (StaticCache(config=llama, max_cache_len=20), "StaticLayer"),
+        "another model's static": (StaticCache(config=llama, max_cache_len=20), "StaticLayer"),
         "offloading": (offloading, "offloading"),
     }
 
@@ -170,10 +242,21 @@ def test_keys_and_values_as_tuples_are_refused(models: dict[str, LucidForCausalL
         models["lucid"](batch(), past_key_values=((torch.ones(1), torch.ones(1)),))
 
 
-@pytest.mark.parametrize("name", ["lucid", "delta"])
-def test_there_is_no_static_cache(name: str, models: dict[str, LucidForCausalLM]) -> None:
-    with pytest.raises(ValueError, match="no static cache"):
-        StaticCache(config=models[name].config, max_cache_len=20)
+@every_name
+def test_tools_find_keys_and_y_where_they_are(name: str, models: dict[str, LucidForCausalLM]) -> None:
+    empty = DynamicCache(config=models[name].config).layers[0]
+    assert (empty.keys, empty.values, empty.is_initialized, empty.get_seq_length()) == (None, None, False, 0)
+    layer = fed(models[name], batch()).layers[0]
+    assert (layer.is_initialized, layer.get_seq_length()) == (True, 8)
+    if name not in CROPPABLE:
+        assert (layer.keys, layer.values) == (None, None)
+        return
+    assert layer.keys is layer.past.k
+    assert layer.values is layer.past.y
+    layer.keys, layer.values = 2 * layer.keys, 3 * layer.values
+    layer.crop(-2)
+    assert layer.keys.shape[2] == layer.values.shape[2] == 6
+    assert layer.past.k is layer.keys
 
 
 def test_another_model_does_not_take_our_cache(models: dict[str, LucidForCausalLM]) -> None:

@@ -9,7 +9,6 @@ from transformers import DynamicCache
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.nn.causal import Past
 
 from .cases import NEW_TOKENS, decoder, greedy, padded, prompts, relative
 
@@ -20,7 +19,6 @@ CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
     "lucid, qk_norm, biases": ("lucid", {"qk_norm": True, "attention_bias": "qkv"}),
     "hybrid": (HYBRID, {"attention_options": {"delta": {"conv_size": 2}, "lucid": {"sharpness": 1.5}}}),
 }
-CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -42,6 +40,7 @@ def logits_by_token(model: LucidForCausalLM, tokens: Tensor, mask: Tensor, first
 
 @every_case
 @torch.no_grad()
+@pytest.mark.shows("greedy search", model="decoder")
 def test_the_cache_changes_neither_tokens_nor_logits(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models[case], padded(prompts(11, 6, 9))
     tokens = greedy(model, inputs)
@@ -53,6 +52,7 @@ def test_the_cache_changes_neither_tokens_nor_logits(case: str, models: dict[str
 
 
 @every_case
+@pytest.mark.shows("padded batches", model="decoder")
 def test_a_padded_row_continues_as_it_does_alone(case: str, models: dict[str, LucidForCausalLM]) -> None:
     rows = prompts(11, 6, 1)
     together = greedy(models[case], padded(rows))
@@ -61,6 +61,7 @@ def test_a_padded_row_continues_as_it_does_alone(case: str, models: dict[str, Lu
 
 
 @every_case
+@pytest.mark.shows("beam search", model="decoder")
 def test_beam_search_needs_no_cache_to_find_the_same(
     case: str, models: dict[str, LucidForCausalLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +76,7 @@ def test_beam_search_needs_no_cache_to_find_the_same(
 
 
 @every_case
+@pytest.mark.shows("sampling", model="decoder")
 def test_sampling_repeats_with_its_seed(case: str, models: dict[str, LucidForCausalLM]) -> None:
     def sample(seed: int, **options: Any) -> Tensor:
         torch.manual_seed(seed)
@@ -86,12 +88,14 @@ def test_sampling_repeats_with_its_seed(case: str, models: dict[str, LucidForCau
 
 
 @every_case
+@pytest.mark.shows("prefill in chunks", model="decoder")
 def test_a_prompt_may_come_in_chunks(case: str, models: dict[str, LucidForCausalLM]) -> None:
     inputs = padded(prompts(11, 6))
     assert torch.equal(greedy(models[case], inputs, prefill_chunk_size=4), greedy(models[case], inputs))
 
 
 @every_case
+@pytest.mark.shows("a cache kept over turns", model="decoder")
 def test_a_conversation_goes_on_from_its_cache(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, (first, second) = models[case], prompts(7, 4)
     cache = DynamicCache(config=model.config)
@@ -116,28 +120,29 @@ def repetitive() -> dict[str, Tensor]:
     return {"input_ids": torch.cat([prompts(6)[0]] * 3)[None]}
 
 
-@pytest.mark.parametrize("name", CROPPABLE)
-def test_assisted_decoding_finds_the_same_tokens(name: str, models: dict[str, LucidForCausalLM]) -> None:
-    inputs, model = repetitive(), models[name]
-    expected = greedy(model, inputs, max_new_tokens=16)
-    assert torch.equal(greedy(model, inputs, max_new_tokens=16, prompt_lookup_num_tokens=3), expected)
-    assistant = decoder(name, num_hidden_layers=1)
-    assert torch.equal(greedy(model, inputs, max_new_tokens=16, assistant_model=assistant), expected)
-    assert torch.equal(greedy(model, inputs, max_new_tokens=16, assistant_early_exit=1), expected)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name.partition(",")[0] not in CROPPABLE])
-def test_assisted_decoding_is_refused_where_a_past_cannot_go_back(
-    name: str, models: dict[str, LucidForCausalLM]
-) -> None:
-    with pytest.raises(ValueError, match="cannot take tokens back"):
-        greedy(models[name], repetitive(), prompt_lookup_num_tokens=3)
-    with pytest.raises(ValueError, match="cannot take tokens back"):
-        greedy(models["lucid"], repetitive(), assistant_model=models[name])
+@pytest.mark.parametrize("case", [*ATTENTIONS, "hybrid"])
+@pytest.mark.shows("speculative decoding with an assistant", model="decoder")
+@pytest.mark.shows("prompt lookup", model="decoder")
+def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, LucidForCausalLM]) -> None:
+    inputs, model = repetitive(), models[case]
+    expected = greedy(model, inputs, max_new_tokens=12)
+    assert torch.equal(greedy(model, inputs, max_new_tokens=12, prompt_lookup_num_tokens=3), expected)
+    attention = CASES[case][0]
+    assistant = decoder(attention if isinstance(attention, str) else attention[0], num_hidden_layers=1)
+    assert torch.equal(greedy(model, inputs, max_new_tokens=12, assistant_model=assistant), expected)
+    assert torch.equal(greedy(model, inputs, max_new_tokens=12, assistant_early_exit=1), expected)
 
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
-@pytest.mark.parametrize(("kind", "reason"), [("static", "no static cache"), ("quantized", "only full attention")])
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("offloaded_static", "must not be offloading"), ("quantized", "only full attention")]
+)
+@pytest.mark.shows("quantized cache", model="decoder", refused=True)
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)
+
+
+def test_continuous_batching_is_refused_in_its_own_words(models: dict[str, LucidForCausalLM]) -> None:
+    with pytest.raises(ValueError, match=r"has no paged cache, which continuous batching .*Use generate"):
+        models["lucid"].generate_batch([prompts(5)[0].tolist()], max_new_tokens=2)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import DataCollatorWithFlattening
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
@@ -110,6 +111,62 @@ def test_a_document_begins_where_positions_do_not_go_up(positions: list[list[int
     assert (None if found is None else found.tolist()) == borders
 
 
+def dense(keys: Tensor, documents: Tensor | None = None, additive: bool = False) -> Tensor:
+    """A causal mask [B, 1, T, T]. keys: [B, T], 0 at padding; documents: [B, T], the number of every token's."""
+    mask = (torch.ones(keys.shape[1], keys.shape[1]).tril() * keys[:, None]).bool()
+    if documents is not None:
+        mask &= documents[:, None] == documents[..., None]
+    mask = mask[:, None]
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min) if additive else mask
+
+
+@pytest.mark.parametrize("case", ["lucid", "delta", "hybrid"])
+@pytest.mark.parametrize("additive", [False, True], ids=["bool", "additive"])
+def test_a_dense_causal_mask_says_the_same(case: str, additive: bool, models: dict[str, LucidForCausalLM]) -> None:
+    model, rows = models[case], prompts(11, 1, 7)
+    for side in ("left", "right"):
+        inputs = padded(rows, side)
+        mask = inputs.pop("attention_mask")
+        found = logits(model, **inputs, attention_mask=dense(mask, additive=additive))[mask.bool()]
+        torch.testing.assert_close(found, separately(model, rows))
+    texts = prompts(5, 1, 6, 8, 4)
+    inputs = pack([texts[:3], texts[3:]])
+    documents = torch.tensor([[0] * 5 + [1] + [2] * 6, [3] * 8 + [4] * 4])
+    mask = dense(torch.ones_like(documents), documents, additive)
+    found = logits(model, input_ids=inputs["input_ids"], attention_mask=mask).flatten(0, 1)
+    torch.testing.assert_close(found, separately(model, texts))
+
+
+@torch.no_grad()
+def test_a_dense_mask_continues_a_cache(models: dict[str, LucidForCausalLM]) -> None:
+    model, inputs = models["lucid"], padded(prompts(9, 6))
+    tokens, mask = inputs["input_ids"], inputs["attention_mask"]
+    cache = model(tokens[:, :5], attention_mask=dense(mask[:, :5])).past_key_values
+    found = model(tokens[:, 5:], attention_mask=dense(mask)[:, :, 5:], past_key_values=cache).logits
+    expected = logits(model, **inputs)[:, 5:]
+    torch.testing.assert_close(found[mask[:, 5:].bool()], expected[mask[:, 5:].bool()])
+
+
+FLATTENED: dict[str, list[str]] = {
+    "all": ["position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"],
+    "borders alone": ["cu_seq_lens_q"],
+    "indices alone": ["seq_idx"],
+}
+
+
+@pytest.mark.parametrize("names", FLATTENED.values(), ids=FLATTENED)
+@pytest.mark.parametrize("case", ["lucid", "gla"])
+def test_flattening_collators_say_where_documents_begin(
+    case: str, names: list[str], models: dict[str, LucidForCausalLM]
+) -> None:
+    texts = prompts(5, 1, 6)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    collated = collate([{"input_ids": text.tolist()} for text in texts])
+    assert set(FLATTENED["all"]) < set(collated)
+    found = logits(models[case], input_ids=collated["input_ids"], **{name: collated[name] for name in names})
+    torch.testing.assert_close(found[0], separately(models[case], texts))
+
+
 def test_positions_reach_the_rotary_embedding(models: dict[str, LucidForCausalLM]) -> None:
     text = prompts(6)[0][None]
     as_counted = logits(models["lucid"], input_ids=text)
@@ -123,12 +180,29 @@ def test_positions_reach_the_rotary_embedding(models: dict[str, LucidForCausalLM
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a dense mask": ({"attention_mask": torch.ones(1, 1, 6, 6)}, r"attention_mask must be \[B, S \+ T\] = \[1, 6\]"),
+    "a mask of another form": ({"attention_mask": torch.ones(1, 1, 6, 6).bool()}, "attention_mask must be causal"),
+    "a mask with a bias": ({"attention_mask": torch.full((1, 1, 6, 6), -0.5)}, "no additive bias"),
+    "a dense mask of another size": (
+        {"attention_mask": torch.ones(1, 1, 6, 5)},
+        r"or a causal mask \[B, 1, T, S \+ T\] = \[1, 1, 6, 6\], got \[1, 1, 6, 5\]",
+    ),
     "a short mask": ({"attention_mask": torch.ones(1, 5)}, r"got \[1, 5\]"),
     "masks by kind of layer": ({"attention_mask": {"full_attention": None}}, "got dict"),
     "positions of another length": ({"position_ids": torch.arange(5)[None]}, "position_ids must be"),
     "attention weights": ({"output_attentions": True}, "no attention weights are computed"),
-    "borders of documents": ({"cu_seq_lens_q": torch.tensor([0, 3, 6])}, "must be given by position_ids"),
+    "borders of another length": ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"number of tokens, 6, got \[0, 3, 5\]"),
+    "borders that contradict positions": (
+        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "position_ids": torch.arange(6)[None] % 3},
+        "position_ids restart where",
+    ),
+    "borders that contradict each other": (
+        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
+        "must describe the same documents",
+    ),
+    "borders under padding": (
+        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
+        "without padding",
+    ),
     "no tokens": ({"input_ids": None}, "input_ids or inputs_embeds"),
 }
 
@@ -142,6 +216,7 @@ def test_what_cannot_be_understood_is_refused(
 
 
 @pytest.mark.parametrize("with_mask", [False, True], ids=["no mask", "mask"])
+@pytest.mark.shows("compiled training", model="decoder")
 def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models["lucid"], padded(prompts(9, 6), "right")
     if not with_mask:
@@ -155,8 +230,11 @@ def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[s
         torch.testing.assert_close(one, other)
 
 
-def test_a_compiler_does_not_miss_documents(models: dict[str, LucidForCausalLM]) -> None:
+@pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
+def test_a_compiler_does_not_miss_documents(use_cache: bool, models: dict[str, LucidForCausalLM]) -> None:
+    """Without a cache in one graph. With one, the compiler leaves the graph to ask whether there are documents."""
     torch._dynamo.reset()
-    compiled = torch.compile(models["lucid"], backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="document_borders"):
-        compiled(input_ids=prompts(6)[0][None], position_ids=torch.arange(6)[None] % 4, use_cache=False)
+    compiled = torch.compile(models["lucid"], backend="eager", fullgraph=not use_cache)
+    inputs = {"input_ids": prompts(6)[0][None], "position_ids": torch.arange(6)[None] % 4, "use_cache": use_cache}
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**inputs).logits, models["lucid"](**inputs).logits)

@@ -29,6 +29,7 @@ def batch() -> dict[str, Tensor]:
 
 
 @every_name
+@pytest.mark.shows("gradient checkpointing", model="decoder")
 def test_checkpointing_gives_the_same_gradients_and_they_reach_every_weight(name: str) -> None:
     model = decoder(name).double().train()
     plain = gradients(model, **batch())
@@ -66,6 +67,7 @@ def test_logits_hidden_states_and_tuples_come_as_asked() -> None:
     torch.testing.assert_close(embedded[0], outputs.logits)
 
 
+@pytest.mark.shows("packed documents", model="decoder")
 def test_packed_rows_train_like_separate_ones() -> None:
     model, texts = decoder().double(), prompts(5, 1, 6, 4)
     packed = DataCollatorWithFlattening()([{"input_ids": text.tolist()} for text in texts])
@@ -89,6 +91,7 @@ class Sentences(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("attention", ["lucid", ["gated_delta", "lucid_path"]], ids=str)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.shows("`Trainer`", model="decoder")
 def test_the_trainer_trains_saves_and_goes_on(attention: str | list[str], checkpointing: bool, tmp_path: Path) -> None:
     model = decoder(attention)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}

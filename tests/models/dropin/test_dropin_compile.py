@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
 
+from lucid_attention import set_strength
 from lucid_attention.models.dropin.api import enable_lucid
 from tests.models.dropin.cases import CONFIGURATIONS, greedy, left_padded, lucid_model, relative_error, sharpen, tokens
 
@@ -69,6 +70,7 @@ def test_a_prompt_is_compiled_into_an_initialised_static_cache():
     assert counter.frame_count == 1
 
 
+@pytest.mark.shows("compiled generation", model="drop-in")
 def test_generate_compiles_once_and_chooses_the_same_tokens():
     model, (ids, mask) = lucid_model("llama"), left_padded(tokens(2), [12, 7])
     how = CompileConfig(fullgraph=True, dynamic=False, backend="aot_eager", mode=None)
@@ -78,6 +80,7 @@ def test_generate_compiles_once_and_chooses_the_same_tokens():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.shows("compiled training", model="drop-in")
 def test_a_compiled_training_pass_has_the_gradients_of_a_plain_one():
     model, (ids, mask) = lucid_model("qwen3").train(), left_padded(tokens(2), [12, 7])
 
@@ -91,3 +94,16 @@ def test_a_compiled_training_pass_has_the_gradients_of_a_plain_one():
     found = step(torch.compile(model, fullgraph=True, backend="eager"))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_the_carried_settings_cost_no_graphs():
+    """dynamo makes one graph for the first strength, and one for all others, as for a plain name."""
+    model, ids = lucid_model("llama"), tokens(2)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    with torch.no_grad():
+        for strength in (0.1, 0.2, 0.3, 0.7):
+            set_strength(model, strength)
+            inputs = {"attention_mask": torch.ones_like(ids), "use_cache": False}
+            torch.testing.assert_close(compiled(ids, **inputs).logits, model(ids, **inputs).logits)
+    assert counter.frame_count == 2

@@ -1,9 +1,12 @@
 """generate() with attn_implementation="lucid": every cache and strategy gives the tokens of the plain pass."""
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
+from lucid_attention.models.dropin.cache import LucidDynamicLayer
 from tests.models.dropin.cases import (
     A_FEW,
     ARCHITECTURES,
@@ -27,6 +30,7 @@ def test_lucid_and_softmax_attention_choose_different_tokens(name):
 
 
 @every_architecture
+@pytest.mark.shows("greedy search", model="drop-in")
 def test_greedy_tokens_are_the_same_with_and_without_cache(name):
     model, ids = lucid_model(name), tokens(2)
     chosen = greedy(model, ids)
@@ -59,6 +63,7 @@ def test_a_cached_pass_in_pieces_has_the_logits_of_the_full_pass(name, cache, pa
 
 @every_architecture
 @pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.shows("padded batches", model="drop-in")
 def test_each_left_padded_row_generates_what_it_generates_alone(name, cache):
     model, ids = lucid_model(name), tokens(3)
     padded, mask = left_padded(ids, LENGTHS)
@@ -90,6 +95,7 @@ def test_padding_on_the_right_changes_nothing_before_it(name):
 
 
 @every_architecture
+@pytest.mark.shows("beam search", model="drop-in")
 def test_beam_search_is_the_same_with_and_without_cache(name):
     model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 8])
     options = {"num_beams": 3, "attention_mask": mask, "num_return_sequences": 2, "new": 6}
@@ -99,6 +105,7 @@ def test_beam_search_is_the_same_with_and_without_cache(name):
 
 
 @a_few_architectures
+@pytest.mark.shows("sampling", model="drop-in")
 def test_sampling_with_a_seed_is_the_same_with_and_without_cache(name):
     model, ids = lucid_model(name), tokens(2)
     drawn = []
@@ -110,6 +117,7 @@ def test_sampling_with_a_seed_is_the_same_with_and_without_cache(name):
 
 
 @every_architecture
+@pytest.mark.shows("static cache", model="drop-in")
 def test_a_static_cache_gives_the_tokens_of_a_growing_one(name):
     model, ids = lucid_model(name), tokens(2)
     static = greedy(model, ids, cache_implementation="static", disable_compile=True)
@@ -133,6 +141,7 @@ def test_a_static_cache_is_used_again_for_another_prompt():
 
 @a_few_architectures
 @pytest.mark.parametrize("kind", ["lucid", "softmax"])
+@pytest.mark.shows("speculative decoding with an assistant", model="drop-in")
 def test_an_assistant_model_changes_no_token(name, kind):
     model, ids = lucid_model(name), tokens()
     assistant = {"lucid": lucid_model, "softmax": softmax_model}[kind](name)
@@ -141,6 +150,7 @@ def test_an_assistant_model_changes_no_token(name, kind):
 
 
 @every_architecture
+@pytest.mark.shows("prompt lookup", model="drop-in")
 def test_prompt_lookup_changes_no_token(name):
     model = lucid_model(name)
     first = tokens(1, 6)
@@ -150,6 +160,7 @@ def test_prompt_lookup_changes_no_token(name):
 
 
 @every_architecture
+@pytest.mark.shows("prefill in chunks", model="drop-in")
 def test_a_prompt_in_chunks_changes_no_token(name):
     model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 7])
     chunked = greedy(model, ids, attention_mask=mask, prefill_chunk_size=5)
@@ -157,6 +168,7 @@ def test_a_prompt_in_chunks_changes_no_token(name):
 
 
 @every_architecture
+@pytest.mark.shows("a cache kept over turns", model="drop-in")
 def test_a_cache_is_taken_over_to_the_next_turn(name):
     model, text = lucid_model(name), tokens(1, 8)
     cache = DynamicCache(config=model.config)
@@ -176,3 +188,23 @@ def test_a_cropped_cache_goes_on_from_where_it_was_cropped():
     again = model(other, past_key_values=cache).logits
     full = model(torch.cat([ids[:, :8], other], 1), use_cache=False).logits[:, 8:]
     assert relative_error(again, full) < 2e-5
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_cache_without_a_configuration_becomes_one_of_the_model(name):
+    model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 7])
+    for step in ({}, {"num_beams": 2}):
+        cache = DynamicCache()
+        found = greedy(model, ids, attention_mask=mask, past_key_values=cache, **step)
+        assert torch.equal(found, greedy(model, ids, attention_mask=mask, use_cache=False, **step))
+    assert isinstance(cache.layers[-1], LucidDynamicLayer)
+    expected = DynamicCache(config=model.config).layers
+    assert [type(layer) for layer in cache.layers] == [type(layer) for layer in expected]
+
+
+@torch.no_grad()
+def test_the_inner_model_and_a_copy_take_a_cache_without_a_configuration():
+    model, ids = copy.deepcopy(lucid_model("llama")), tokens()
+    cache = DynamicCache()
+    pieces = [model.model(piece, None, None, cache).last_hidden_state for piece in ids.split(5, 1)]
+    assert relative_error(torch.cat(pieces, 1), model.model(ids, use_cache=False).last_hidden_state) < 1e-5

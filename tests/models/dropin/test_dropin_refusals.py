@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -10,11 +11,13 @@ from transformers import (
     BertConfig,
     BloomConfig,
     DynamicCache,
+    EncoderDecoderCache,
     QuantizedCache,
     StaticCache,
     T5Config,
 )
 from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from lucid_attention import LucidForCausalLM
@@ -25,6 +28,7 @@ from tests.models.dropin.cases import CONFIGURATIONS, greedy, lucid_model, softm
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 
 
+@pytest.mark.shows("quantized cache", model="drop-in", refused=True)
 def test_a_quantized_cache_is_refused():
     model = lucid_model("llama")
     for backend in ("quanto", "hqq"):
@@ -37,7 +41,8 @@ def test_a_quantized_cache_is_refused():
 
 
 @pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
-def test_continuous_batching_is_refused(start):
+@pytest.mark.shows("continuous batching", model="drop-in", refused=True)
+def test_continuous_batching_is_refused(start, monkeypatch):
     model = lucid_model("llama")
     begin = {
         "generate_batch": lambda: model.generate_batch([[1, 2, 3]]),
@@ -46,10 +51,18 @@ def test_continuous_batching_is_refused(start):
             model, model.generation_config, continuous_batching_config=ContinuousBatchingConfig()
         ),
     }[start]
-    with pytest.raises(
-        ValueError, match="Continuous batching is not possible with LUCID: its paged cache keeps values"
-    ):
+    # Where flash attention is installed, continuous batching switches to it, if the model supports it.
+    monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **options: True)
+    with pytest.raises(ValueError, match="Implementation lucid is not supported for continuous batching"):
         begin()
+    assert model.config._attn_implementation == "lucid"
+
+
+@pytest.mark.parametrize("name", ["paged|eager", "paged|sdpa"])
+def test_an_attention_with_a_paged_cache_is_refused(name):
+    model = lucid_model("llama")
+    with pytest.raises(ValueError, match=r"which has LUCID: a paged cache keeps values.*generate\(\)"):
+        model.set_attn_implementation(name)
     assert model.config._attn_implementation == "lucid"
 
 
@@ -59,13 +72,36 @@ def test_a_paged_cache_that_comes_to_the_attention_is_refused():
 
 
 @torch.no_grad()
-def test_a_cache_without_the_configuration_is_refused_when_it_would_be_read():
-    model, ids, cache = lucid_model("llama"), tokens(), DynamicCache()
+def test_a_cache_that_already_holds_values_of_another_attention_is_refused():
+    model, ids = softmax_model("llama"), tokens()
+    cache = DynamicCache()
     model(ids, past_key_values=cache)
-    with pytest.raises(
-        ValueError, match=r"expected one that generate\(\) made, or DynamicCache\(config=model.config\)"
-    ):
+    enable_lucid(model)
+    with pytest.raises(ValueError, match="must be a fresh cache, or one that this LUCID model filled"):
         model(ids[:, :1], past_key_values=cache)
+
+
+def test_a_cache_of_an_encoder_with_a_decoder_is_refused():
+    with pytest.raises(TypeError, match="got EncoderDecoderCache"):
+        lucid_model("llama")(tokens(), past_key_values=EncoderDecoderCache(DynamicCache(), DynamicCache()))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_prefix_tuning_is_refused_with_the_way_out(name):
+    shape = {"token_dim": 16, "num_attention_heads": 2, "num_layers": CONFIGURATIONS[name]().num_hidden_layers}
+    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **shape)
+    model = get_peft_model(lucid_model(name), prefix)
+    with pytest.raises((ValueError, RuntimeError), match="se PromptTuningConfig, PromptEncoderConfig or LoRA"):
+        model(tokens())
+
+
+def test_prompt_tuning_puts_virtual_tokens_before_the_text():
+    """The way out: virtual tokens are embeddings, which go through every layer like others."""
+    base, ids = lucid_model("llama").double(), tokens(2)
+    model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).double().eval()
+    virtual = model.get_prompt(2).detach()
+    embeds = torch.cat([virtual, base.get_input_embeddings()(ids)], 1)
+    torch.testing.assert_close(model(ids).logits, base(inputs_embeds=embeds).logits)
 
 
 @pytest.mark.parametrize("made", CACHES.values(), ids=CACHES)
@@ -75,7 +111,7 @@ def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
     cache = made(model.config)
     model(ids, past_key_values=cache)
     enable_lucid(model)
-    with pytest.raises(ValueError, match="cache that knows nothing of LUCID"):
+    with pytest.raises(ValueError, match="values LUCID has not preconditioned"):
         model(ids[:, :1], past_key_values=cache)
 
 

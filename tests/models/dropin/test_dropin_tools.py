@@ -28,6 +28,7 @@ def text(ids):
     return " ".join(f"w{i}" for i in ids.tolist())
 
 
+@pytest.mark.shows("`pipeline`", model="drop-in")
 def test_a_pipeline_generates_what_the_model_generates():
     model, ids = lucid_model("qwen3"), tokens(2)
     lengths = (12, 7)
@@ -55,6 +56,7 @@ def arguments(path, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"bf16": True, "gradient_checkpointing": True}], ids=["plain", "bf16"])
+@pytest.mark.shows("`Trainer`", model="drop-in")
 def test_trainer_trains_saves_and_the_model_comes_back_with_lucid(tmp_path, options):
     model = lucid_model("gemma3", layers=[2], strength=0.5)
     before = model.model.layers[2].self_attn.k_proj.weight.detach().clone()

@@ -31,6 +31,7 @@ def test_a_training_pass_that_fills_a_cache_has_the_gradients_of_one_that_does_n
 
 
 @every_architecture
+@pytest.mark.shows("gradient checkpointing", model="drop-in")
 def test_gradient_checkpointing_changes_no_gradient(name):
     model, ids, ones = lucid_model(name).train(), tokens(2), torch.ones(2, 12)
     plain = gradients(model, ones, {"input_ids": ids})
@@ -43,6 +44,7 @@ def test_gradient_checkpointing_changes_no_gradient(name):
 # gpt-oss makes its masks without positions: its documents see each other with any attention.
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gpt_oss"])
 @pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.shows("packed documents", model="drop-in")
 def test_packed_documents_are_trained_as_if_apart(name, batch):
     model, ids = lucid_model(name).train(), tokens(batch)
     borders = [0, 7, 10, 12]

@@ -44,6 +44,7 @@ LOWEST = {"finfo.min": torch.finfo(torch.float32).min, "-inf": float("-inf"), "-
     [*(("llama", form) for form in ("bool", *LOWEST)), *(("gemma2", form) for form in ("bool", "finfo.min", "half"))],
 )
 @torch.no_grad()
+@pytest.mark.shows("4-D causal masks", model="drop-in")
 def test_a_dense_mask_of_padding_means_the_same_as_a_flat_one(name, form):
     model, ids = lucid_model(name, layers=[1]), tokens(2)
     mask = padding_mask() if form == "bool" else additive(padding_mask(), LOWEST[form])
@@ -115,19 +116,10 @@ def backwards():
 
 @pytest.mark.parametrize("mask", [bidirectional_prefix, window, hole, backwards])
 @pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.shows("bidirectional masks, windows in LUCID layers", model="drop-in", refused=True)
 def test_a_mask_that_is_not_causal_is_refused(mask, use_cache):
-    with pytest.raises(ValueError, match=r"attention_mask must be causal, with padding or packed documents"):
+    with pytest.raises(ValueError, match=r"attention_mask must be causal, with padding, packed documents or a tree"):
         lucid_model("llama")(tokens(2), attention_mask=mask(), use_cache=use_cache)
-
-
-@torch.no_grad()
-def test_documents_behind_a_past_are_refused():
-    model, ids = lucid_model("llama"), tokens(2, 15)
-    cache = DynamicCache(config=model.config)
-    model(ids[:, :3], past_key_values=cache)
-    mask = torch.cat([torch.ones(2, 1, 12, 3, dtype=torch.bool), packing_mask()], -1)
-    with pytest.raises(ValueError, match="attention_mask must be causal"):
-        model(ids[:, 3:], attention_mask=mask, past_key_values=cache)
 
 
 def test_an_additive_bias_is_refused():

@@ -12,6 +12,8 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention.models.dropin.settings import uses_lucid
+from lucid_attention.models.saved import KEY
 from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, sharpen, softmax_model, tokens
 
 ROOT = Path(__file__).parents[3]
@@ -19,6 +21,13 @@ ROOT = Path(__file__).parents[3]
 
 def written(path):
     return json.loads((path / "config.json").read_text())
+
+
+def change_settings(path, change):
+    """Write other settings into the config.json of a LUCID model."""
+    content = written(path)
+    content[KEY][0]["lucid"] = change(content[KEY][0]["lucid"])
+    (path / "config.json").write_text(json.dumps(content))
 
 
 def logits(model, **inputs):
@@ -32,6 +41,7 @@ def logits(model, **inputs):
     [{}, {"layers": [1], "strength": 0.5, "sharpness": 2.0}, {"strength": 0.0}],
     ids=["plain", "with settings", "strength 0"],
 )
+@pytest.mark.shows("`save_pretrained`, `from_pretrained`", model="drop-in")
 def test_the_choice_and_its_settings_survive(tmp_path, loader, settings):
     model = lucid_model("llama", **settings)
     expected = logits(model)
@@ -79,7 +89,8 @@ def test_the_choice_survives_in_a_configuration_alone(tmp_path):
     assert model.config._attn_implementation == "lucid"
     assert model.config.lucid["strength"] == 0.5
     again = type(config).from_dict(config.to_dict())
-    assert (again._attn_implementation, again.lucid) == ("lucid", config.lucid)
+    assert uses_lucid(again)
+    assert again.lucid == config.lucid
 
 
 def test_loading_with_another_attention_overrides_lucid(tmp_path):
@@ -94,7 +105,7 @@ def test_a_model_that_was_switched_back_is_saved_without_lucid(tmp_path):
     model = lucid_model("llama", strength=0.5)
     model.set_attn_implementation("sdpa")
     model.save_pretrained(tmp_path)
-    assert "attn_implementation" not in written(tmp_path)
+    assert not {"attn_implementation", "lucid", KEY} & set(written(tmp_path))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config._attn_implementation == "sdpa"
     assert torch.equal(logits(again), logits(softmax_model("llama")))
@@ -105,7 +116,7 @@ def test_other_models_in_the_process_are_saved_as_before(tmp_path):
     model = softmax_model("llama")
     assert "attn_implementation" not in model.config.to_dict()
     model.save_pretrained(tmp_path)
-    assert not {"attn_implementation", "lucid"} & set(written(tmp_path))
+    assert not {"attn_implementation", "lucid", KEY} & set(written(tmp_path))
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config._attn_implementation == "sdpa"
     assert {type(layer).__name__ for layer in DynamicCache(config=again.config).layers} == {"DynamicLayer"}
@@ -120,9 +131,7 @@ def test_other_models_in_the_process_are_saved_as_before(tmp_path):
 )
 def test_a_misspelt_key_is_an_error(tmp_path, key, message):
     lucid_model("llama").save_pretrained(tmp_path)
-    config = written(tmp_path)
-    config["lucid"][key] = 0.5
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_settings(tmp_path, lambda settings: settings | {key: 0.5})
     with pytest.raises(ValueError, match=message):
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
@@ -138,9 +147,7 @@ def test_a_misspelt_key_is_an_error(tmp_path, key, message):
 )
 def test_wrong_settings_in_a_file_are_an_error(tmp_path, value, message):
     lucid_model("llama").save_pretrained(tmp_path)
-    config = written(tmp_path)
-    config["lucid"] = value
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_settings(tmp_path, lambda settings: value)
     with pytest.raises((ValueError, TypeError), match=message):
         AutoModelForCausalLM.from_pretrained(tmp_path)(tokens(2))
 
@@ -184,6 +191,7 @@ def test_of_a_model_with_several_parts_only_what_was_switched_back_is_softmax(tm
     model = enable_lucid(composite())
     model.set_attn_implementation("sdpa")
     model.save_pretrained(tmp_path)
+    assert KEY not in written(tmp_path)
     again = transformers.Gemma3ForConditionalGeneration.from_pretrained(tmp_path)
     assert again.config.text_config._attn_implementation == "sdpa"
 
@@ -194,7 +202,7 @@ import lucid_attention, lucid_attention.models.dropin.api
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, cache_utils
 
 torch.set_num_threads(1)
-wrapped = [hasattr(f, "__wrapped__") for f in (PreTrainedConfig.to_dict, cache_utils.get_layer_types_and_kwargs)]
+wrapped = [hasattr(f, "__wrapped__") for f in (PreTrainedConfig.to_json_file, cache_utils.get_layer_types_and_kwargs)]
 found = {"registered": "lucid" in AttentionInterface().valid_keys(), "wrapped": wrapped}
 try:
     AutoModelForCausalLM.from_pretrained(sys.argv[1])
@@ -237,10 +245,3 @@ def test_a_fresh_process_without_enable_lucid_says_what_is_missing(fresh_process
 def test_importing_the_package_registers_nothing(fresh_process):
     assert not fresh_process["registered"]
     assert not any(fresh_process["wrapped"])
-
-
-def test_the_hooks_are_installed_once():
-    enable_lucid()
-    before = transformers.PreTrainedConfig.to_dict, transformers.cache_utils.get_layer_types_and_kwargs
-    enable_lucid()
-    assert (transformers.PreTrainedConfig.to_dict, transformers.cache_utils.get_layer_types_and_kwargs) == before

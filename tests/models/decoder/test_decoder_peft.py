@@ -1,0 +1,62 @@
+"""LoRA on the own decoder: PEFT finds its modules, and the adapter reaches the output in every attention."""
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, get_peft_model
+
+from lucid_attention import ATTENTIONS, LucidForCausalLM, enable_lucid
+from tests.models.decoder.cases import decoder, prompts, relative
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(torch.stack(prompts(12, 12))).logits
+
+
+@pytest.fixture(autouse=True)
+def enabled():
+    enable_lucid()
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_all_linear_layers_take_part(attention):
+    """Merged and unmerged agree in float64: no attention reads the weight of a projection past its adapter."""
+    plain = decoder(attention).double()
+    before = logits(plain)
+    model = get_peft_model(plain, LoraConfig(target_modules="all-linear", r=4, init_lora_weights=False)).double()
+    found = logits(model)
+    assert relative(found, before) > 1e-3
+    assert any("self_attn.q_proj.lora_A" in name for name, _ in model.named_parameters())
+    assert not any("lm_head.lora_A" in name for name, _ in model.named_parameters())
+    assert relative(logits(model.merge_and_unload()), found) < 1e-9
+
+
+def test_gradients_of_every_adapter_are_there():
+    model = get_peft_model(decoder(), LoraConfig(target_modules="all-linear", r=4, init_lora_weights=False))
+    ids = torch.stack(prompts(12, 12))
+    model(ids, labels=ids).loss.backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all("lora_" in name for name in trained)
+    assert all(float(p.grad.abs().max()) > 0 for p in trained.values())
+
+
+def test_peft_knows_the_modules(tmp_path):
+    decoder().save_pretrained(tmp_path / "base")
+    base = LucidForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, LoraConfig(init_lora_weights=False, task_type="CAUSAL_LM"))
+    assert model.peft_config["default"].target_modules == {"q_proj", "v_proj"}
+    model.save_pretrained(tmp_path / "adapter")
+    expected = logits(model)
+    again = PeftModel.from_pretrained(LucidForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    assert torch.equal(logits(again), expected)
+    assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")), expected)
+    merged = again.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = LucidForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.equal(logits(loaded), logits(merged))
+    assert relative(logits(loaded), expected) < 1e-4
+
+
+def test_other_methods_know_the_modules_too():
+    model = get_peft_model(decoder(), IA3Config())
+    assert model.peft_config["default"].target_modules == {"k_proj", "v_proj", "down_proj"}
