@@ -48,6 +48,7 @@ def lucid_decode(
     strength: float = 1.0,
     scale: float | None = None,
     position: Tensor | None = None,
+    impl: str = "auto",
 ) -> Decoded:
     """LUCID attention of one new token. No gradients.
 
@@ -65,6 +66,8 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
+        impl: "torch"; "numba", one pass over the cache on a CPU (`pip install "lucid-attention[cpu]"`); "auto" for the
+            second where it can run.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
@@ -82,15 +85,14 @@ def lucid_decode(
         position=position,
     )
     with torch.no_grad(), no_autocast(k):
-        return _decode(token)
+        return _decode(token, fused_step.chosen(impl, token))
 
 
-def _decode(token: Token) -> Decoded:
+def _decode(token: Token, fused: bool) -> Decoded:
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     assert token.inverse_norms is not None
     inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
-    fused = fused_step.can_run(token)
     q = token.q
     if token.key_mask is not None:
         q = clean_queries(q, at_position(token.key_mask, position))
@@ -100,8 +102,8 @@ def _decode(token: Token) -> Decoded:
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
     new = at_position(keys, position, 1).to(wide)
     rows = torch.cat([queries * token.scale, new * weight], 1)
-    if fused:
-        return fused_step.run(token, rows, total if position is not None else total - 1)
+    if fused and (decoded := fused_step.run(token, rows, total if position is not None else total - 1)):
+        return decoded
     scores = cache_product(rows, keys.mT)
     if token.norm == "qk":
         scores[:, :G].mul_(inverse * math.sqrt(D))

@@ -48,6 +48,7 @@ def path_decode(
     key_mask: Tensor | None = None,
     sharpness: float | Tensor | None = None,
     scale: float | None = None,
+    impl: str = "auto",
 ) -> PathDecoded:
     """PaTH attention of one new token, LUCID-PaTH if `inverse_norms` are given. No gradients.
 
@@ -65,6 +66,7 @@ def path_decode(
         inverse_norms: [B, H, S + 1], `inverse_key_norms` of the keys before they were moved.
         key_mask: [B, S + 1]. A masked new token moves nothing, is stored as zero and reads zero.
         sharpness, scale: as in `lucid_path_attention`.
+        impl: as in `lucid_decode`.
     """
     token = checked_token(
         q, k, v, y_past, inverse_norms=inverse_norms, key_mask=key_mask, sharpness=sharpness, scale=scale
@@ -82,10 +84,13 @@ def path_decode(
         checks.check_shape("live", live, (B, H, total - 1 - pending, D), "[B, H, S − pending, D]")
         checks.check_device("live", live, k)
     with torch.no_grad(), no_autocast(k):
-        return _decode(token, w, beta, product, pending, k[:, :, pending:-1] if live is None else live)
+        live = k[:, :, pending:-1] if live is None else live
+        return _decode(token, w, beta, product, pending, live, fused_step.chosen(impl, token))
 
 
-def _decode(token: Token, w: Tensor, beta: Tensor, product: Tensor, pending: int, live: Tensor) -> PathDecoded:
+def _decode(
+    token: Token, w: Tensor, beta: Tensor, product: Tensor, pending: int, live: Tensor, fused: bool
+) -> PathDecoded:
     (B, H, total, D), key_mask, c = token.k.shape, token.key_mask, token.sharpness
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     keys, queries = token.k.flatten(0, 1), token.q.reshape(n, G, D).to(wide)
@@ -104,16 +109,16 @@ def _decode(token: Token, w: Tensor, beta: Tensor, product: Tensor, pending: int
         inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
         rows = torch.cat([rows, new * (c * inverse[:, :, -1:])], 1)
     moving = torch.bmm(rows, product)
-    if fused_step.can_run(token):
-        o, y = fused_step.run(token, moving, pending, rows, moved)
-    else:
+    step = fused_step.run(token, moving, pending, rows, moved) if fused else None
+    if step is None:
         # As if the product were pending for all keys. Overwriting the live keys' scores is cheaper than joining parts.
         scores = cache_product(moving, keys.mT)
         scores[:, :, pending:] = torch.bmm(rows, moved.mT)
         if inverse is not None:
             scores[:, G:].mul_(inverse)
             scores[:, G:, -1:] = c  # exactly, also for a zero key
-        o, y = finish_step(scores, token)
+        step = finish_step(scores, token)
+    o, y = step
     if key_mask is not None:
         o = o.masked_fill(~key_mask[:, -1:, None, None], 0)
     return PathDecoded(o, y, moved.view(B, H, -1, D), product.view(B, H, D, D))

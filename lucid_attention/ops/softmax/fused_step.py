@@ -1,60 +1,91 @@
-"""`one_pass.step` for tensors: when it can run, and its arguments."""
+"""`one_pass.step` for tensors: when it runs, and its arguments."""
 
+import logging
 import math
+import os
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .one_token import Decoded, Token, at_position
 
+logger = logging.getLogger(__name__)
+
+IMPLEMENTATIONS = ("auto", "torch", "numba")
 # Keys of a head below which dividing them costs more than it saves.
 LEAST_KEYS = 512
-# Numba has no 16-bit floats: their bits, and how many of them `one_pass` rounds to.
+# Numba has no 16-bit floats. For every dtype of a cache: the dtype with the same bits, and `bits` of `one_pass.step`.
 STORED = {torch.float32: (torch.float32, 32), torch.bfloat16: (torch.uint16, 8), torch.float16: (torch.int16, 16)}
 
 
 @cache
-def kernel() -> Any:
-    """`one_pass.step`, or None where Numba is not installed."""
+def _kernel() -> Any:
+    """`one_pass.step` and Numba, or the reason why there is none."""
     try:
         import numba
 
         from . import one_pass
-    except ImportError:
-        return None
+    except ImportError as missing:
+        return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
+    # Numba's threads do not survive a fork, and it would end the process.
+    os.register_at_fork(after_in_child=lambda: _stop("this process was forked from one that had decoded"))
     return one_pass.step, numba
 
 
-def can_run(token: Token) -> bool:
-    """Whether the step can run for these tensors: on a CPU, outside of graphs, up to 32 bits."""
-    return (
-        token.k.device.type == "cpu"
-        and token.k.dtype in STORED
-        and token.k.stride(-1) == 1
-        and token.y_past.stride(-1) == 1
-        and not torch.compiler.is_compiling()
-        and type(token.k) is Tensor
-        and type(token.q) is Tensor
-        and torch._C._functorch.maybe_current_level() is None
-        and kernel() is not None
-    )
+# Set to a reason when the kernel must not be used any more.
+_stopped: list[str] = []
+
+
+def _stop(reason: str) -> None:
+    _stopped[:] = [reason]
+
+
+def chosen(impl: str, token: Token) -> bool:
+    """Whether the step runs for this token. "auto" takes it where it can; "numba" is obeyed or refused."""
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+    if impl == "torch":
+        return False
+    reason = _obstacle(token)
+    if reason and impl == "numba":
+        raise ValueError(f"impl='numba' cannot run: {reason}. Expected 'auto' or 'torch'")
+    return not reason
+
+
+def _obstacle(token: Token) -> str:
+    """Why the step cannot run; empty if it can."""
+    k = token.k
+    if torch.compiler.is_compiling() or type(k) is not Tensor or torch._C._functorch.maybe_current_level() is not None:
+        return "it is not part of graphs and transforms"
+    if k.device.type != "cpu":
+        return f"it is for CPUs, got tensors on {k.device.type}"
+    if k.dtype not in STORED:
+        return f"it is for float32, bfloat16 and float16, got {k.dtype}"
+    if k.stride(-1) != 1 or token.y_past.stride(-1) != 1:
+        return "the entries of a key and of a value must lie side by side"
+    if _stopped:
+        return _stopped[0]
+    kernel = _kernel()
+    return kernel if isinstance(kernel, str) else ""
 
 
 def run(
     token: Token, rows: Tensor, cached: int, recent_rows: Tensor | None = None, recent: Tensor | None = None
-) -> Decoded:
-    """One token. rows, cached, recent_rows, recent: as in `one_pass.step`, float32."""
-    (B, H, total, D), (n, R, _), G = token.k.shape, rows.shape, token.groups
+) -> Decoded | None:
+    """One token; None if Numba fails, which is said once.
+
+    rows, cached, recent_rows, recent: as in `one_pass.step`, float32.
+    """
+    (B, H, total, D), n, G = token.k.shape, rows.shape[0], token.groups
     E, position = token.v.shape[3], token.position
-    step, numba = kernel()
+    step, numba = _kernel()
     stored, bits = STORED[token.k.dtype]
     place = total - 1 if position is None else int(position)
-    inverse = token.inverse_norms
     known = token.norm != "row_max"
-    inverse = rows.new_empty(n, 0) if inverse is None or not known else inverse.reshape(n, total).float()
+    inverse = token.inverse_norms if known else None
+    inverse = rows.new_empty(n, 0) if inverse is None else inverse.reshape(n, total).float()
     hidden = rows.new_empty(B, 0, dtype=torch.bool) if token.key_mask is None else ~token.key_mask
     c = token.sharpness if known else math.inf
     c = c.float().expand(B, H, 1).reshape(n) if isinstance(c, Tensor) else rows.new_full((n,), c)
@@ -64,40 +95,46 @@ def run(
     o, y = rows.new_empty(n, G, E), rows.new_empty(n, E)
     threads = torch.get_num_threads()
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
-    numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
-    step(
-        H,
-        rows.contiguous().numpy(),
-        _memory(token.k, stored),
-        _strides(token.k),
-        cached,
-        (none if recent_rows is None else recent_rows.contiguous()).numpy(),
-        (none if recent is None else recent.contiguous()).numpy(),
-        _memory(token.y_past, stored),
-        _strides(token.y_past),
-        inverse.contiguous().numpy(),
-        hidden.contiguous().numpy(),
-        place,
-        new.contiguous().numpy(),
-        token.v.reshape(n, E).float().contiguous().numpy(),
-        beta.contiguous().numpy(),
-        c.contiguous().numpy(),
-        np.float32(token.strength),
-        G,
-        np.float32(math.sqrt(D) if token.norm == "qk" else 0.0),
-        bits,
-        pieces,
-        o.numpy(),
-        y.numpy(),
-    )
+    try:
+        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        step(
+            H,
+            _array(rows),
+            _memory(token.k, stored),
+            token.k.stride()[:3],
+            cached,
+            _array(none if recent_rows is None else recent_rows),
+            _array(none if recent is None else recent),
+            _memory(token.y_past, stored),
+            token.y_past.stride()[:3],
+            _array(inverse),
+            _array(hidden),
+            place,
+            _array(new),
+            _array(token.v.reshape(n, E).float()),
+            _array(beta),
+            _array(c),
+            float(token.strength),
+            G,
+            math.sqrt(D) if token.norm == "qk" else 0.0,
+            bits,
+            pieces,
+            _array(o),
+            _array(y),
+        )
+    # Errors of a compiler have no common base class.
+    except Exception as error:
+        _stop(f"Numba failed: {error}")
+        logger.warning("lucid_attention decodes without Numba, which failed: %s", error)
+        return None
     return Decoded(o.view(B, H * G, 1, E).to(token.q.dtype), y.view(B, H, 1, E).to(token.y_past.dtype))
+
+
+def _array(x: Tensor) -> Any:
+    return x.detach().contiguous().numpy()
 
 
 def _memory(x: Tensor, stored: torch.dtype) -> Any:
     """The memory of x, [B, H, S, D] in any strides, as one array from its first element to its last."""
-    length = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) if x.numel() else 0
-    return x.view(stored).as_strided((length,), (1,)).numpy()
-
-
-def _strides(x: Tensor) -> Any:
-    return x.stride()[:3]
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.detach().view(stored).as_strided((last + 1 if x.numel() else 0,), (1,)).numpy()

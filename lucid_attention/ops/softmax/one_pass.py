@@ -104,12 +104,12 @@ def _scores(rows: Any, keys: Any, first: Any, stride: Any, count: Any, scores: A
             scores[r, j + U(1)] = s1
             scores[r, j + U(2)] = s2
             scores[r, j + U(3)] = s3
-        for j in range(fours * U(4), count):
-            k0 = first + j * stride
+        for rest in range(fours * U(4), count):
+            k0 = first + rest * stride
             s0 = F(0.0)
             for d in range(D):
                 s0 += rows[r, d] * wide(keys[k0 + d])
-            scores[r, j] = s0
+            scores[r, rest] = s0
 
 
 @njit(fastmath=FAST, nogil=True, error_model="numpy")
@@ -130,10 +130,10 @@ def _add_values(weights: Any, values: Any, first: Any, stride: Any, count: Any, 
                 sums[r, e] += (w0 * wide(values[v0 + e]) + w1 * wide(values[v1 + e])) + (
                     w2 * wide(values[v2 + e]) + w3 * wide(values[v3 + e])
                 )
-        for j in range(fours * U(4), count):
-            v0 = first + j * stride
+        for rest in range(fours * U(4), count):
+            v0 = first + rest * stride
             for e in range(E):
-                sums[r, e] += weights[r, j] * wide(values[v0 + e])
+                sums[r, e] += weights[r, rest] * wide(values[v0 + e])
 
 
 @njit(fastmath=FAST, nogil=True, error_model="numpy")
@@ -259,7 +259,7 @@ def _finish(
     D, E, R = U(new.size), U(v.size), U(rows.shape[0])
     for e in range(E):
         y[e] = v[e]
-    if R > groups:
+    if groups < R:
         factor = strength
         if not c < F(np.inf):
             own = F(0.0)
@@ -309,9 +309,9 @@ def step(
     v: Any,
     beta: Any,
     c: Any,
-    strength: Any,
+    strength: float,
     groups: int,
-    query_factor: Any,
+    query_factor: float,
     bits: int,
     pieces: int,
     o: Any,
@@ -335,6 +335,7 @@ def step(
         o: [n, G, E], y: [n, E], the results.
     """
     n, R = rows.shape[0], rows.shape[1]
+    factor = F(query_factor)
     E = v.shape[1]
     maxima = np.full((n, pieces, R), F(-np.inf), np.float32)
     totals = np.zeros((n, pieces, R), np.float32)
@@ -360,17 +361,17 @@ def step(
             if part < 2 and low < high:
                 _read_piece(
                     rows[h], keys, k0, U(key_strides[2]), values, v0, U(value_strides[2]), inverse[h], hidden[b],
-                    U(low), U(high), U(0), U(groups), c[h], query_factor, maxima[h, p], totals[h, p], sums[h, p],
+                    U(low), U(high), U(0), U(groups), c[h], factor, maxima[h, p], totals[h, p], sums[h, p],
                 )  # fmt: skip
             if part == 2 and live > 0:
                 _read_piece(
                     recent_rows[h], memory, U(h * recent.shape[1] * recent.shape[2]), U(recent.shape[2]), values, v0,
                     U(value_strides[2]), inverse[h], hidden[b], U(0), U(live), U(cached), U(groups), c[h],
-                    query_factor, maxima[h, p], totals[h, p], sums[h, p],
+                    factor, maxima[h, p], totals[h, p], sums[h, p],
                 )  # fmt: skip
     for h in range(n):
         if pieces > 1:
-            known = R > groups and c[h] < F(np.inf)
+            known = groups < R and c[h] < F(np.inf)
             if known:
                 # These weights are not relative to a largest score of the piece.
                 for p in range(pieces):
@@ -379,6 +380,6 @@ def step(
         own_inverse = inverse[h, place] if inverse.shape[1] > 0 else F(1.0)
         _finish(
             recent_rows[h] if recent.shape[1] > 0 else rows[h], new[h], v[h], own_inverse,
-            hidden.shape[1] > 0 and hidden[h // H, place], beta[h], strength, U(groups), c[h], query_factor, bits,
+            hidden.shape[1] > 0 and hidden[h // H, place], beta[h], F(strength), U(groups), c[h], factor, bits,
             maxima[h, 0], totals[h, 0], sums[h, 0], o[h], y[h],
         )  # fmt: skip
