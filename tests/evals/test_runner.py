@@ -320,7 +320,7 @@ def test_another_tokenizer_makes_other_cells(lucid_folder: Path, tmp_path: Path,
     other = write_needle_tokenizer(tmp_path / "tokenizer", 1000)
     checkpoint = write_checkpoint(tmp_path / "model", other)
     names = {cell["name"] for cell in ResultsFolder(whole).results()["cells"]}
-    cells = runner.plan(Checkpoint(checkpoint), ["mniah"], Options(haystack="noise"), None)
-    same = runner.plan(Checkpoint(lucid_folder), ["mniah"], Options(haystack="noise"), None)
+    cells = runner.plan(Checkpoint(checkpoint), ["mniah"], Options(haystack="noise"), None, "auto")
+    same = runner.plan(Checkpoint(lucid_folder), ["mniah"], Options(haystack="noise"), None, "auto")
     assert not {cell.name for cell in cells} & {cell.name for cell in same}
     assert not {cell.name for cell in cells} & names
