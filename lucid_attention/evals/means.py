@@ -9,13 +9,14 @@ from .results import Summary
 
 # (first, last) of the lengths, in tokens.
 Range = tuple[int, int]
-TASK, LENGTH = "task", "length"
+TASK, NEEDLES, LENGTH = "task", "needles", "length"
 
 
 def means(cells: Sequence[Summary], ranges: Sequence[Range] = ()) -> list[Summary]:
     """Means over cells of one family, each cell with the same weight.
 
-    Of a family whose cells have a label "task" and others: the mean over the tasks, for all values of the others.
+    Of a family whose cells have a label "task" and others: the mean over the tasks, for all values of the others. With
+    several numbers of needles: the mean over tasks and needles, too, for every length.
     For every range of lengths: the mean over all tasks, needles and lengths in it, where it holds more than one length.
     over: the labels that a mean is taken over, with their values. cells: the names of its cells.
     """
@@ -24,15 +25,21 @@ def means(cells: Sequence[Summary], ranges: Sequence[Range] = ()) -> list[Summar
         members = [cell for cell in cells if cell["family"] == family]
         labels = members[0]["labels"]
         if TASK in labels and len(labels) > 1:
-            groups: dict[tuple[object, ...], list[Summary]] = {}
-            for cell in members:
-                groups.setdefault(tuple(_without(cell["labels"], TASK).values()), []).append(cell)
-            found += [_mean(group, _without(group[0]["labels"], TASK), [TASK]) for group in groups.values()]
+            found += _means_over([TASK], members)
+        if len({cell["labels"].get(NEEDLES) for cell in members}) > 1 and LENGTH in labels:
+            found += _means_over([label for label in labels if label != LENGTH], members)
         for first, last in ranges:
             inside = [cell for cell in members if first <= cell["labels"].get(LENGTH, -1) <= last]
             if len({cell["labels"][LENGTH] for cell in inside}) > 1:
                 found.append(_mean(inside, {LENGTH: f"{first}-{last}"}, list(labels)))
     return found
+
+
+def _means_over(over: list[str], cells: Sequence[Summary]) -> list[Summary]:
+    groups: dict[tuple[object, ...], list[Summary]] = {}
+    for cell in cells:
+        groups.setdefault(tuple(_without(cell["labels"], over).values()), []).append(cell)
+    return [_mean(group, _without(group[0]["labels"], over), over) for group in groups.values()]
 
 
 def check_ranges(ranges: Sequence[Range], lengths: Iterable[Any]) -> None:
@@ -46,8 +53,8 @@ def check_ranges(ranges: Sequence[Range], lengths: Iterable[Any]) -> None:
             )
 
 
-def _without(labels: Labels, name: str) -> Labels:
-    return {label: value for label, value in labels.items() if label != name}
+def _without(labels: Labels, names: Sequence[str]) -> Labels:
+    return {label: value for label, value in labels.items() if label not in names}
 
 
 def _mean(cells: Sequence[Summary], labels: Labels, over: list[str]) -> Summary:

@@ -33,7 +33,7 @@ CELLS = [
 
 def test_a_mean_is_over_the_tasks_at_one_number_of_needles_and_one_length() -> None:
     found = {tuple(mean["labels"].items()): mean for mean in means(CELLS)}
-    assert len(found) == 6
+    assert len(found) == 6 + 3
     mean = found[("needles", 2), ("length", 2048)]
     assert mean["mean"] == pytest.approx((0.6 + 0.8) / 2)
     assert mean["standard_error"] == pytest.approx(math.sqrt(2) * 0.1 / 2)
@@ -42,6 +42,9 @@ def test_a_mean_is_over_the_tasks_at_one_number_of_needles_and_one_length() -> N
 
 
 def test_the_averages_of_figure_5_are_over_tasks_needles_and_lengths() -> None:
+    at_2048 = next(mean for mean in means(CELLS) if mean["labels"] == {"length": 2048})
+    assert at_2048["over"] == {"task": ["multikey_1", "multivalue"], "needles": [2, 4]}
+    assert at_2048["mean"] == pytest.approx((0.6 + 0.4 + 0.8 + 0.6) / 4)
     short, long = (mean for mean in means(CELLS, [(2048, 8192), (2048, 32_768)]) if "length" in mean["over"])
     assert short["labels"] == {"length": "2048-8192"}
     assert short["mean"] == pytest.approx(sum(c["mean"] for c in CELLS if c["labels"]["length"] <= 8192) / 8)
