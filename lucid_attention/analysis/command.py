@@ -38,8 +38,8 @@ from .maps import attention_maps
 FORMAT = 1
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
-# From this length on, the first line of the progress comes at once.
-LONG = 8192
+# From this length on, the first line of the progress comes at once; others after this many seconds in a log.
+LONG, EVERY = 8192, 10.0
 # Rows and columns of the largest map: maps.json holds every number of them.
 MOST_BINS = 1024
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
@@ -154,12 +154,11 @@ def _what(args: argparse.Namespace, model_input: ModelInput) -> tuple[str, ...]:
 @contextmanager
 def _progress(tokens: int, device: Any) -> Iterator[Progress]:
     """A line on stderr that says what is being done, and for how long. A long text gets it at once."""
-    # A bar's own time between two lines is for a terminal, which overwrites them.
     bar = tqdm(
         desc=f"running the model over {tokens} tokens on {device}",
         bar_format="{desc} [{elapsed}]",
         delay=0 if tokens >= LONG else 5,
-        mininterval=0.5 if sys.stderr.isatty() else 10,
+        mininterval=0.5 if sys.stderr.isatty() else EVERY,
         miniters=1,
         leave=False,
     )
