@@ -189,4 +189,4 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
 
 def paper() -> list[Step]:
     """100 new tokens of whole models on an accelerator, at the paper's context. Nothing is trained."""
-    return [Step(("bench", "whole_decode", "--out", "results/paper/decode_latency"))]
+    return [Step(("bench", "whole_decode", "--resume", "--out", "results/paper/decode_latency"))]
