@@ -15,6 +15,7 @@ from torch import Tensor
 from ..ops.keys import inverse_norms
 from ..ops.path.factors import keys_at_end
 from ..ops.path.reference import path_scores
+from .progress import Progress, silent
 
 # Rows in a block.
 BLOCK = 512
@@ -35,11 +36,13 @@ class KeyMatrix:
     """P of one head.
 
     exponents: of the entries below the diagonal. size: N. strength: s. beta: [N] or None.
+    progress: may be set; it is told which rows are computed.
     """
 
     def __init__(self, exponents: Exponents, size: int, strength: float = 1.0, beta: Tensor | None = None) -> None:
         self.size, self.strength, self.beta = size, strength, beta
         self._exponents = exponents
+        self.progress: Progress = silent
         self._kept: dict[int, Tensor] = {}
         self._keeps: bool | None = None
 
@@ -59,6 +62,7 @@ class KeyMatrix:
             stop = min(start + BLOCK, self.size)
             rows = self._kept.get(start)
             if rows is None:
+                self.progress(f"row {start} of {n}")
                 rows = self.rows(start, stop)
                 if self._keeps is None:
                     self._keeps = may_keep(self.size, rows)

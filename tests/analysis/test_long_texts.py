@@ -115,7 +115,7 @@ def test_long_work_says_what_it_does(
     assert main([*words, "--lengths", "1300", "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err
     assert "running the model over 1300 tokens on cpu" in said
-    assert "conditioning: layer 0, key/value head 0, 1300 tokens, ‖P‖, step 2 of at most 200" in said
+    assert "conditioning: layer 0, key/value head 0, 1300 tokens, ‖P‖, step 1 of at most 200, row 512 of 1300" in said
     assert "hit_rate: layer 0, key/value head 0" in said
     content = json.loads((tmp_path / "out" / "analysis.json").read_text())
     assert "--device cpu" in content["command"]
