@@ -19,8 +19,8 @@ from .progress import Progress, silent
 
 # Rows in a block.
 BLOCK = 512
-# Iterations use the blocks in every step. They stay in memory up to this many positions, at most 290 MB, and on a GPU
-# if they take no more than this share of its free memory: 17 GB at 65 536 positions.
+# Iterations use the blocks in every step. Those of the first KEPT rows stay in memory, at most 290 MB, and on a GPU all
+# of them, if they take no more than this share of its free memory: 17 GB at 65 536 positions.
 KEPT, SHARE = 8192, 0.5
 
 
@@ -66,7 +66,7 @@ class KeyMatrix:
                 rows = self.rows(start, stop)
                 if self._keeps is None:
                     self._keeps = may_keep(self.size, rows)
-                if self._keeps:
+                if self._keeps or stop <= KEPT:
                     self._kept[start] = rows
             end = min(stop, n)
             yield start, end, rows[: end - start, :end]
@@ -104,9 +104,9 @@ class KeyMatrix:
 
 
 def may_keep(size: int, rows: Tensor) -> bool:
-    """Whether the blocks of a matrix with `size` rows may stay in the memory of their device. rows: one block."""
-    if size <= KEPT or rows.device.type != "cuda":
-        return size <= KEPT
+    """Whether all blocks of a matrix with `size` rows may stay in the memory of a GPU. rows: one block."""
+    if rows.device.type != "cuda":
+        return False
     free, _ = torch.cuda.mem_get_info(rows.device)
     return size * (size + BLOCK) / 2 * rows.element_size() <= SHARE * free
 
