@@ -50,7 +50,8 @@ def context_lines(seen: Context, of_document: Context | None, sequence_length: i
     if separate and sequence_length >= LONG and seen.median < SHORT_SHARE * sequence_length:
         lines.append(
             f"warning: sequences of {sequence_length:,} tokens hold short documents that do not see each other: half "
-            f"of the tokens see at most {seen.median:,} tokens. Let them see each other (--set separate_documents=false), "
-            f"or choose long documents (lucid tokenize --min-document-tokens {sequence_length // 4})"
+            f"of the tokens see at most {seen.median:,} tokens. Let them see each other (--set "
+            "separate_documents=false), or choose long documents (lucid tokenize --min-document-tokens "
+            f"{sequence_length // 4})"
         )
     return lines

@@ -99,8 +99,8 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         stop = min(len(self), SAMPLED) * self.sequence_length
         ends = self._ends[: int(np.searchsorted(self._ends, stop))]
         borders = np.arange(0, stop + 1, self.sequence_length)
-        pieces: Array = np.diff(np.union1d(ends, borders))
-        return pieces
+        cuts: Array = np.union1d(ends, borders)
+        return cuts[1:] - cuts[:-1]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         item = operator.index(index)
