@@ -261,11 +261,12 @@ def test_a_part_that_its_own_limit_cut_is_cut_again_where_the_whole_ends(
 
 
 def test_a_file_that_breaks_off_is_read_on_where_it_broke_off(tmp_path: Path, address: str) -> None:
-    body = bytes(range(256)) * (5 << 12)
+    body = b"".join(number.to_bytes(4, "big") for number in range(3_500_000))
     (tmp_path / "dolma/large.txt").write_bytes(body)
     Handler.breaks = 2
     with remote.RemoteFile(f"{address}/large.txt").open("rb") as stream:
-        assert stream.read() == body
+        # Not the contents themselves, which pytest would show.
+        assert hash(stream.read()) == hash(body)
     assert Handler.breaks == 0
 
 
