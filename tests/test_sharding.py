@@ -53,6 +53,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.shows("context parallelism", model="drop-in", refused=True)
+@pytest.mark.shows("context parallelism", model="decoder", refused=True)
 def test_context_parallelism_is_refused(call, mesh):
     call()
     buffer = torch.zeros(1, 8)

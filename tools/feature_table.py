@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ROOT / "tests" / "models"
+TESTS = ROOT / "tests"
 GUIDE = ROOT / "docs" / "guides" / "transformers.md"
 BEGIN, END = "<!-- what works: written by tools/feature_table.py -->", "<!-- end of what works -->"
 MODELS = {"drop-in": "drop-in", "decoder": "`LucidForCausalLM`"}

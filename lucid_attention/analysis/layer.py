@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
+from .progress import Progress, silent, within
 
 # Weights that are in memory at a time, over all heads of a group: 128 MB.
 NUMBERS = 1 << 24
@@ -57,7 +58,7 @@ class Layer:
         """Heads with weights of their own: in differential attention half of the heads of q."""
         return self.q.shape[1] // (1 if self.lam is None else 2)
 
-    def heads(self, heads: Sequence[int] | None = None) -> Iterator["Head"]:
+    def heads(self, heads: Sequence[int] | None = None, progress: Progress = silent) -> Iterator["Head"]:
         """The heads of the layer, one key/value head of one row at a time. heads: query heads, None for all."""
         query_heads = range(self.query_heads) if heads is None else heads
         for head in query_heads:
@@ -70,7 +71,11 @@ class Layer:
             for group in range(groups):
                 members = [head for head in query_heads if head // G == group]
                 if members:
-                    yield self._head(row, group, members)
+                    where = f"layer {self.index}, key/value head {group}"
+                    progress(where)
+                    made = self._head(row, group, members)
+                    made.P.progress = within(where, progress)
+                    yield made
 
     def _head(self, row: int, group: int, members: list[int]) -> "Head":
         if self.lam is None:

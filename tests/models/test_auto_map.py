@@ -54,6 +54,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_stock_process_opens_it_with_trust_and_the_package_and_names_what_is_missing(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -62,6 +62,8 @@ def assert_same_logits(run: Any, model: Any, kind: str, B: int, T: int) -> None:
 @pytest.mark.parametrize("kind", ["ids", "mask", "positions", "mask and positions"])
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @torch.no_grad()
+@pytest.mark.shows("`torch.export` for any batch and length", model="drop-in")
+@pytest.mark.shows("`torch.export` for any batch and length", model="decoder")
 def test_an_exported_program_holds_for_every_batch_and_length(make, kind, strict):
     model, inputs = make(), batch(kind, 2, 12)
     shapes: dict[str, Any] = {name: {0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for name in inputs} | {"use_cache": None}
@@ -77,6 +79,8 @@ def test_an_exported_program_holds_for_every_batch_and_length(make, kind, strict
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @torch.no_grad()
+@pytest.mark.shows("one compiled graph for all lengths", model="drop-in")
+@pytest.mark.shows("one compiled graph for all lengths", model="decoder")
 def test_one_compiled_graph_serves_every_length(make, kind, how):
     model, counter = make(), CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter, dynamic=True if how == "dynamic=True" else None)

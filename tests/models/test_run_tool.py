@@ -115,6 +115,7 @@ def answers(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.partition("answer: ")[2].strip() for line in done.stdout.splitlines() if "answer: " in line]
 
 
+@pytest.mark.slow
 def test_a_pipeline_in_a_script_opens_both_kinds_of_checkpoints(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(PIPELINE)
     done = lucid_run("tool.py", *checkpoints.values(), cwd=tmp_path)

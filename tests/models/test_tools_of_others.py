@@ -53,6 +53,8 @@ metric_list:
 
 
 @pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("dropin", False)])
+@pytest.mark.shows("`lm_eval` through `lucid run`", model="drop-in")
+@pytest.mark.shows("`lm_eval` through `lucid run`", model="decoder")
 def test_lm_eval_gives_the_number_of_this_process(
     name: str, launch: bool, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -106,6 +108,8 @@ def accepts(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("own", False)])
+@pytest.mark.shows("`transformers serve` through `lucid run`", model="drop-in")
+@pytest.mark.shows("`transformers serve` through `lucid run`", model="decoder")
 def test_transformers_serve_answers_with_lucid(
     name: str, launch: bool, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -127,6 +131,8 @@ def test_transformers_serve_answers_with_lucid(
 
 
 @pytest.mark.parametrize("name", ["dropin", "own"])
+@pytest.mark.shows("`trl` through `lucid run`", model="drop-in")
+@pytest.mark.shows("`trl` through `lucid run`", model="decoder")
 def test_trl_trains_with_lucid(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     pytest.importorskip("trl")
     data = tmp_path / "data"

@@ -83,6 +83,8 @@ PACKINGS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.shows("TRL: SFT, packed and padding-free", model="drop-in")
+@pytest.mark.shows("TRL: SFT, packed and padding-free", model="decoder")
 def test_packed_documents_do_not_see_each_other(folder, kind, packing):
     """TRL's own batches against one document at a time, in float64."""
     model = load(folder, kind).double()
@@ -112,6 +114,8 @@ def test_packed_documents_do_not_see_each_other(folder, kind, packing):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.shows("TRL: DPO", model="drop-in")
+@pytest.mark.shows("TRL: DPO", model="decoder")
 def test_a_dpo_reference_is_the_same_model(folder, kind):
     """Before the first step both models agree: the loss is ln 2, and no reward differs from 0."""
     model = load(folder, kind)
@@ -161,6 +165,8 @@ def test_a_model_is_loaded_by_its_path(folder, kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.shows("TRL: reward models", model="drop-in")
+@pytest.mark.shows("TRL: reward models", model="decoder")
 def test_a_reward_model_is_trained_and_saved(folder, kind, tmp_path):
     model = load(folder, kind, AutoModelForSequenceClassification, num_labels=1)
     trainer = RewardTrainer(model, args=arguments(RewardConfig, folder), train_dataset=preferences())
@@ -178,6 +184,8 @@ def test_a_reward_model_is_trained_and_saved(folder, kind, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("cls", "settings"), [(GRPOTrainer, GRPOConfig), (RLOOTrainer, RLOOConfig)])
+@pytest.mark.shows("TRL: GRPO, RLOO", model="drop-in")
+@pytest.mark.shows("TRL: GRPO, RLOO", model="decoder")
 def test_a_policy_starts_at_its_reference(folder, kind, cls, settings):
     options = {"num_generations": 2, "max_completion_length": 4, "beta": 0.1}
     trainer = cls(

@@ -196,6 +196,7 @@ def test_there_is_no_loop_over_blocks(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_compiled_it_takes_any_length():
     torch._dynamo.reset()
     compiled = torch.compile(sliding_attention, backend="aot_eager", fullgraph=True, dynamic=True)

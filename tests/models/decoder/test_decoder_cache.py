@@ -200,6 +200,7 @@ def test_a_hybrid_is_as_croppable_as_its_least_layer() -> None:
 
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
+@pytest.mark.shows("a plain `DynamicCache()`", model="decoder")
 def test_a_cache_without_a_configuration_becomes_one_of_the_model(
     name: str, models: dict[str, LucidForCausalLM]
 ) -> None:

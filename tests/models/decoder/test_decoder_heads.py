@@ -42,6 +42,7 @@ def outputs(model: PreTrainedModel, side: str, labels: dict[str, Any]) -> dict[s
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.shows("heads for classification and question answering", model="decoder")
 def test_with_softmax_attention_the_heads_are_those_of_llama(head: str, side: str) -> None:
     torch.manual_seed(0)
     ours, theirs = HEADS[head]

@@ -122,6 +122,7 @@ def dense(keys: Tensor, documents: Tensor | None = None, additive: bool = False)
 
 @pytest.mark.parametrize("case", ["lucid", "delta", "hybrid"])
 @pytest.mark.parametrize("additive", [False, True], ids=["bool", "additive"])
+@pytest.mark.shows("4-D causal masks", model="decoder")
 def test_a_dense_causal_mask_says_the_same(case: str, additive: bool, models: dict[str, LucidForCausalLM]) -> None:
     model, rows = models[case], prompts(11, 1, 7)
     for side in ("left", "right"):
@@ -217,6 +218,7 @@ def test_what_cannot_be_understood_is_refused(
 
 @pytest.mark.parametrize("with_mask", [False, True], ids=["no mask", "mask"])
 @pytest.mark.shows("compiled training", model="decoder")
+@pytest.mark.slow
 def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models["lucid"], padded(prompts(9, 6), "right")
     if not with_mask:
@@ -231,6 +233,7 @@ def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[s
 
 
 @pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
+@pytest.mark.slow
 def test_a_compiler_does_not_miss_documents(use_cache: bool, models: dict[str, LucidForCausalLM]) -> None:
     """Without a cache in one graph. With one, the compiler leaves the graph to ask whether there are documents."""
     torch._dynamo.reset()

@@ -35,6 +35,7 @@ CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.shows("tensor parallelism", model="decoder")
 def test_two_processes_compute_what_one_does(case: str, tmp_path: Path) -> None:
     attention, overrides = CASES[case]
     # Without the token of padding: its row of the embedding would stay zero in one process only.

@@ -40,6 +40,7 @@ def test_gradients_of_every_adapter_are_there():
     assert all(float(p.grad.abs().max()) > 0 for p in trained.values())
 
 
+@pytest.mark.shows("PEFT adapters", model="decoder")
 def test_peft_knows_the_modules(tmp_path):
     decoder().save_pretrained(tmp_path / "base")
     base = LucidForCausalLM.from_pretrained(tmp_path / "base")

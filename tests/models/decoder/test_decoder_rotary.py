@@ -50,6 +50,7 @@ def logits(model: Any, tokens: Tensor) -> Tensor:
 
 
 @every_type
+@pytest.mark.shows("RoPE scaling", model="decoder")
 def test_softmax_attention_with_rope_parameters_is_llama(kind: str) -> None:
     torch.manual_seed(0)
     length = ORIGINAL if kind in ("default", "dynamic") else 4 * ORIGINAL

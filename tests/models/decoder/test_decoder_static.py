@@ -28,6 +28,7 @@ def models() -> dict[str, LucidForCausalLM]:
 
 
 @every_case
+@pytest.mark.shows("static cache", model="decoder")
 def test_static_and_growing_caches_give_the_same(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, inputs = models[case], padded(prompts(11, 6, 9))
     for options in ({}, {"num_beams": 3}, {"prefill_chunk_size": 4}):
@@ -75,6 +76,7 @@ def test_path_has_no_static_cache(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["lucid", "lucid, options", "softmax", "diff"])
+@pytest.mark.shows("compiled generation", model="decoder")
 def test_generation_compiles_to_one_graph(case: str, models: dict[str, LucidForCausalLM]) -> None:
     torch._dynamo.reset()
     config = CompileConfig(backend="aot_eager", fullgraph=True, dynamic=False)
@@ -120,6 +122,7 @@ def test_a_graph_refuses_layers_whose_past_is_not_static(models: dict[str, Lucid
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["lucid", "lucid, options"])
 @torch.no_grad()
+@pytest.mark.shows("`torch.export` of a decoding step", model="decoder")
 def test_transformers_exports_a_step_with_a_static_cache(case: str, models: dict[str, LucidForCausalLM]) -> None:
     model, rows = models[case], prompts(9, 9, seed=3)
     options = {"batch_size": 1, "max_cache_len": 12, "device": "cpu"}

@@ -191,6 +191,7 @@ def test_a_cropped_cache_goes_on_from_where_it_was_cropped():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.shows("a plain `DynamicCache()`", model="drop-in")
 def test_a_cache_without_a_configuration_becomes_one_of_the_model(name):
     model, (ids, mask) = lucid_model(name), left_padded(tokens(2), [12, 7])
     for step in ({}, {"num_beams": 2}):

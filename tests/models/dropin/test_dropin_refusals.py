@@ -87,6 +87,7 @@ def test_a_cache_of_an_encoder_with_a_decoder_is_refused():
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.shows("prefix tuning (PEFT)", model="drop-in", refused=True)
 def test_prefix_tuning_is_refused_with_the_way_out(name):
     shape = {"token_dim": 16, "num_attention_heads": 2, "num_layers": CONFIGURATIONS[name]().num_hidden_layers}
     prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **shape)

@@ -112,6 +112,7 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("loader", LOADERS)
+@pytest.mark.shows("PEFT adapters", model="drop-in")
 def test_a_loaded_adapter_attends_as_it_was_trained(saved, loader):
     model = LOADERS[loader](saved)
     assert torch.equal(logits(model), torch.load(saved / "logits"))
