@@ -217,6 +217,8 @@ def test_if_numba_fails_torch_answers_and_it_is_said_once(
 
 
 def _decode_in_child(results: Any) -> None:
+    # As torch's own workers do: threads of OpenMP do not survive a fork.
+    torch.set_num_threads(1)
     results.put(step(cache(), "auto").o.tolist())
 
 
