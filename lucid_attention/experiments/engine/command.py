@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ from .jobs import Store
 from .pool import JobsFailed, clock
 from .scale import PAPER, SCALES, Scale
 from .steps import check_steps
-from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment, run_full_recipe
+from .study import (
+    EXPERIMENTS,
+    JOBS,
+    ExperimentError,
+    judge_full_recipe,
+    load,
+    result_file,
+    run_experiment,
+    run_full_recipe,
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,6 +32,9 @@ def run(args: argparse.Namespace) -> int:
         names = list(EXPERIMENTS) if args.names == ["all"] else args.names
         for name in names:
             load(name)
+        if args.judge:
+            judge(names, args)
+            return 0
         for name in names:
             code = _run_one(name, SCALES[args.scale], args)
             if code:
@@ -30,6 +43,22 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid experiment: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def judge(names: Sequence[str], args: argparse.Namespace) -> None:
+    """Judge what the full recipes have written below this folder, and print the verdicts with the paper's numbers."""
+    if SCALES[args.scale] is not PAPER:
+        raise ValueError(f"--judge is for --scale {PAPER.name}: other scales are judged when they run")
+    results = [judge_full_recipe(name, args.out) for name in names]
+    for result in results:
+        print(f"{result['name']}: {result['verdict'].upper()}: {result['because']}")
+    print(verdict_table(results))
+
+
+def verdict_table(results: Sequence[dict[str, Any]]) -> str:
+    """A line for every result: its name, the paper's numbers, ours, and the verdict."""
+    rows = [[result[key] for key in ("name", "paper", "ours", "verdict")] for result in results]
+    return text_table([["claim", "paper", "ours", "verdict"], *rows], rule=True)
 
 
 def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> int:

@@ -15,11 +15,13 @@ from ...base.locks import locked
 from ...base.messages import did_you_mean
 from ...bench.harness import machine
 from ...report.records import FORMAT, RESULT
+from .full_scale import conclude_full
 from .jobs import RECORD, ROOM, Job, Record, Store
 from .pool import Progress, run_jobs
 from .result import Claim, Conclusion
 from .scale import PAPER, Scale
-from .steps import Step, check_steps, results_of
+from .steps import Step, check_steps
+from .verdict import Judged
 
 # An experiment comes after those whose models it uses.
 EXPERIMENTS = (
@@ -51,7 +53,7 @@ class ExperimentError(Exception):
     """Why an experiment cannot run, in a sentence."""
 
 
-class Experiment(Protocol):
+class Experiment(Judged, Protocol):
     """A module of `lucid_attention.experiments`, named for a claim."""
 
     CLAIM: Claim
@@ -181,8 +183,16 @@ def run_full_recipe(name: str, out: Path) -> int:
                 ended = f"step {number} of {len(steps)} ended with {code}: {step.line}"
                 print(f"lucid experiment: {ended}", file=sys.stderr)
                 return code
-        save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - start)
+        result = judge_full_recipe(name, out, time.monotonic() - start)
+    print(f"{name}: {result['verdict'].upper()}: {result['because']}")
     return 0
+
+
+def judge_full_recipe(name: str, out: Path, seconds: float = 0.0) -> dict[str, Any]:
+    """Judge what the commands of the full recipe have written, and write OUT/NAME-paper/result.json. Returns it."""
+    experiment = load(name)
+    conclusion, command = conclude_full(experiment, experiment.paper()), f"lucid experiment {name} --scale {PAPER.name}"
+    return save_result(experiment.CLAIM, conclusion, name, PAPER, out, command, seconds)
 
 
 def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:
