@@ -12,6 +12,7 @@ def tokenize_arguments(parser: argparse.ArgumentParser) -> None:
         "source",
         metavar="SOURCE",
         help="file, folder or glob in quotes (text; .jsonl, .json: one document per line; .parquet; also .gz, .zst), "
+        "the address of a file (https://...), @LIST (a list of files and addresses, one a line), "
         "stdlib (Python's own source files: works offline), or hf:NAME[:CONFIG] (a data set of the hub, streamed). "
         "Example: lucid tokenize corpus/ tokens/ --tokenizer train:8000",
     )
@@ -39,6 +40,12 @@ def tokenize_arguments(parser: argparse.ArgumentParser) -> None:
         "--split", default="train", metavar="NAME", help="split of a data set of the hub, such as test; default train"
     )
     parser.add_argument(
+        "--config",
+        "--subset",
+        metavar="NAME",
+        help="configuration of a data set of the hub; default that of hf:NAME:...",
+    )
+    parser.add_argument(
         "--shard-tokens",
         type=int,
         default=50_000_000,
@@ -47,6 +54,25 @@ def tokenize_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit", type=int, metavar="N", help="only the first N documents of SOURCE, such as 1000; default all"
+    )
+    parser.add_argument(
+        "--limit-tokens",
+        type=int,
+        metavar="N",
+        help="only the first documents of SOURCE that together have N tokens, such as 6_500_000_000; default all",
+    )
+    parser.add_argument(
+        "--min-document-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="leave out documents with fewer tokens, such as 16384 to train on long contexts; default 0",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="take files and documents in a random order, such as 0; default the order of SOURCE",
     )
     parser.add_argument(
         "--skip-bad",

@@ -14,6 +14,9 @@ from ..base.labels import IGNORED
 from .readers import DataError
 from .shards import SPLITS, open_folder, read_ends, read_ids, shard_files
 
+# Items that `document_pieces` measures. Documents are shuffled, so the first ones stand for all.
+SAMPLED = 100_000
+
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -90,6 +93,14 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
 
     def __len__(self) -> int:
         return int(self._ends[-1]) // self.sequence_length if self._ends.size else 0
+
+    def document_pieces(self) -> Array:
+        """The lengths of the pieces of documents that items hold, from the first SAMPLED items."""
+        stop = min(len(self), SAMPLED) * self.sequence_length
+        ends = self._ends[: int(np.searchsorted(self._ends, stop))]
+        borders = np.arange(0, stop + 1, self.sequence_length)
+        cuts: Array = np.union1d(ends, borders)
+        return cuts[1:] - cuts[:-1]
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         item = operator.index(index)

@@ -23,34 +23,55 @@ Report = Callable[[int], None]
 
 
 class Job(NamedTuple):
-    """The settings that every part is encoded with. `limit`: stop a part after this number of documents."""
+    """The settings that every part is encoded with.
+
+    limit, limit_tokens: stop a part once it has this number of documents or tokens.
+    min_document_tokens: leave out documents with fewer tokens.
+    """
 
     out: Path
     validation: float
     shard_tokens: int
     skip_bad: bool
     limit: int | None
+    limit_tokens: int | None = None
+    min_document_tokens: int = 0
 
 
 class Record(NamedTuple):
-    """The result of a part: its shards and counts. `limit` and `validation` are those of its job.
+    """The result of a part: its shards and counts. `limit`, `limit_tokens` and `validation` are those of its job.
 
     content: the files of the part, as `content_of` describes them.
     bad_example: the error of its first bad document, empty if it has none.
     hashes: the smallest and the largest `document_hash`, None for a part without documents.
+    files: documents and tokens of each file.
     """
 
     part: int
     limit: int | None
+    limit_tokens: int | None
     validation: float
     content: str
     documents: int
     bytes: int
     empty: int
+    short: int
     bad: int
     bad_example: str
     hashes: tuple[int, int] | None
+    files: dict[str, list[int]]
     shards: tuple[Shard, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both splits."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the part was stopped by a limit, and may have more documents."""
+        by_documents = self.limit is not None and self.documents >= self.limit
+        return by_documents or (self.limit_tokens is not None and self.tokens >= self.limit_tokens)
 
 
 class Stopped(Exception):
@@ -71,8 +92,11 @@ def content_of(part: Part) -> str:
     """The identity of the part's files: names, ranges, sizes and times of change. Empty for a data set of the hub."""
     pieces = []
     for path, start, stop in part.pieces:
-        status = path.stat()
-        pieces.append([path.name, start, stop, status.st_size, status.st_mtime_ns])
+        if isinstance(path, Path):
+            status = path.stat()
+            pieces.append([path.name, start, stop, status.st_size, status.st_mtime_ns])
+        else:
+            pieces.append([str(path), start, stop])
     return hashlib.sha256(json.dumps(pieces).encode()).hexdigest() if pieces else ""
 
 
@@ -88,7 +112,8 @@ def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: 
         bad += 1
         bad_example = bad_example or str(error)
 
-    documents = size = empty = 0
+    documents = tokens = size = empty = short = 0
+    files: dict[str, list[int]] = {}
     hashes: tuple[int, int] | None = None
     # Before reading: files that change while they are read are then encoded again by the next run.
     content = content_of(part)
@@ -96,22 +121,26 @@ def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: 
     try:
         for document in source.documents(part, skip if job.skip_bad else stop_at):
             text = document.text
-            if not text.strip():
+            ids = encoder(text) if text.strip() else []
+            if not ids:
                 empty += 1
+            elif len(ids) < job.min_document_tokens:
+                short += 1
             else:
-                shards.add(encoder(text), "validation" if is_validation(text, job.validation) else "train")
+                shards.add(ids, "validation" if is_validation(text, job.validation) else "train")
                 number = document_hash(text)
                 hashes = (min(hashes[0], number), max(hashes[1], number)) if hashes else (number, number)
-                documents += 1
-                size += len(text.encode())
+                counts = files.setdefault(document.file, [0, 0])
+                counts[0], counts[1] = counts[0] + 1, counts[1] + len(ids)
+                documents, tokens, size = documents + 1, tokens + len(ids), size + len(text.encode())
             report(document.size)
-            if documents == job.limit:
+            if documents == job.limit or (job.limit_tokens is not None and tokens >= job.limit_tokens):
                 break
         written = shards.close()
     finally:
         shards.abandon()
-    settings = (part.number, job.limit, job.validation, content)
-    record = Record(*settings, documents, size, empty, bad, bad_example, hashes, written)
+    settings = (part.number, job.limit, job.limit_tokens, job.validation, content)
+    record = Record(*settings, documents, size, empty, short, bad, bad_example, hashes, files, written)
     entry = record._asdict() | {"shards": [shard._asdict() for shard in record.shards]}
     write_whole(_record_file(job.out, part.number), json.dumps(entry))
     return record

@@ -9,11 +9,10 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, Protocol
 
 from ..base.messages import first_line
 
@@ -39,11 +38,27 @@ def require(package: str, purpose: str) -> Any:
         raise DataError(f'{purpose} needs the package {package!r}: pip install "lucid-attention[train]"') from error
 
 
+class File(Protocol):
+    """A file that can be read: a `Path`, or a `RemoteFile`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffix(self) -> str: ...
+
+    @property
+    def suffixes(self) -> Sequence[str]: ...
+
+    def open(self, mode: Literal["rb"]) -> Any: ...
+
+
 class Document(NamedTuple):
-    """A text, and the number of bytes of the source that it took."""
+    """A text, the number of bytes of the source that it took, and the name of its file."""
 
     text: str
     size: int
+    file: str = ""
 
 
 class Piece(NamedTuple):
@@ -52,17 +67,22 @@ class Piece(NamedTuple):
     A line belongs to the range that holds its first byte.
     """
 
-    path: Path
+    path: File
     start: int = 0
     stop: int | None = None
 
 
 class Part(NamedTuple):
-    """A fixed share of a source: the unit of parallel work. `size` is in bytes of the source, 0 if unknown."""
+    """A fixed share of a source: the unit of parallel work.
+
+    number: its place in the order of the source. size: in bytes of the source, 0 if unknown. shard: of a data set of
+    the hub.
+    """
 
     number: int
     size: int
     pieces: tuple[Piece, ...] = ()
+    shard: int = 0
 
 
 def refuse(error: DataError) -> NoReturn:
@@ -75,7 +95,7 @@ def stop_at(error: DataError) -> NoReturn:
     raise DataError(f"{error}. Mend it and run the same command again, or leave such documents out with --skip-bad")
 
 
-def kind(path: Path) -> str:
+def kind(path: File) -> str:
     """The kind of a file by its name: "lines", "parquet" or "text"."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
@@ -85,7 +105,7 @@ def kind(path: Path) -> str:
     return "parquet" if suffixes and suffixes[-1] == ".parquet" else "text"
 
 
-def is_compressed(path: Path) -> bool:
+def is_compressed(path: File) -> bool:
     """Whether the file's name ends in .gz or .zst."""
     return path.suffix.lower() in COMPRESSED
 
@@ -176,7 +196,7 @@ def _parse_line(line: bytes, offset: int, field: str) -> str:
     return check_text(record[field], "the line", f"field {field!r}")
 
 
-def _lines_before(path: Path, offset: int) -> int:
+def _lines_before(path: File, offset: int) -> int:
     """The number of lines that end before `offset`. It reads the file again: only error messages need the number."""
     count, bytes_left = 0, offset
     with path.open("rb") as file:
@@ -186,7 +206,7 @@ def _lines_before(path: Path, offset: int) -> int:
     return count
 
 
-def parquet_groups(path: Path, field: str) -> list[int]:
+def parquet_groups(path: File, field: str) -> list[int]:
     """The size of each row group of a Parquet file, in bytes. A file without rows or without the column is refused."""
     with _open_parquet(path) as file:
         names = file.schema_arrow.names
@@ -197,7 +217,7 @@ def parquet_groups(path: Path, field: str) -> list[int]:
         return [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
 
 
-def _open_parquet(path: Path) -> Any:
+def _open_parquet(path: File) -> Any:
     parquet = require("pyarrow.parquet", "reading Parquet")
     arrow = require("pyarrow", "reading Parquet")
     try:
@@ -233,12 +253,12 @@ def _read_parquet(piece: Piece, field: str, bad: Bad) -> Iterator[Document]:
                 bad(DataError(f"{piece.path} is damaged in row group {group}: {first_line(error)}"))
 
 
-def _not_utf8(path: Path, row: int, error: UnicodeDecodeError) -> DataError:
+def _not_utf8(path: File, row: int, error: UnicodeDecodeError) -> DataError:
     return DataError(f"{path}, row {row} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}")
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[Any, BinaryIO]]:
+def _open(path: File) -> Iterator[tuple[Any, BinaryIO]]:
     """A stream of the decompressed bytes, and the file on disk, whose position measures the progress."""
     with path.open("rb") as raw:
         suffix = path.suffix.lower()

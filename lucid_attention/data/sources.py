@@ -1,4 +1,4 @@
-"""Where documents come from: files, folders and globs, `stdlib`, and data sets of the Hugging Face hub.
+"""Where documents come from: files (here or at an address), folders, globs, lists of files, `stdlib`, and the hub.
 
 A source is cut into parts. The parts depend on the source alone, not on the number of workers: a part is the unit of
 parallel work and of resuming.
@@ -8,7 +8,7 @@ import glob
 import hashlib
 import logging
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +18,11 @@ from .readers import (
     Bad,
     DataError,
     Document,
+    File,
     Part,
     Piece,
     check_text,
+    decode,
     is_compressed,
     kind,
     parquet_groups,
@@ -28,6 +30,7 @@ from .readers import (
     refuse,
     require,
 )
+from .remote import RemoteFile, is_address
 
 # A small corpus is cut into about PARTS parts, so that workers finish together and a kill loses little.
 PARTS = 64
@@ -35,6 +38,8 @@ SMALLEST_PART = 1 << 20
 # Where Debian and others put the documentation of Python.
 PYTHON_DOCS = "/usr/share/doc/python3*/html/_sources/**/*.txt"
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+# The files of Dolma, as its authors list them.
+DOLMA = "@https://huggingface.co/datasets/allenai/dolma/resolve/main/urls/v1_7.txt"
 ALTERNATIVE = "Without the hub, give a local file, folder or glob of .txt, .jsonl(.gz/.zst) or .parquet, or 'stdlib'"
 
 
@@ -58,36 +63,43 @@ class Source(Protocol):
         ...
 
 
-def open_source(name: str, *, field: str = "text", split: str = "train") -> Source:
+def open_source(name: str, *, field: str = "text", split: str = "train", config: str | None = None) -> Source:
     """A source by its name.
 
     name: a file, a folder (all its files that are not hidden), a glob such as "corpus/**/*.md", "stdlib" (the source
         files of Python's standard library, with its documentation if that is installed), "hf:NAME" or
         "hf:NAME:CONFIG" (a data set of the hub, streamed). A file is one document of text, unless its name ends in
-        .jsonl, .ndjson, .json or .parquet. All but .parquet may be compressed (.gz, .zst).
+        .jsonl, .ndjson, .json or .parquet. All but .parquet may be compressed (.gz, .zst). Also the address of such
+        a file (https://...), and "@LIST", the path or address of a list of files: a path or address a line.
     field: key or column that holds the text, in JSON lines, Parquet and data sets.
-    split: of a data set of the hub.
+    split, config: of a data set of the hub.
     """
-    if name.startswith("hf:"):
-        dataset, _, config = name.removeprefix("hf:").partition(":")
+    if name.startswith("hf:") and not is_address(name):
+        dataset, _, named_config = name.removeprefix("hf:").partition(":")
         if not dataset:
             raise DataError(f"SOURCE must be hf:NAME or hf:NAME:CONFIG, got {name!r}")
-        return HubSource(dataset, config or None, split=split, field=field)
-    if name == "stdlib":
-        return FileSource(name, _standard_library(), field=field)
-    return FileSource(name, _files(name), field=field)
+        if config and named_config and config != named_config:
+            raise DataError(f"--config must be that of SOURCE, {named_config!r}, got {config!r}")
+        return HubSource(dataset, config or named_config or None, split=split, field=field)
+    if config:
+        raise DataError(f"--config is for a data set of the hub (hf:NAME), got {config!r} for SOURCE {name!r}")
+    if name.startswith("@"):
+        return FileSource(name, _listed(name.removeprefix("@")), field=field)
+    files = _standard_library() if name == "stdlib" else _files(name)
+    return FileSource(name, dict(sorted(files.items())), field=field)
 
 
 class FileSource:
-    """A source of files. `files` maps names, which must be the same in every run, to paths."""
+    """A source of files. `files` maps names, which must be the same in every run, to the files, in their order."""
 
-    def __init__(self, name: str, files: dict[str, Path], *, field: str = "text") -> None:
+    def __init__(self, name: str, files: Mapping[str, File], *, field: str = "text") -> None:
         self.name = name
         self.field = field
-        self._files = dict(sorted(files.items()))
+        self._files = dict(files)
+        self._names = {path: name for name, path in self._files.items()}
 
     def describe(self) -> dict[str, Any]:
-        sizes = {name: path.stat().st_size for name, path in self._files.items()}
+        sizes = {name: _size(path) for name, path in self._files.items()}
         listing = "".join(f"{name}\0{size}\n" for name, size in sizes.items())
         return {
             "name": self.name,
@@ -97,17 +109,18 @@ class FileSource:
         }
 
     def changed_after(self, nanoseconds: int) -> str | None:
-        names = (name for name, path in self._files.items() if path.stat().st_mtime_ns > nanoseconds)
-        return next(names, None)
+        local = ((name, path) for name, path in self._files.items() if isinstance(path, Path))
+        return next((name for name, path in local if path.stat().st_mtime_ns > nanoseconds), None)
 
     def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
-        total = sum(path.stat().st_size for path in self._files.values())
+        total = sum(map(_size, self._files.values()))
         target = min(max(total // PARTS, SMALLEST_PART), largest)
         parts: list[Part] = []
         pieces: list[Piece] = []
         part_size = 0
         for piece, size in self._pieces(target, bad):
-            if pieces and part_size + size > target:
+            # A file of unknown size is a part of its own.
+            if pieces and (part_size + size > target or isinstance(pieces[-1].path, RemoteFile)):
                 parts.append(Part(len(parts), part_size, tuple(pieces)))
                 pieces, part_size = [], 0
             pieces.append(piece)
@@ -117,7 +130,7 @@ class FileSource:
     def _pieces(self, target: int, bad: Bad) -> Iterator[tuple[Piece, int]]:
         """Pieces with their sizes in bytes. Files of lines are cut at `target` bytes, Parquet at its row groups."""
         for path in self._files.values():
-            file_size = path.stat().st_size
+            file_size = _size(path)
             if kind(path) == "parquet":
                 try:
                     groups = parquet_groups(path, self.field)
@@ -128,7 +141,7 @@ class FileSource:
                     continue
                 for group, group_size in enumerate(groups):
                     yield Piece(path, group, group + 1), group_size
-            elif kind(path) == "lines" and not is_compressed(path):
+            elif kind(path) == "lines" and not is_compressed(path) and isinstance(path, Path):
                 for start in range(0, file_size, target):
                     stop = min(start + target, file_size)
                     yield Piece(path, start, stop), stop - start
@@ -137,7 +150,9 @@ class FileSource:
 
     def documents(self, part: Part, bad: Bad = refuse) -> Iterator[Document]:
         for piece in part.pieces:
-            yield from read(piece, self.field, bad)
+            name = self._names[piece.path]
+            for document in read(piece, self.field, bad):
+                yield document._replace(file=name)
 
 
 class HubSource:
@@ -173,10 +188,10 @@ class HubSource:
         return None
 
     def parts(self, largest: int, bad: Bad = refuse) -> list[Part]:
-        return [Part(index, 0) for index in range(self._stream.num_shards)]
+        return [Part(index, 0, shard=index) for index in range(self._stream.num_shards)]
 
     def documents(self, part: Part, bad: Bad = refuse) -> Iterator[Document]:
-        rows = iter(self._stream.shard(num_shards=self._stream.num_shards, index=part.number))
+        rows = iter(self._stream.shard(num_shards=self._stream.num_shards, index=part.shard))
         number = 0
         while True:
             with self._one_sentence_errors():
@@ -184,7 +199,7 @@ class HubSource:
             if row is None:
                 return
             number += 1
-            where = f"{self.dataset}, split {self.split}, shard {part.number}, row {number}"
+            where = f"{self.dataset}, split {self.split}, shard {part.shard}, row {number}"
             if self.field not in row:
                 names = ", ".join(map(repr, row))
                 raise DataError(f"{where}: no column {self.field!r}, got {names}: choose one with --field")
@@ -193,7 +208,7 @@ class HubSource:
             except DataError as error:
                 bad(error)
             else:
-                yield Document(text, len(text))
+                yield Document(text, len(text), f"shard {part.shard}")
 
     def _load(self) -> Any:
         datasets = require("datasets", f"SOURCE 'hf:{self.dataset}'")
@@ -209,15 +224,59 @@ class HubSource:
         try:
             yield
         except Exception as error:
+            sentence = first_line(error)
+            has_script = "dataset scripts" in sentence.lower()
+            way_out = f"Give a list of its files instead, such as {DOLMA} for Dolma" if has_script else ALTERNATIVE
             raise DataError(
-                f"data set {self.dataset!r} (config {self.config}, split {self.split!r}) cannot be read: "
-                f"{first_line(error)}. {ALTERNATIVE}"
+                f"data set {self.dataset!r} (config {self.config}, split {self.split!r}) cannot be read: {sentence}. "
+                f"{way_out}"
             ) from error
         finally:
             logger.setLevel(level)
 
 
-def _files(name: str) -> dict[str, Path]:
+def _size(file: File) -> int:
+    """Bytes of a file; 0 for a remote one, whose server is not asked."""
+    return file.stat().st_size if isinstance(file, Path) else 0
+
+
+def _remote(address: str) -> RemoteFile:
+    file = RemoteFile(address)
+    if kind(file) == "parquet":
+        raise DataError(f"{address}: Parquet is read from this machine or the hub only: give a copy, or hf:NAME")
+    return file
+
+
+def _listed(name: str) -> dict[str, File]:
+    """The files of a list, in its order. Paths are relative to the folder of the list."""
+    where: File = RemoteFile(name) if is_address(name) else Path(name)
+    if isinstance(where, Path) and not where.is_file():
+        raise DataError(
+            f"SOURCE '@{name}' must be @LIST, where LIST is a file of paths and addresses; it does not exist"
+        )
+    with where.open("rb") as stream:
+        lines = decode(stream.read(), str(where)).splitlines()
+    files: dict[str, File] = {}
+    for number, line in enumerate(lines, 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        if entry in files:
+            raise DataError(f"{where}, line {number}: {entry} is listed twice")
+        if is_address(entry):
+            files[entry] = _remote(entry)
+        elif isinstance(where, Path) and (path := where.parent / entry).is_file():
+            files[entry] = path
+        else:
+            raise DataError(f"{where}, line {number}: {entry!r} is no file, and no address such as https://...")
+    if not files:
+        raise DataError(f"{where}: the list holds no files")
+    return files
+
+
+def _files(name: str) -> Mapping[str, File]:
+    if is_address(name):
+        return {name: _remote(name)}
     path = Path(name)
     if path.is_file():
         return {path.name: path}
@@ -241,7 +300,7 @@ def _files(name: str) -> dict[str, Path]:
     return {file.as_posix(): file for file in matches}
 
 
-def _standard_library() -> dict[str, Path]:
+def _standard_library() -> Mapping[str, File]:
     """Python's own source files, without its tests: some of those have broken encodings on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
     relative = {file.relative_to(root): file for file in root.rglob("*.py")}

@@ -25,6 +25,7 @@ from .arguments import SMALLEST_SHARD
 from .encoding import Job, Record, encode_part, encode_parts, read_record
 from .readers import Bad, DataError, Part, stop_at
 from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files
+from .shuffling import ShuffledSource
 from .sources import Source, open_source
 from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
 
@@ -37,6 +38,8 @@ SHARDS_AND_LEFTOVERS = re.compile(
 BYTES_PER_TOKEN = 4
 # Errors of bad documents that the manifest lists, at most one per part.
 BAD_EXAMPLES = 5
+# Files that the manifest lists with their counts. Of a source with more, it lists the folders.
+LISTED_FILES = 10_000
 
 
 def tokenize(
@@ -48,30 +51,38 @@ def tokenize(
     validation: float = 0.01,
     field: str = "text",
     split: str = "train",
+    config: str | None = None,
     shard_tokens: int = 50_000_000,
     limit: int | None = None,
+    limit_tokens: int | None = None,
+    min_document_tokens: int = 0,
+    seed: int | None = None,
     skip_bad: bool = False,
 ) -> tuple[dict[str, Any], bool]:
     """Write the tokens of a source to a folder, or resume a run that was killed.
 
-    source, field, split: as in `open_source`.
+    source, field, split, config: as in `open_source`.
     tokenizer: "train:32000", a folder with a tokenizer.json, or a name that Transformers knows.
     workers: number of processes, by default that of the cores. The result does not depend on it.
     validation: share of the documents that are held out, chosen by a hash of their content.
     shard_tokens: largest number of tokens in a shard. A document that has more is a shard of its own.
-    limit: number of documents to take from the start of the source; None for all.
+    limit, limit_tokens: stop once the first documents of the source are this many, or have this many tokens together;
+        None for all.
+    min_document_tokens: leave out and count documents with fewer tokens, the end token included.
+    seed: take files and documents in a random order, as in `ShuffledSource`; None for the order of the source.
     skip_bad: leave out and count documents that cannot be read, instead of stopping at the first.
 
     Returns the manifest, and whether anything was written: False if the folder was finished before.
     """
     workers = available_cores() if workers is None else workers
-    _check_arguments(workers, validation, shard_tokens, limit)
+    _check_arguments(workers, validation, shard_tokens, limit, limit_tokens, min_document_tokens)
     target = Path(out)
     if Path(source).is_dir() and target.resolve().is_relative_to(Path(source).resolve()):
         raise DataError(f"OUT must not lie inside SOURCE, got {str(target)!r} in {source!r}")
     vocab_size = requested_size(tokenizer)
     loaded = load(tokenizer) if vocab_size is None else None
-    opened = open_source(source, field=field, split=split)
+    opened = open_source(source, field=field, split=split, config=config)
+    opened = opened if seed is None else ShuffledSource(opened, seed)
     settings = {
         "source": opened.describe(),
         "tokenizer": tokenizer,
@@ -81,11 +92,15 @@ def tokenize(
         "split": split,
         "shard_tokens": shard_tokens,
         "limit": limit,
+        # None as in folders of earlier releases, which do not have these settings.
+        "limit_tokens": limit_tokens,
+        "min_document_tokens": min_document_tokens or None,
+        "seed": seed,
         "skip_bad": skip_bad,
     }
     if manifest := _finished(target, opened, settings):
         return manifest, False
-    job = Job(target, validation, shard_tokens, skip_bad, limit)
+    job = Job(target, validation, shard_tokens, skip_bad, limit, limit_tokens, min_document_tokens)
     with _begun(target, settings):
         if manifest := _finished(target, opened, settings):
             return manifest, False
@@ -105,7 +120,14 @@ def _skip(_: DataError) -> None:
     """The `bad` callback that continues. `encode_part` counts what is left out."""
 
 
-def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: int | None) -> None:
+def _check_arguments(
+    workers: int,
+    validation: float,
+    shard_tokens: int,
+    limit: int | None,
+    limit_tokens: int | None,
+    min_document_tokens: int,
+) -> None:
     if workers < 1:
         raise DataError(f"--workers must be at least 1, got {workers}")
     if not 0 <= validation < 1:
@@ -114,6 +136,10 @@ def _check_arguments(workers: int, validation: float, shard_tokens: int, limit: 
         raise DataError(f"--shard-tokens must be at least 1, got {shard_tokens}")
     if limit is not None and limit < 1:
         raise DataError(f"--limit must be at least 1, got {limit}")
+    if limit_tokens is not None and limit_tokens < 1:
+        raise DataError(f"--limit-tokens must be at least 1, got {limit_tokens}")
+    if min_document_tokens < 0:
+        raise DataError(f"--min-document-tokens must be at least 0, got {min_document_tokens}")
 
 
 def _finished(out: Path, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
@@ -191,14 +217,14 @@ def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, bad
 
 
 def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> list[Record]:
-    """The records of all parts, or of the first parts that together have `limit` documents."""
+    """The records of all parts, or of the first parts that together reach a limit of the job."""
     encoder = Encoder.of(job.out)
     earlier = (read_record(job, part, encoder) for part in parts)
     records = {record.part: record for record in earlier if record}
 
     def missing() -> Iterator[Part]:
         for part in parts:
-            if job.limit is not None and _documents_without_gap(records) >= job.limit:
+            if _is_enough(job, records):
                 return
             if part.number not in records:
                 yield part
@@ -209,17 +235,27 @@ def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> li
         for record in encode_parts(missing(), source, job, min(workers, len(parts)), bar):
             records[record.part] = record
     limited_records: list[Record] = []
-    documents_left = job.limit
+    # `job` with the documents and tokens that are left for the parts to come.
+    left = job
     for part in parts:
-        if documents_left == 0:
+        if left.limit == 0 or (left.limit_tokens is not None and left.limit_tokens <= 0):
             break
         record = records[part.number]
-        if documents_left is not None and record.documents > documents_left:
+        is_cut_elsewhere = record.is_cut and (record.limit, record.limit_tokens) != (left.limit, left.limit_tokens)
+        is_too_long = _is_above(record.documents, left.limit) or _is_above(record.tokens, left.limit_tokens)
+        if is_cut_elsewhere or (is_too_long and not record.is_cut):
             # This part stops in its middle. The place is known once all earlier parts are counted.
-            record = encode_part(source, encoder, part, job._replace(limit=documents_left), lambda _: None)
-        documents_left = None if documents_left is None else documents_left - record.documents
+            record = encode_part(source, encoder, part, left, lambda _: None)
+        left = left._replace(
+            limit=None if left.limit is None else left.limit - record.documents,
+            limit_tokens=None if left.limit_tokens is None else left.limit_tokens - record.tokens,
+        )
         limited_records.append(record)
     return limited_records
+
+
+def _is_above(count: int, limit: int | None) -> bool:
+    return limit is not None and count > limit
 
 
 def _hold_one_out(source: Source, parts: Sequence[Part], job: Job, records: list[Record]) -> list[Record]:
@@ -235,18 +271,30 @@ def _hold_one_out(source: Source, parts: Sequence[Part], job: Job, records: list
     encoder = Encoder.of(job.out)
     for index, record in enumerate(records):
         if record.hashes and record.hashes[0] == smallest:
-            job_of_record = job._replace(validation=share, limit=record.limit)
+            job_of_record = job._replace(validation=share, limit=record.limit, limit_tokens=record.limit_tokens)
             records[index] = encode_part(source, encoder, parts[record.part], job_of_record, lambda _: None)
     return records
 
 
-def _documents_without_gap(records: dict[int, Record]) -> int:
-    """The number of documents in the finished parts before the first unfinished one."""
-    documents = index = 0
+def _is_enough(job: Job, records: dict[int, Record]) -> bool:
+    """Whether the finished parts before the first unfinished one reach a limit of the job."""
+    documents = tokens = index = 0
     while index in records:
-        documents += records[index].documents
-        index += 1
-    return documents
+        documents, tokens, index = documents + records[index].documents, tokens + records[index].tokens, index + 1
+    return _is_above(documents + 1, job.limit) or _is_above(tokens + 1, job.limit_tokens)
+
+
+def _counts_by_file(records: list[Record]) -> dict[str, dict[str, int]]:
+    """Documents and tokens of each file, in the order in which they were taken; of each folder if files are many."""
+    names = {name for record in records for name in record.files}
+    of_files: dict[str, dict[str, int]] = {}
+    for record in records:
+        for name, (documents, tokens) in record.files.items():
+            key = name if len(names) <= LISTED_FILES else name.rpartition("/")[0] + "/"
+            counts = of_files.setdefault(key, {"documents": 0, "tokens": 0})
+            counts["documents"] += documents
+            counts["tokens"] += tokens
+    return of_files
 
 
 def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[str, Any]:
@@ -273,9 +321,10 @@ def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[
             for split in SPLITS
         },
         "text_bytes": sum(record.bytes for record in records),
-        "skipped": {"empty": empty, "bad": bad},
+        "skipped": {"empty": empty, "bad": bad, "short": sum(record.short for record in records)},
         "bad_examples": [record.bad_example for record in records if record.bad_example][:BAD_EXAMPLES],
         "settings": settings,
+        "files": _counts_by_file(records),
         "shards": [shard._asdict() for shard in shards],
     }
     listed = {file.name for shard in shards for file in shard_files(out, shard.name)}
@@ -302,7 +351,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"  vocabulary {manifest['tokenizer']['vocab_size']:>14,} tokens, {manifest['dtype']} on disk")
     skipped = manifest["skipped"]
     if any(skipped.values()):
-        print(f"  left out   {skipped['empty']:,} empty and {skipped['bad']:,} bad documents")
+        short = f", {skipped['short']:,} short ones" if skipped.get("short") else ""
+        print(f"  left out   {skipped['empty']:,} empty and {skipped['bad']:,} bad documents{short}")
     for example in manifest.get("bad_examples", ()):
         print(f"             such as {example}")
     if not manifest["splits"]["validation"]["documents"]:

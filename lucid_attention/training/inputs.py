@@ -1,6 +1,6 @@
 """The data and the model of a recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..base.processes import distributed_state
 from ..data import DataError
+from ..data.context import context_lines, context_of
 from ..data.datasets import PackedTokens, PromptAnswers
 from ..data.shards import open_folder
 from ..data.synthetic import MemoryUpdate, Needles
@@ -20,6 +21,7 @@ from ..models.decoder import presets
 from ..models.decoder.configuration import LucidConfig
 from ..models.dropin.api import enable_lucid
 from ..models.dropin.settings import uses_lucid
+from .limits import vocabulary
 from .recipe import Recipe
 
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
@@ -29,17 +31,24 @@ STDLIB_FOLDER = Path("runs") / "data"
 VOCAB_SIZE = 4096
 # Pass i over the data has the seed `recipe.seed + SEED_STEP * i`: runs with nearby seeds share no pass.
 SEED_STEP = 1_000_003
+# Prompts whose length is measured to tell the context: each has to be tokenized.
+CONTEXT_ITEMS = 64
 # Synthetic validation items have the seed of this pass, which no run reaches.
 VALIDATION_PASS = 1_000_000
 
 
 class Inputs(NamedTuple):
-    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for synthetic tasks."""
+    """The data of a run.
+
+    train: the sequences of all steps, in order. tokenizer: None for synthetic tasks. context: lines that say how much
+    context the tokens of `train` have.
+    """
 
     train: Dataset[Any]
     validation: Dataset[Any]
     vocab_size: int
     tokenizer: Any
+    context: Sequence[str] = ()
 
 
 class Passes(Dataset[Any]):
@@ -47,17 +56,21 @@ class Passes(Dataset[Any]):
 
     def __init__(self, make: Callable[[int], Any], length: int) -> None:
         self.make, self.length = make, length
-        self.size = len(make(0))
         self._current: tuple[int, Any] | None = None
+        self.size = len(self.data(0))
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Any:
         number, item = divmod(index, self.size)
+        return self.data(number)[item]
+
+    def data(self, number: int) -> Any:
+        """The data set of pass `number`. The last one is kept."""
         if self._current is None or self._current[0] != number:
             self._current = number, self.make(number)
-        return self._current[1][item]
+        return self._current[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_current": None}
@@ -100,7 +113,18 @@ def load_inputs(recipe: Recipe) -> Inputs:
         tokenizer = load_tokenizer(folder)
     train = Passes(_PassMaker(kind, args, training, recipe.seed), sequences)
     count = min(recipe.evaluation_sequences, len(validation))
-    return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer)
+    context = _context(train.data(0), recipe)
+    return Inputs(train, Subset(validation, range(count)), validation.vocab_size, tokenizer, context)
+
+
+def _context(data: Any, recipe: Recipe) -> list[str]:
+    T = recipe.sequence_length
+    if isinstance(data, PackedTokens):
+        of_document = context_of(data.document_pieces())
+        seen = of_document if recipe.separate_documents else context_of([T])
+        return context_lines(seen, of_document, T, recipe.separate_documents)
+    masks = (data[i].get("attention_mask") for i in range(min(len(data), CONTEXT_ITEMS)))
+    return context_lines(context_of([T if mask is None else int(mask.sum()) for mask in masks]), None, T, False)
 
 
 def _token_folder(recipe: Recipe, options: dict[str, Any]) -> Path:
@@ -154,7 +178,8 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
     tokens: dict[str, Any] = {}
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         tokens[name] = getattr(inputs.tokenizer, name, None)
-    return AutoModelForCausalLM.from_config(new_config(recipe, vocab_size=inputs.vocab_size, **tokens))
+    vocab_size = vocabulary(recipe, inputs.vocab_size)
+    return AutoModelForCausalLM.from_config(new_config(recipe, vocab_size=vocab_size, **tokens))
 
 
 def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:

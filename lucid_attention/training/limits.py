@@ -36,10 +36,7 @@ def check_fits(recipe: Recipe, *, vocab_size: int | None = None, parallel: str =
             raise ValueError(f"model.{name} must be an integer from 1 on, got {value!r}")
         if name in _ABOVE_ZERO and not (type(value) in (int, float) and 0 < value < math.inf):
             raise ValueError(f"model.{name} must be a finite number above 0, got {value!r}")
-    chosen = recipe.model.get("vocab_size")
-    if vocab_size is not None and chosen is not None and chosen < vocab_size:
-        raise ValueError(f"model.vocab_size must be at least {vocab_size}, the vocabulary of the data, got {chosen}")
-    known = {} if vocab_size is None else {"vocab_size": vocab_size}
+    known = {} if vocab_size is None else {"vocab_size": vocabulary(recipe, vocab_size)}
     sizes = {name: {**defaults, **known, **recipe.model}[name] for name in SIZES}
     if "hidden_size" in recipe.model and "head_dim" not in recipe.model:
         sizes["head_dim"] = max(1, sizes["hidden_size"] // sizes["num_attention_heads"])
@@ -61,6 +58,19 @@ def check_fits(recipe: Recipe, *, vocab_size: int | None = None, parallel: str =
         f"{parameters(sizes):,} parameters needs at least {gigabytes(weights)} and a batch {gigabytes(activations)}: "
         f"lower {cause}"
     )
+
+
+def vocabulary(recipe: Recipe, of_data: int) -> int:
+    """The vocabulary of a new model: that of the data, unless the recipe or a preset in `OWN_VOCABULARY` has another.
+
+    A smaller one than that of the data is refused.
+    """
+    chosen = recipe.model.get("vocab_size")
+    if chosen is None and recipe.preset in presets.OWN_VOCABULARY:
+        chosen = getattr(presets, recipe.preset)("softmax").vocab_size
+    if chosen is not None and chosen < of_data:
+        raise ValueError(f"model.vocab_size must be at least {of_data}, the vocabulary of the data, got {chosen}")
+    return of_data if chosen is None else int(chosen)
 
 
 def parameters(sizes: dict[str, Any]) -> int:

@@ -65,6 +65,8 @@ def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str
     logging.disable_progress_bar()
     set_seed(recipe.seed)
     inputs = load_inputs(recipe)
+    if is_first:
+        print("\n".join(inputs.context))
     # After the data are loaded: those of "stdlib" are made on first use.
     hashes = _check_inputs(recipe, run)
     check_fits(recipe, vocab_size=inputs.vocab_size, parallel=parallel)

@@ -142,7 +142,7 @@ def test_empty_documents_are_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "in/a0006.txt").write_text(" \n\t\n")
     (tmp_path / "in/b.jsonl").write_text('{"text": ""}\n\n{oops\n')
     manifest, _ = tokenize(str(tmp_path / "in"), tmp_path / "out", **SMALL | {"skip_bad": True, "validation": 0})
-    assert manifest["skipped"] == {"empty": 3, "bad": 1}
+    assert manifest["skipped"] == {"empty": 3, "bad": 1, "short": 0}
     assert sorted(documents(tmp_path / "out", "train")) == sorted(texts)
     (tmp_path / "void").mkdir()
     (tmp_path / "void/a.txt").write_text("\n")

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from lucid_attention.data import DataError
+from lucid_attention.data.datasets import PackedTokens
 from lucid_attention.data.shards import HEADER, VERIFIED, open_folder
 from lucid_attention.models.saved import unseal
 from lucid_attention.training import inputs as module
@@ -101,6 +103,25 @@ def test_documents_that_see_each_other_change_the_losses(language_model: Path, t
     assert losses(run)[1] != losses(language_model)[1] or losses(run)[8] != losses(language_model)[8]
     whole = finished(on_tokens(tmp_path / "rows", tokens, separate_documents=False, loss_rows=0))
     assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
+
+
+def test_a_run_says_at_its_start_how_much_context_its_tokens_have(tokens: Path) -> None:
+    recipe = replace(tiny_lm(), data=str(tokens), data_options={}, sequence_length=32)
+    (separate,) = load_inputs(recipe).context
+    data = PackedTokens(tokens, 32, seed=recipe.seed)
+    seen = np.sort(
+        np.concatenate([item["position_ids"].numpy() + 1 for item in map(data.__getitem__, range(len(data)))])
+    )
+    median, ninety = (int(seen[math.ceil(share * seen.size) - 1]) for share in (0.5, 0.9))
+    numbers = f"{median} (median), {ninety} (90 %), {seen[-1]} (longest)"
+    assert separate == f"context of a token, in tokens: {numbers}"
+    whole = load_inputs(replace(recipe, separate_documents=False)).context
+    assert whole == [
+        "context of a token, in tokens: 16 (median), 29 (90 %), 32 (longest)",
+        f"of it in its own document: {numbers}",
+    ]
+    needles = load_inputs(replace(tiny_needle(), steps=2)).context
+    assert needles == ["context of a token, in tokens: 33 (median), 59 (90 %), 65 (longest)"]
 
 
 def test_a_process_that_reads_data_changes_no_loss(language_model: Path, tokens: Path, tmp_path: Path) -> None:

@@ -62,6 +62,28 @@ def test_longer_contexts_have_the_values_of_the_paper(name: str, steps: int, tok
     assert (r.steps, r.batch_size * r.sequence_length, r.preset) == (steps, tokens, "paper_16_layer")
 
 
+@pytest.mark.parametrize("name", ["pretrain_2k", "finetune_64k", "context_4k", "context_32k"])
+def test_documents_see_each_other_in_the_runs_of_the_paper_on_text(name: str) -> None:
+    recipe = RECIPES[name]()
+    assert recipe.separate_documents is False
+    assert recipe.changed(["separate_documents=true"]).separate_documents is True
+    assert recipe.data == ("data/dolma-256k" if recipe.preset == "paper_16_layer" else "data/dolma")
+
+
+@pytest.mark.parametrize("preset", presets.OWN_VOCABULARY)
+def test_a_published_shape_keeps_its_vocabulary(preset: str) -> None:
+    recipe = replace(pretrain_2k(), preset=preset)
+    own = getattr(presets, preset)().vocab_size
+    assert own == {"gemma3_1b": 262_144, "gemma3_4b": 262_208, "qwen2_5_1_5b": 151_936}[preset]
+    nothing: Any = []
+    with torch.device("meta"):
+        assert make_model(recipe, Inputs(nothing, nothing, 32_000, None)).config.vocab_size == own
+        narrow = replace(recipe, model={"vocab_size": 40_000})
+        assert make_model(narrow, Inputs(nothing, nothing, 32_000, None)).config.vocab_size == 40_000
+    with pytest.raises(ValueError, match=f"vocab_size must be at least 300000, the vocabulary of the data, got {own}"):
+        make_model(recipe, Inputs(nothing, nothing, 300_000, None))
+
+
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         tiny_needle().steps = 3  # type: ignore[misc]

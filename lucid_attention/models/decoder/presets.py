@@ -7,6 +7,9 @@ from typing import Any
 
 from .configuration import LucidConfig, every
 
+# Published shapes: a new model keeps the vocabulary of its preset whatever data it reads, since its cost depends on it.
+OWN_VOCABULARY = ("gemma3_1b", "gemma3_4b", "qwen2_5_1_5b")
+
 
 def tiny(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
     """A model for tests and examples: two layers, trained in seconds."""
@@ -41,7 +44,7 @@ def paper_1b(
 ) -> LucidConfig:
     """The paper's model of section 4.1, 1.11B parameters with softmax or LUCID attention.
 
-    Its heads have 68 features, although 32 · 68 ≠ 2048; those of PaTH and LUCID-PaTH have 64.
+    The heads of every attention have 68 features, although 32 · 68 ≠ 2048.
 
     Args:
         attention: as in `LucidConfig`.
@@ -55,7 +58,7 @@ def paper_1b(
         "num_hidden_layers": 22,
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
-        "head_dim": 64 if attention in ("path", "lucid_path") else 68,
+        "head_dim": 68,
         "rope_theta": rope_theta,
         "max_position_embeddings": 65_536,
     }

@@ -68,7 +68,7 @@ def test_the_papers_model_is_as_described() -> None:
     config = presets.paper_1b()
     assert (config.attention, config.rope_theta, config.head_dim) == ("lucid", 10_000.0, 68)
     assert presets.paper_1b(rope_theta=64_000.0).rope_theta == 64_000.0
-    assert presets.paper_1b("lucid_path").head_dim == 64
+    assert presets.paper_1b("lucid_path").head_dim == presets.paper_1b("path").head_dim == 68
     narrow = presets.paper_16_layer(num_attention_heads=128, num_key_value_heads=128, head_dim=16)
     assert count(narrow) == COUNTS["paper_16_layer"][1]
 
