@@ -7,7 +7,7 @@ from ..models.arguments import DTYPES
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 # The names of `TASKS` in `inputs`.
 TASKS = ("memory_update", "needles")
-DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto"}
+DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto", "device": "auto"}
 EPILOG = """\
 examples:
   lucid analyze ./model --tokens-from stdlib --length 1024
@@ -73,6 +73,11 @@ def analyze_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the task's item (default: 0)")
     parser.add_argument("--tokenizer", metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
     parser.add_argument("--dtype", choices=DTYPES, help="dtype of the weights (default: as saved)")
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="cpu, cuda, cuda:1 and so on (default: an accelerator if there is one)",
+    )
     parser.add_argument("--out", metavar="FOLDER", help="folder for numbers and pictures (default: runs/analysis/NAME)")
     parser.set_defaults(**DEFAULTS)
 

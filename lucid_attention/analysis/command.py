@@ -5,11 +5,15 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from tqdm import tqdm
+
+from ..base.devices import find_device
 from ..base.files import write_whole
 from ..base.tables import text_table
 from ..data import DataError
@@ -28,11 +32,14 @@ from .conditioning import condition_numbers
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
 from .inputs import ModelInput, from_source, from_task, from_text, is_file, read_samples
 from .jacobian import jacobians
+from .layer import Progress, silent
 from .maps import attention_maps
 
 FORMAT = 1
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
+# From this length on, the first line of the progress comes at once; others after this many seconds in a log.
+LONG, EVERY = 8192, 10.0
 # Rows and columns of the largest map: maps.json holds every number of them.
 MOST_BINS = 1024
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
@@ -51,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
         model_input = _model_input(args, load_config(folder).get_text_config(decoder=True).vocab_size)
         what = _what(args, model_input)
         check_input_fits(folder, model_input.ids.shape[1], "--length", dtype=args.dtype)
-        model = load_model(folder, args.dtype)
-        results = analyse(model, model_input, what, args)
+        device = find_device(args.device)
+        model = load_model(folder, args.dtype).to(device)
+        with _progress(model_input.ids.shape[1], device) as progress:
+            results = analyse(model, model_input, what, args, progress)
     except (ValueError, TypeError, DataError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
@@ -88,8 +97,10 @@ def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
     prompts = [sample["prompt"] for sample in samples]
     longest = max(len(ids) for ids in tokenizer(prompts, verbose=False)["input_ids"])
     check_input_fits(folder, longest, "the prompts of --samples", dtype=args.dtype)
-    model = load_model(folder, args.dtype)
-    records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads)
+    device = find_device(args.device)
+    model = load_model(folder, args.dtype).to(device)
+    with _progress(longest, device) as progress:
+        records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads, progress=progress)
     results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
     about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
     _finish(out, _head(args, model, folder, about), results)
@@ -140,22 +151,55 @@ def _what(args: argparse.Namespace, model_input: ModelInput) -> tuple[str, ...]:
     return args.what
 
 
-def analyse(model: Any, model_input: ModelInput, what: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
+@contextmanager
+def _progress(tokens: int, device: Any) -> Iterator[Progress]:
+    """A line on stderr that says what is being done, and for how long. A long text gets it at once."""
+    bar = tqdm(
+        desc=f"running the model over {tokens} tokens on {device}",
+        bar_format="{desc} [{elapsed}]",
+        delay=0 if tokens >= LONG else 5,
+        mininterval=0.5 if sys.stderr.isatty() else EVERY,
+        miniters=1,
+        leave=False,
+    )
+
+    def progress(what: str) -> None:
+        bar.set_description_str(what, refresh=False)
+        bar.update()
+
+    with bar:
+        yield progress
+
+
+def analyse(
+    model: Any, model_input: ModelInput, what: tuple[str, ...], args: argparse.Namespace, progress: Progress = silent
+) -> dict[str, Any]:
     """The records of the chosen analyses, by name."""
     ids, layers, heads = model_input.ids.to(model.device), args.layers, args.heads
     results: dict[str, Any] = {}
+
+    def of(name: str) -> Progress:
+        progress(f"{name}: running the model")
+        return lambda step: progress(f"{name}: {step}")
+
     if "conditioning" in what:
         lengths = _prefixes(args.lengths, ids.shape[1])
-        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=_groups(model, heads))
+        groups = _groups(model, heads)
+        results["conditioning"] = condition_numbers(
+            model, ids, lengths, layers=layers, heads=groups, progress=of("conditioning")
+        )
     if "hit_rate" in what:
-        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers, heads=heads)
+        results["hit_rate"] = hit_rates(
+            model, ids, model_input.queries, layers=layers, heads=heads, progress=of("hit_rate")
+        )
         results["mean_hit_rate"] = average(results["hit_rate"], ())[0]
     if "jacobian" in what:
-        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
+        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads, progress=of("jacobian"))
     if "maps" in what:
         count = model.config.get_text_config(decoder=True).num_hidden_layers
         chosen = sorted({0, count // 2, count - 1}) if layers is None else layers
-        results["maps"] = attention_maps(model, ids, layers=chosen, heads=heads, most_heads=MAP_HEADS, bins=args.bins)
+        options: dict[str, Any] = {"most_heads": MAP_HEADS, "bins": args.bins, "progress": of("maps")}
+        results["maps"] = attention_maps(model, ids, layers=chosen, heads=heads, **options)
     return results
 
 

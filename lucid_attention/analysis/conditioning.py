@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Layer
+from .layer import Layer, Progress, silent, within
 from .matrix import KeyMatrix, LikeKeys
 
 Record = dict[str, Any]
@@ -35,6 +35,7 @@ def condition_numbers(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     exact_up_to: int = EXACT_UP_TO,
+    progress: Progress = silent,
 ) -> list[Record]:
     """κ of every layer and key/value head, for prefixes of these lengths.
 
@@ -45,6 +46,7 @@ def condition_numbers(
         lengths: of prefixes in tokens, without padding. Rows shorter than a length have no record for it.
         heads: key/value heads, None for all.
         exact_up_to: longest prefix whose singular values are computed exactly.
+        progress: called with what is being done.
 
     Returns:
         {"layer", "row", "head", "length", "kappa", "largest": ‖P‖, "inverse_norm": ‖P⁻¹‖, "exact"}. Values that are not
@@ -59,10 +61,12 @@ def condition_numbers(
         for chosen in heads or ():
             if not 0 <= chosen < H:
                 raise ValueError(f"heads must be key/value heads of layer {layer.index}, 0 to {H - 1}, got {chosen}")
-        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)]):
+        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)], progress):
             labels = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
-            records.extend(labels | record for record in _measure(head.P, fitting, exact_up_to))
+            where = f"layer {head.layer}, key/value head {head.head}"
+            measured = _measure(head.P, fitting, exact_up_to, within(where, progress))
+            records.extend(labels | record for record in measured)
 
     visit_layers(model, inputs, measure, layers=layers)
     if not records:
@@ -94,7 +98,7 @@ def _check_lengths(lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must hold at least one number of tokens, each from 1 on, got {list(lengths)}")
 
 
-def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Record]:
+def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int, progress: Progress = silent) -> list[Record]:
     exact = [length for length in lengths if length <= exact_up_to]
     dense = P.dense(max(exact)) if exact else None
     device = P.rows(0, 1).device
@@ -106,10 +110,11 @@ def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Rec
             largest, inverse = sizes[0].item(), 1 / sizes[-1].item()
         else:
             start = torch.ones(n, 1, dtype=torch.float64, device=device)
-            largest = largest_singular_value(P.gram, start)
+            largest = largest_singular_value(P.gram, start, progress=within(f"{n} tokens, ‖P‖", progress))
             # For equal keys the direction of σ_min alternates: 1, −1, 1, ...
             start[1::2] = -1
-            inverse = largest_singular_value(lambda x: P.solve_transposed(P.solve(x)), start)
+            told = within(f"{n} tokens, ‖P⁻¹‖", progress)
+            inverse = largest_singular_value(lambda x: P.solve_transposed(P.solve(x)), start, progress=told)
         norms = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
         records.append({"length": n, **norms, "exact": n <= exact_up_to})
     return records
@@ -121,6 +126,7 @@ def largest_singular_value(
     *,
     tolerance: float = TOLERANCE,
     steps: int = STEPS,
+    progress: Progress = silent,
 ) -> float:
     """σ_max of a matrix M from gram(x) = Mᵀ M x, by Lanczos' iteration with full orthogonalisation.
 
@@ -132,7 +138,8 @@ def largest_singular_value(
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     value = 0.0
-    for _ in range(min(steps, start.shape[0])):
+    for step in range(min(steps, start.shape[0])):
+        progress(f"step {step + 1} of at most {steps}")
         w = gram(basis[:, -1:])
         diagonal.append((basis[:, -1:] * w).sum().item())
         # Orthogonalise twice, which is enough (Kahan and Parlett).

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Head, Layer
+from .layer import Head, Layer, Progress, silent, within
 
 Record = dict[str, Any]
 MEASURES = ("softmax", "signed", "magnitude", "negative")
@@ -47,6 +47,7 @@ def hit_rates(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    progress: Progress = silent,
 ) -> list[Record]:
     """The weight of the spans, for every query, layer and head.
 
@@ -54,6 +55,7 @@ def hit_rates(
         model, inputs, layers: as in `visit_layers`.
         queries: positions that ask, with the spans of their answers.
         heads: query heads, None for all.
+        progress: called with what is being done.
 
     Returns:
         {"layer", "row", "head", "query", "softmax", "signed", "magnitude", "negative"}: ΣA on the spans; ΣW on the
@@ -68,7 +70,7 @@ def hit_rates(
     records: list[Record] = []
 
     def measure(layer: Layer) -> None:
-        for head in layer.heads(heads):
+        for head in layer.heads(heads, progress):
             asked = [query for query in queries if query.row == head.row]
             if asked:
                 records.extend(head_hit_rates(head, asked))
@@ -78,28 +80,36 @@ def hit_rates(
 
 
 def head_hit_rates(head: Head, queries: Sequence[Query]) -> list[Record]:
-    """`hit_rates` of one head, for queries of its row."""
+    """`hit_rates` of one head, for queries of its row, in blocks of queries."""
     rows = head.rows_of([query.position for query in queries])
-    inside = torch.stack([_inside(head.positions, query) for query in queries]).to(head.q.device)
-    softmaxes = head.softmaxes(rows)
-    a, w = softmaxes[0], head.joined(softmaxes)
-    size = w.abs()
-    total = size.sum(-1)
-    measured = torch.stack(
-        [
-            (a * inside).sum(-1),
-            (w * inside).sum(-1),
-            (size * inside).sum(-1) / total,
-            size.masked_fill(w > 0, 0).sum(-1) / total,
-        ],
-        -1,
-    ).tolist()
+    blocks: list[Tensor] = []
+    done = 0
+    for block in head.row_blocks(rows):
+        inside = torch.stack([_inside(head.positions, query) for query in queries[done : done + len(block)]])
+        blocks.append(_measured(head, block, inside.to(head.q.device)))
+        done += len(block)
+    measured = torch.cat(blocks, 1).tolist()
     return [
         {"layer": head.layer, "row": head.row, "head": name, "query": query.position}
         | dict(zip(MEASURES, measured[g][i], strict=True))
         for g, name in enumerate(head.query_heads)
         for i, query in enumerate(queries)
     ]
+
+
+def _measured(head: Head, rows: Tensor, inside: Tensor) -> Tensor:
+    """MEASURES of some rows: [G, n, 4]. inside: [n, N]."""
+    softmaxes = head.softmaxes(rows)
+    a, w = softmaxes[0], head.joined(softmaxes)
+    size = w.abs()
+    total = size.sum(-1)
+    measures = [
+        (a * inside).sum(-1),
+        (w * inside).sum(-1),
+        (size * inside).sum(-1) / total,
+        size.masked_fill(w > 0, 0).sum(-1) / total,
+    ]
+    return torch.stack(measures, -1)
 
 
 def _inside(positions: Tensor, query: Query) -> Tensor:
@@ -129,6 +139,7 @@ def sample_hit_rates(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    progress: Progress = silent,
 ) -> list[Record]:
     """`hit_rates` of the last token of every sample, with the index of the "sample" in each record.
 
@@ -145,7 +156,15 @@ def sample_hit_rates(
             )
         device = next(model.parameters()).device
         query = Query(len(ids) - 1, sample["spans"])
-        rates = hit_rates(model, torch.tensor([ids], device=device), [query], layers=layers, heads=heads)
+        where = f"sample {index + 1} of {len(samples)}"
+        rates = hit_rates(
+            model,
+            torch.tensor([ids], device=device),
+            [query],
+            layers=layers,
+            heads=heads,
+            progress=within(where, progress),
+        )
         records += [{"sample": index, **record} for record in rates]
     return records
 

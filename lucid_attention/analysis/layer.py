@@ -7,7 +7,7 @@ padding, n chosen rows (queries), D key size, E value size.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,19 @@ from torch import Tensor
 
 from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
 
+# A function that is told what is being done, for long work.
+Progress = Callable[[str], None]
 # Weights that are in memory at a time, over all heads of a group: 128 MB.
 NUMBERS = 1 << 24
+
+
+def silent(what: str) -> None:
+    """The progress that nobody hears."""
+
+
+def within(where: str, progress: Progress) -> Progress:
+    """Progress of a part of the work. where: the part."""
+    return lambda what: progress(f"{where}, {what}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Layer:
         """Heads with weights of their own: in differential attention half of the heads of q."""
         return self.q.shape[1] // (1 if self.lam is None else 2)
 
-    def heads(self, heads: Sequence[int] | None = None) -> Iterator["Head"]:
+    def heads(self, heads: Sequence[int] | None = None, progress: Progress = silent) -> Iterator["Head"]:
         """The heads of the layer, one key/value head of one row at a time. heads: query heads, None for all."""
         query_heads = range(self.query_heads) if heads is None else heads
         for head in query_heads:
@@ -70,6 +81,7 @@ class Layer:
             for group in range(groups):
                 members = [head for head in query_heads if head // G == group]
                 if members:
+                    progress(f"layer {self.index}, key/value head {group}")
                     yield self._head(row, group, members)
 
     def _head(self, row: int, group: int, members: list[int]) -> "Head":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Head, Layer
+from .layer import Head, Layer, Progress, silent
 
 # Largest number of rows and columns of a map. The map of a longer text is averaged over squares.
 BINS = 256
@@ -21,6 +21,7 @@ def attention_maps(
     heads: Sequence[int] | None = None,
     most_heads: int | None = None,
     bins: int = BINS,
+    progress: Progress = silent,
 ) -> list[dict[str, Any]]:
     """A and W of every layer and head.
 
@@ -28,6 +29,7 @@ def attention_maps(
         model, inputs, layers: as in `visit_layers`.
         heads: query heads, None for all.
         most_heads: without `heads`, only the first this many heads of every layer.
+        progress: called with what is being done.
         bins: size of the largest map. A longer text is averaged to this many bins of tokens, in blocks of rows.
 
     Returns:
@@ -40,7 +42,7 @@ def attention_maps(
 
     def draw(layer: Layer) -> None:
         first = None if most_heads is None else range(min(most_heads, layer.query_heads))
-        for head in layer.heads(first if heads is None else heads):
+        for head in layer.heads(first if heads is None else heads, progress):
             borders, a, w = head_maps(head, bins)
             for g, name in enumerate(head.query_heads):
                 labels = {"layer": head.layer, "row": head.row, "head": name, "attention": layer.attention}

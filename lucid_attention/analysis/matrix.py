@@ -18,8 +18,9 @@ from ..ops.path.reference import path_scores
 
 # Rows in a block.
 BLOCK = 512
-# Up to this many positions the blocks stay in memory, at most 290 MB, because iterations use them in every step.
-KEPT = 8192
+# Iterations use the blocks in every step. They stay in memory up to this many positions, at most 290 MB, and on a GPU
+# if they take no more than this share of its free memory: 17 GB at 65 536 positions.
+KEPT, SHARE = 8192, 0.5
 
 
 class Exponents(Protocol):
@@ -40,6 +41,7 @@ class KeyMatrix:
         self.size, self.strength, self.beta = size, strength, beta
         self._exponents = exponents
         self._kept: dict[int, Tensor] = {}
+        self._keeps: bool | None = None
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Rows start to stop of P, up to the last column that is not zero: [stop − start, stop]."""
@@ -58,7 +60,9 @@ class KeyMatrix:
             rows = self._kept.get(start)
             if rows is None:
                 rows = self.rows(start, stop)
-                if self.size <= KEPT:
+                if self._keeps is None:
+                    self._keeps = may_keep(self.size, rows)
+                if self._keeps:
                     self._kept[start] = rows
             end = min(stop, n)
             yield start, end, rows[: end - start, :end]
@@ -93,6 +97,14 @@ class KeyMatrix:
             )
             y[:start] -= rows[:, :start].mT @ y[start:stop]
         return y
+
+
+def may_keep(size: int, rows: Tensor) -> bool:
+    """Whether the blocks of a matrix with `size` rows may stay in the memory of their device. rows: one block."""
+    if size <= KEPT or rows.device.type != "cuda":
+        return size <= KEPT
+    free, _ = torch.cuda.mem_get_info(rows.device)
+    return size * (size + BLOCK) / 2 * rows.element_size() <= SHARE * free
 
 
 class LikeKeys:

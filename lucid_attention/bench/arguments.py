@@ -26,7 +26,17 @@ CATALOGUE = {
     ),
     "model_decode": ("one new token of these models and of the paper's", "about 7 minutes for each thread count"),
     "small_training": ("a training step of our own decoder, as in the recipe tiny_lm", "about a minute"),
+    "whole_training": (
+        "a training step of whole models, every layer and the vocabulary, on --device",
+        "about 12 minutes on a GPU; not in --all",
+    ),
+    "whole_decode": (
+        "100 new tokens of whole models at a context of 32K, on --device",
+        "about 5 minutes on a GPU; not in --all",
+    ),
 }
+# The benchmarks that run on any device.
+ON_DEVICE = ("whole_training", "whole_decode")
 
 
 def bench_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +46,9 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names", nargs="*", metavar="BENCHMARK", help="benchmarks to run (below); without any, a quick look is printed"
     )
-    parser.add_argument("--all", action="store_true", help="run all benchmarks: about 80 minutes on two cores")
+    parser.add_argument(
+        "--all", action="store_true", help="run all benchmarks but whole_*: about 80 minutes on two cores"
+    )
     parser.add_argument(
         "--threads",
         type=int,
@@ -44,6 +56,11 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="thread counts to run with (default: 1; for --all 1 2). bf16, memory, growth, accuracy, path_memory and "
         "linear use the first one only, model_training the largest",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help=f"device of {' and '.join(ON_DEVICE)}: cpu, cuda, cuda:1 (default: an accelerator if there is one)",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds: a test that benchmarks run")
     parser.add_argument(

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..base.devices import find_device
 from ..base.messages import did_you_mean
 from ..base.processes import available_cores
 from ..base.tables import text_table
-from .arguments import OUT
+from .arguments import ON_DEVICE, OUT
 from .cases import (
     accuracy,
     decode,
@@ -20,6 +21,7 @@ from .cases import (
     memory,
     model_decode,
     model_training,
+    on_device,
     path,
     path_decode,
     quick_look,
@@ -47,6 +49,8 @@ BENCHMARKS: dict[str, Benchmark] = {
         model_training.BENCHMARK,
         model_decode.BENCHMARK,
         small_training.BENCHMARK,
+        on_device.TRAINING,
+        on_device.DECODING,
     )
 }
 PLOTS = {growth.BENCHMARK.name: plot_growth, linear.BENCHMARK.name: plot_linear}
@@ -68,11 +72,14 @@ def run(args: argparse.Namespace) -> int:
     """`lucid bench`. Returns 1 after a wrong answer or memory that is not linear."""
     try:
         names = _names(args)
-        settings = Settings(_thread_counts(args), args.quick)
+        settings = Settings(_thread_counts(args), args.quick, _device(args, names))
         if names:
             return _run_benchmarks(args, names, settings)
         return _look(settings)
     except UsageError as error:
+        print(f"lucid bench: error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
         print(f"lucid bench: error: {error}", file=sys.stderr)
         return 2
     except WrongAnswer as error:
@@ -96,7 +103,18 @@ def _names(args: argparse.Namespace) -> list[str]:
         raise UsageError("--publish needs results in full size: leave out --quick")
     if args.publish and not ((ROOT / "pyproject.toml").is_file() and (ROOT / "docs").is_dir()):
         raise UsageError(f"--publish writes into docs/ of a checkout of the project, and there is no {ROOT / 'docs'}")
-    return list(BENCHMARKS) if args.all else list(dict.fromkeys(args.names))
+    return [name for name in BENCHMARKS if name not in ON_DEVICE] if args.all else list(dict.fromkeys(args.names))
+
+
+def _device(args: argparse.Namespace, names: Sequence[str]) -> str:
+    """The name of the device, with "auto" resolved. Only benchmarks of ON_DEVICE run elsewhere than on the CPU."""
+    others = [name for name in names if name not in ON_DEVICE]
+    if args.device is not None and (others or not names):
+        raise UsageError(f"--device is for {', '.join(ON_DEVICE)}, and not for {', '.join(others) or 'the quick look'}")
+    try:
+        return str(find_device(args.device or ("cpu" if others or not names else "auto")))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _thread_counts(args: argparse.Namespace) -> tuple[int, ...]:
@@ -154,6 +172,7 @@ def _load(results: Results, resume: bool) -> None:
 
 def _command(args: argparse.Namespace, settings: Settings) -> str:
     words = ["lucid bench", *(["--all"] if args.all else args.names), "--threads", *map(str, settings.threads)]
+    words += ["--device", settings.device] if args.device else []
     return " ".join(words + ["--quick"] * args.quick + ["--resume"] * args.resume + ["--publish"] * args.publish)
 
 
@@ -194,7 +213,7 @@ def _complete_pages(names: Sequence[str], results: Results) -> list[str]:
     missing = {
         page: [benchmark.name for benchmark in _on_page(page) if benchmark.name not in available] for page in PAGES
     }
-    pages = {BENCHMARKS[name].page for name in names}
+    pages = {BENCHMARKS[name].page for name in names} - {""}
     if all(missing[page] for page in pages):
         lacks = "; ".join(f"{PAGES[page].file} lacks {', '.join(missing[page])}" for page in PAGES if page in pages)
         raise UsageError(f"--publish needs all benchmarks of a page in --out: {lacks}. Run them first")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,6 +31,7 @@ MOST_ROUNDS = 500
 SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
 
 Run = Callable[[], object]
+Clock = Callable[[Run], float]
 
 
 @dataclass(frozen=True)
@@ -64,18 +66,21 @@ def race(
     brief: Collection[str] = (),
     least: int | None = None,
     most: int = MOST_ROUNDS,
+    clock: Clock | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round; every round runs all of them in a new order.
 
     budget: seconds after which no round starts. least: the fewest rounds, even beyond it; default `least_rounds`.
     brief: slow contestants, which take part in the first three rounds only.
+    clock: from a run to its seconds; default the wall clock. See `device_clock`.
     """
+    clock = clock or _seconds
     order, shuffle = list(runs), random.Random(seed).shuffle
     times: dict[str, list[float]] = {name: [] for name in runs}
     with _no_garbage_collection():
         for _ in range(2):
             shuffle(order)
-            rehearsal = {name: _seconds(runs[name]) for name in order}
+            rehearsal = {name: clock(runs[name]) for name in order}
             if min(rehearsal.values()) > SHORT_SECONDS:
                 break
         short = min(rehearsal.values()) < SHORT_SECONDS
@@ -90,7 +95,7 @@ def race(
                     continue
                 if short:
                     runs[name]()
-                times[name].append(_seconds(runs[name]))
+                times[name].append(clock(runs[name]))
             done += 1
     return times
 
@@ -98,6 +103,37 @@ def race(
 def ratios(times: list[float], peer: list[float]) -> Spread:
     """The ratio to the peer, round by round: a slow spell of the machine is in both times and cancels."""
     return Spread.of([a / b for a, b in zip(times, peer, strict=False)])
+
+
+def device_clock(device: torch.device) -> Clock:
+    """A clock for work that a device does on its own: events on CUDA, elsewhere the wall clock around all of it."""
+    if device.type == "cpu":
+        return _seconds
+    if device.type == "cuda":
+        return partial(_event_seconds, device)
+    return partial(_synchronised_seconds, getattr(torch, device.type).synchronize)
+
+
+def _event_seconds(device: torch.device, run: Run) -> float:
+    with torch.cuda.device(device):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        result = run()
+        end.record()
+        torch.cuda.synchronize()
+    del result
+    return start.elapsed_time(end) / 1000
+
+
+def _synchronised_seconds(synchronize: Callable[[], object], run: Run) -> float:
+    def whole() -> object:
+        result = run()
+        synchronize()
+        return result
+
+    synchronize()
+    return _seconds(whole)
 
 
 def _seconds(run: Run) -> float:

@@ -5,11 +5,15 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..base.devices import find_device
 from ..base.files import write_whole
 from ..base.fingerprint import fingerprint
 from .harness import Spread, least_rounds
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -18,6 +22,12 @@ class Settings:
 
     threads: tuple[int, ...]
     quick: bool
+    device: str = "cpu"
+
+    @property
+    def torch_device(self) -> "torch.device":
+        """The device, checked. "auto" is an accelerator if there is one."""
+        return find_device(self.device)
 
     @property
     def budget(self) -> float:
@@ -117,7 +127,7 @@ class Benchmark:
     cases: Callable[[Settings], list[Case]]
     columns: tuple[Column, ...]
     page: str = "benchmarks"
-    """The page that publishes its results: a name of `report.PAGES`."""
+    """The page that publishes its results: a name of `report.PAGES`; "" for none."""
 
     @property
     def code(self) -> str:

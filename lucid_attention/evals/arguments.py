@@ -7,7 +7,7 @@ from typing import Any
 
 from ..models.arguments import DTYPES
 from .benchmarks.babi import TASKS as STORIES
-from .cells import arguments, counts, names
+from .cells import arguments, counts, names, ranges
 
 # What `lucid make-data` makes.
 KINDS = {
@@ -55,6 +55,13 @@ def add_shared_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name.replace('_', '-')}", dest=name, type=_named(parse), metavar=name.upper(), help=text + default_text
         )
+    parser.add_argument(
+        "--mean-lengths",
+        type=_named(ranges),
+        default=(),
+        metavar="RANGES",
+        help="means over the lengths in these ranges, too, as in 2048-8192,2048-32768",
+    )
     parser.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer for a checkpoint that has none")
     parser.add_argument("--batch-size", type=int, default=1, metavar="N", help="samples at a time (default: 1)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N samples of every cell")
@@ -71,7 +78,9 @@ def _named(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         return parse(text)
 
-    read.__name__ = {"counts": "list of numbers", "names": "list of names"}.get(parse.__name__, parse.__name__)
+    read.__name__ = {"counts": "list of numbers", "names": "list of names", "ranges": "list of ranges"}.get(
+        parse.__name__, parse.__name__
+    )
     return read
 
 
@@ -110,5 +119,11 @@ def make_data_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", default="", metavar="FOLDER", help="tokenizer of the model that is to be trained"
     )
     samples.add_argument(
-        "--haystack", default="prose", metavar="WHAT", help="noise, prose, essays, or a text file or folder"
+        "--haystack", default="prose", metavar="WHAT", help="noise, prose, essays, pg19, or a text file or folder"
+    )
+    samples.add_argument(
+        "--babilong-hub",
+        default="",
+        metavar="NAME",
+        help="published stories instead of ours: RMT-team/babilong-train-5k-samples, or a folder with its data/",
     )

@@ -36,6 +36,12 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(","))
 
 
+def ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """ "2048-8192,2048-32768" -> ((2048, 8192), (2048, 32768))."""
+    pairs = [part.partition("-") for part in text.split(",")]
+    return tuple((int(first), int(last)) for first, _, last in pairs)
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of all families. A family reads the options that its `takes` names.
@@ -49,19 +55,24 @@ class Options:
     needles: tuple[int, ...] = option((), counts, "numbers of needles")
     samples: int = option(100, int, "samples in every cell of the table")
     seed: int = option(0, int, "seed of the samples")
-    queries: int = option(1, int, "keys that a question asks for")
-    values: int = option(1, int, "values, and so needles, of every key")
-    keys: str = option("words", str, "kind of the needles' keys: numbers, words or uuids")
-    kind: str = option("numbers", str, "kind of the needles' values: numbers, words or uuids")
+    variants: tuple[str, ...] = option(
+        (), names, "tasks of sniah and mniah, RULER's names without niah_, as in multikey_1,multivalue; without it, all"
+    )
     haystack: str = option(
-        "prose", str, "noise, needles, prose (Python's docstrings), essays (from the hub), or a text file or folder"
+        "prose",
+        str,
+        "noise, needles, prose (Python's docstrings), essays or pg19 (from the hub), or a text file or folder",
     )
     answer_tokens: int = option(
         0, int, "tokens for the answer; 0 for the benchmark's own number, or less in a short context"
     )
     qa: tuple[str, ...] = option(("qa1", "qa2", "qa3", "qa4", "qa5"), names, "stories of bAbI")
     scoring: str = option("strict", str, "BABILong's score: strict (the original's) or lax (the harness's)")
-    babilong_hub: str = option("", str, "stories from the hub instead of ours, such as RMT-team/babilong-1k-samples")
+    babilong_hub: str = option(
+        "",
+        str,
+        "published samples on PG19 instead of ours: RMT-team/babilong-1k-samples, or a folder with its data/",
+    )
     data_dir: str = option("", str, "folder with the files of LongBench and SCROLLS; without it, the hub's are read")
     part: str = option(
         "held_out", str, "part of 2WikiMQA and MultifieldQA: held_out (the half not for training) or all"

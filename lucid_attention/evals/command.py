@@ -11,6 +11,7 @@ from ..base.tables import text_table
 from .cells import EvalError, Options
 from .checkpoint import Checkpoint
 from .families import FAMILIES, find_families
+from .means import means
 from .results import RESULTS, SAMPLES, results_table
 from .runner import Evaluation, prepare
 
@@ -41,7 +42,14 @@ def prepare_checkpoint(
     checkpoint = Checkpoint(Path(folder), Path(args.tokenizer) if args.tokenizer else None)
     results = Path(out) if out else Path(parent) / f"{checkpoint.name}-{checkpoint.sha256[:8]}"
     return prepare(
-        checkpoint, args.tasks, options, results, batch_size=args.batch_size, limit=args.limit, dtype=args.dtype
+        checkpoint,
+        args.tasks,
+        options,
+        results,
+        batch_size=args.batch_size,
+        limit=args.limit,
+        dtype=args.dtype,
+        ranges=args.mean_lengths,
     )
 
 
@@ -73,5 +81,6 @@ def _evaluated(args: argparse.Namespace) -> str:
     if args.checkpoint is None or not args.tasks:
         raise EvalError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
     evaluation = prepare_checkpoint(args.checkpoint, args, out=args.out)
-    table, out = results_table(evaluation.run()), evaluation.out
+    summaries, out = evaluation.run(), evaluation.out
+    table = results_table(summaries, means(summaries, evaluation.ranges))
     return f"{table}\n\n{out / RESULTS}, samples in {out / SAMPLES}"

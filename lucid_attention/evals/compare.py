@@ -11,6 +11,7 @@ import numpy as np
 from ..base.tables import text_table
 from .cells import EvalError
 from .command import prepare_checkpoint, print_or_explain
+from .means import means
 from .results import RESULTS, ResultsFolder, Summary, format_labels, format_metric, format_score
 from .runner import Evaluation
 
@@ -77,13 +78,19 @@ def comparison(compared: Sequence[Compared]) -> str:
             "other cells"
         )
     rows = [["task", "metric", "samples", first.label, *(f"{other.label} − {first.label}" for other in others)]]
-    for name in shared:
-        cell = first.cells[name]
-        gaps = [paired_difference(first.scores(name), other.scores(name)) for other in others]
-        mean = format_score(cell, cell["mean"])
+    cells = [first.cells[name] for name in shared]
+    for title, names, cell in [
+        *((format_labels(cell), [cell["name"]], cell) for cell in cells),
+        *(
+            (f"{format_labels(mean)}, mean over {', '.join(mean['over'])}", mean["cells"], mean)
+            for mean in means(cells)
+        ),
+    ]:
+        a, *scores = ([score for name in names for score in results.scores(name)] for results in compared)
+        gaps = [paired_difference(a, b) for b in scores]
         rows.append(
             [
-                format_labels(cell), format_metric(cell), str(cell["samples"]), mean,
+                title, format_metric(cell), str(cell["samples"]), format_score(cell, cell["mean"]),
                 *(_format_interval(cell, gap) for gap in gaps),
             ]
         )  # fmt: skip

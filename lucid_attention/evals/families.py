@@ -29,13 +29,13 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "sniah": Family(
-        "a needle in a haystack: RULER's niah_single 1 to 3 (noise, prose; numbers, uuids)",
-        (*SAMPLED, "keys", "haystack", "answer_tokens"),
+        "a needle in a haystack: the mean of RULER's niah_single 1 to 3",
+        (*SAMPLED, "variants", "haystack", "answer_tokens"),
         needles.single,
     ),
     "mniah": Family(
-        "one of N needles in a haystack: RULER's multikey with any number of keys, queries and values",
-        (*SAMPLED, "needles", "queries", "values", "keys", "kind", "haystack", "answer_tokens"),
+        "N needles in a haystack: the mean of RULER's niah_multikey 1 to 3, multivalue and multiquery",
+        (*SAMPLED, "needles", "variants", "haystack", "answer_tokens"),
         needles.multiple,
     ),
     "ruler": Family("RULER's variable tracking, common words and frequent words", SAMPLED, ruler.cells),

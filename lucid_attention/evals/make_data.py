@@ -10,8 +10,9 @@ from typing import Any
 from tqdm import tqdm
 
 from ..base.files import finish, partial_path
-from .benchmarks.babilong import Babilong
+from .benchmarks.babilong import Babilong, published_samples
 from .benchmarks.babilong import make_sample as make_story_sample
+from .benchmarks.haystacks import warn_of_repeats
 from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
 from .benchmarks.needles import make_sample as make_needle_sample
@@ -37,6 +38,14 @@ def _load_tokenizer(samples: int, lengths: tuple[int, ...], seed: int, tokenizer
     return load_tokenizer(tokenizer)
 
 
+def _repeats(sample: Line, haystack: str, length: int) -> Line:
+    """{"haystack_repeats"} of a sample whose haystack was too short, which is said for the first one; else {}."""
+    repeats = sample["haystack_repeats"]
+    if repeats and not sample["index"]:
+        warn_of_repeats(haystack, length, [repeats])
+    return {"haystack_repeats": repeats} if repeats else {}
+
+
 def babilong_lines(
     *,
     tasks: tuple[str, ...],
@@ -53,7 +62,20 @@ def babilong_lines(
     for index in range(samples):
         for setting in settings:
             sample = make_story_sample(setting, loaded, index)
-            yield {"prompt": sample["prompt"], "answer": f" {sample['answer']}"}
+            line = {"prompt": sample["prompt"], "answer": f" {sample['answer']}"}
+            yield line | _repeats(sample, haystack, setting.length)
+
+
+def published_lines(name: str, tasks: tuple[str, ...], lengths: tuple[int, ...], samples: int) -> Iterator[Line]:
+    """`samples` prompts for every task at every length, from a published training set of BABILong."""
+    if samples < 1:
+        raise EvalError(f"--samples must be at least 1, got {samples}")
+    # Tasks and lengths alternate, as above.
+    sets = [published_samples(name, task, length, samples) for length in lengths for task in tasks]
+    for index in range(samples):
+        for members in sets:
+            if index < len(members):
+                yield {"prompt": members[index]["prompt"], "answer": f" {members[index]['answer'].strip()}"}
 
 
 def needle_lines(
@@ -76,7 +98,8 @@ def needle_lines(
             sample = make_needle_sample(setting, loaded, index)
             answer = f" {', '.join(sample['outputs'])}."
             prompt = f"{sample['input']} {sample['gen_prefix']}"
-            yield {"prompt": prompt, "answer": answer, "answer_spans": sample["answer_spans"]}
+            line = {"prompt": prompt, "answer": answer, "answer_spans": sample["answer_spans"]}
+            yield line | _repeats(sample, haystack, setting.length)
 
 
 def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]:
@@ -87,6 +110,8 @@ def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]
 
 
 def _babilong(args: argparse.Namespace) -> Iterator[Line]:
+    if args.babilong_hub:
+        return published_lines(args.babilong_hub, args.tasks, args.lengths, args.samples)
     return babilong_lines(tasks=args.tasks, **_sample_arguments(args))
 
 

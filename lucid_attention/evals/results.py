@@ -1,10 +1,10 @@
 """Results: the folder that holds them, their tables and their heat maps.
 
-results.json                    the checkpoint; of every cell: mean, standard error, settings, versions, and the
-                                number, bytes and sha256 of its samples
+results.json                    the checkpoint; of every cell: mean, standard error, all metrics, settings, versions,
+                                and the number, bytes and sha256 of its samples; means over cells, see `means`
 samples/CELL.jsonl              one record for every sample of a finished cell
 samples/CELL.jsonl.PROCESS      the records that one process has written of an unfinished cell, each with a hash
-FAMILY.png                      a heat map of a family whose cells have two labels
+FAMILY.png                      a heat map of a family whose cells, or their means, have two labels
 """
 
 import hashlib
@@ -104,7 +104,7 @@ class ResultsFolder:
         records = [by_id[index] for index in range(samples)]
         content = _lines(records).encode()
         write_whole(self.file(name), content)
-        summary = summarize(name, settings, cell, (record["score"] for record in records))
+        summary = summarize(name, settings, cell, records)
         self.put(summary | _identity(content))
         for file in self.unfinished_files(name):
             file.unlink()
@@ -115,12 +115,25 @@ class ResultsFolder:
         if summary not in cells:
             self._write([*(cell for cell in cells if cell["name"] != summary["name"]), summary])
 
+    def put_means(self, means: Sequence[Summary]) -> None:
+        """Put means over cells into results.json; they replace means over the same cells."""
+        kept = [
+            mean for mean in self.results().get("means", []) if mean["cells"] not in [new["cells"] for new in means]
+        ]
+        if [*kept, *means] != self.results().get("means", []):
+            self._write(self.results().get("cells", []), [*kept, *means])
+
     def forget(self, name: str) -> None:
         """Take a cell out of results.json: its samples will be asked again."""
         self._write([cell for cell in self.results().get("cells", []) if cell["name"] != name])
 
-    def _write(self, cells: list[Summary]) -> None:
-        content = {"checkpoint": self.checkpoint, "cells": cells}
+    def _write(self, cells: list[Summary], means: Sequence[Summary] | None = None) -> None:
+        names = {cell["name"] for cell in cells}
+        means = self.results().get("means", []) if means is None else means
+        content: dict[str, Any] = {"checkpoint": self.checkpoint, "cells": cells}
+        # A mean over a cell that is gone goes with it.
+        if kept := [mean for mean in means if names.issuperset(mean["cells"])]:
+            content["means"] = kept
         write_whole(self.path / RESULTS, json.dumps(content, indent=1) + "\n")
 
 
@@ -197,21 +210,40 @@ def versions() -> dict[str, str]:
     return {package: version(package) for package in PACKAGES}
 
 
-def summarize(name: str, settings: dict[str, Any], cell: Cell, scores: Iterable[float]) -> Summary:
-    """The mean score of a cell and its standard error, with the settings and versions that gave it."""
-    values = list(scores)
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    error = math.sqrt(squares / (len(values) - 1) / len(values)) if len(values) > 1 else None
-    return {
+def summarize(name: str, settings: dict[str, Any], cell: Cell, records: Sequence[Record]) -> Summary:
+    """The mean score of a cell and its standard error, with the settings and versions that gave it.
+
+    metrics: mean and standard error of every metric of the task, its score included. haystack_repeats: the most of a
+    sample, where a haystack was too short.
+    """
+    names = dict.fromkeys(name for record in records for name in record.get("metrics", {}))
+    summary = {
         "name": name,
         **settings,
         "out_of": cell.out_of,
-        "samples": len(values),
-        "mean": mean,
-        "standard_error": error,
+        "samples": len(records),
+        **_mean([record["score"] for record in records]),
+        "metrics": {name: _mean([record["metrics"][name] for record in records]) for name in names},
         "versions": versions(),
     }
+    repeats = max(record.get("haystack_repeats", 0) for record in records)
+    return summary | ({"haystack_repeats": repeats} if repeats else {})
+
+
+def _mean(values: Sequence[float]) -> dict[str, float | None]:
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    error = math.sqrt(squares / (len(values) - 1) / len(values)) if len(values) > 1 else None
+    return {"mean": mean, "standard_error": error}
+
+
+def by_metric(summaries: Sequence[Summary]) -> list[Summary]:
+    """The summaries, and one for every further metric of a cell."""
+    return [
+        summary | {"metric": metric, **summary["metrics"].get(metric, {})}
+        for summary in summaries
+        for metric in dict.fromkeys([summary["metric"], *summary["metrics"]])
+    ]
 
 
 def format_score(summary: Summary, value: float | None) -> str:
@@ -231,15 +263,27 @@ def format_labels(summary: Summary) -> str:
     return " ".join([summary["family"], *(f"{name}={value}" for name, value in summary["labels"].items())])
 
 
-def results_table(summaries: Sequence[Summary]) -> str:
-    """Scores and standard errors: one table for each family and metric, a grid if the cells have two labels."""
+def results_table(summaries: Sequence[Summary], means: Sequence[Summary] = ()) -> str:
+    """Scores and standard errors: one table for each family and metric, a grid if the cells have two labels.
+
+    means: over these cells; each kind of mean is a table, too.
+    """
     tables = []
+    summaries = by_metric(summaries)
     for family, metric in dict.fromkeys((summary["family"], format_metric(summary)) for summary in summaries):
         cells = [cell for cell in summaries if (cell["family"], format_metric(cell)) == (family, metric)]
         samples = "/".join(map(str, sorted({cell["samples"] for cell in cells})))
         rows = _grid(cells) if len(cells[0]["labels"]) == 2 else _list(cells)
         tables.append(f"{family}: {metric} ± standard error, {samples} samples a cell\n{text_table(rows)}")
+    for family, over in dict.fromkeys((mean["family"], _format_over(mean)) for mean in means):
+        members = [mean for mean in means if (mean["family"], _format_over(mean)) == (family, over)]
+        rows = _grid(members) if len(members[0]["labels"]) == 2 else _list(members)
+        tables.append(f"{family}, mean over {over}: {format_metric(members[0])} ± standard error\n{text_table(rows)}")
     return "\n\n".join(tables)
+
+
+def _format_over(mean: Summary) -> str:
+    return "; ".join(f"{label} {', '.join(map(str, values))}" for label, values in mean["over"].items())
 
 
 def _with_error(summary: Summary) -> str:
@@ -268,11 +312,16 @@ def _grid(cells: Sequence[Summary]) -> list[list[str]]:
     return rows
 
 
-def draw_results(summaries: Sequence[Summary], out: Path, name: str) -> list[Path]:
-    """Draw a heat map for each family whose cells have two labels and a best score. name: of the checkpoint."""
+def draw_results(summaries: Sequence[Summary], means: Sequence[Summary], out: Path, name: str) -> list[Path]:
+    """Draw a heat map for each family whose cells, or whose means over tasks, have two labels and a best score.
+
+    name: of the checkpoint.
+    """
     files = []
     for family in dict.fromkeys(summary["family"] for summary in summaries):
         cells = [summary for summary in summaries if summary["family"] == family and summary["out_of"]]
+        if cells and len(cells[0]["labels"]) > 2:
+            cells = [mean for mean in means if mean["family"] == family and list(mean["over"]) == ["task"]]
         axes = list(cells[0]["labels"]) if cells else []
         if len(axes) == 2:
             values = {tuple(cell["labels"].values()): 100 * cell["mean"] / cell["out_of"] for cell in cells}

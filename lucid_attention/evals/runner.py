@@ -20,6 +20,7 @@ from .cells import Cell, EvalError, Options, Record, cell_name
 from .checkpoint import Checkpoint
 from .families import FAMILIES, find_families
 from .harness import HarnessCell, HarnessModel, task_version
+from .means import Range, check_ranges, means
 from .results import DamagedSamples, RecordWriter, ResultsFolder, Summary, draw_results, format_labels, summarize
 from .tokens import load_tokenizer
 
@@ -87,7 +88,8 @@ def _check_fits(planned: list[PlannedCell], checkpoint: Checkpoint, batch_size: 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation that was checked and can run. out: the folder of the results. planned: its cells."""
+    """An evaluation that was checked and can run. out: the folder of the results. planned: its cells. ranges: of
+    lengths to take means over."""
 
     checkpoint: Checkpoint
     out: Path
@@ -95,6 +97,7 @@ class Evaluation:
     batch_size: int
     limit: int | None
     dtype: str
+    ranges: tuple[Range, ...] = ()
 
     def run(self) -> list[Summary]:
         """Evaluate the cells that are not finished in `out`, and give the summaries of all cells.
@@ -114,7 +117,9 @@ class Evaluation:
             if state.is_main_process:
                 for summary in summaries:
                     folder.put(summary)
-                draw_results(summaries, self.out, self.checkpoint.name)
+                taken = means(summaries, self.ranges)
+                folder.put_means(taken)
+                draw_results(summaries, taken, self.out, self.checkpoint.name)
             state.wait_for_everyone()
         return summaries
 
@@ -128,6 +133,7 @@ def prepare(
     batch_size: int = 1,
     limit: int | None = None,
     dtype: str = "auto",
+    ranges: tuple[Range, ...] = (),
 ) -> Evaluation:
     """Check an evaluation: everything that can be refused without the model is refused here. Nothing is written."""
     if batch_size < 1:
@@ -136,8 +142,9 @@ def prepare(
         raise EvalError(f"--limit must be at least 1, got {limit}")
     ResultsFolder(out, checkpoint.describe())
     planned = plan(checkpoint, tasks, options, limit, dtype)
+    check_ranges(ranges, (item.cell.labels["length"] for item in planned if "length" in item.cell.labels))
     _check_fits(planned, checkpoint, batch_size, dtype)
-    return Evaluation(checkpoint, out, planned, batch_size, limit, dtype)
+    return Evaluation(checkpoint, out, planned, batch_size, limit, dtype, ranges)
 
 
 def evaluate(checkpoint: Checkpoint, tasks: Sequence[str], options: Options, out: Path, **how: Any) -> list[Summary]:
@@ -160,7 +167,7 @@ def _summary(planned: PlannedCell, folder: ResultsFolder) -> Summary:
     records, recorded = folder.finished(name), folder.summary(name)
     assert records is not None, f"{name} was not finished"
     assert recorded is not None
-    summary = summarize(name, settings, cell, (record["score"] for record in records))
+    summary = summarize(name, settings, cell, records)
     return summary | {key: recorded[key] for key in ("versions", "bytes", "sha256") if key in recorded}
 
 

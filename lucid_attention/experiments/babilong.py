@@ -23,6 +23,8 @@ CLAIM = Claim(
     paper="mean of QA1–QA5: standard and Diff ~0.14 at 32K, near zero at 128K; LUCID-PaTH 0.21–0.25 at all lengths",
 )
 PAPER_ATTENTIONS = ("softmax", "diff", "path", "lucid_path")
+# The published sets, whose background is PG19. Their lengths are in tokens of GPT-2.
+TRAIN, TEST = "RMT-team/babilong-train-5k-samples", "RMT-team/babilong-1k-samples"
 # There are six rooms, all equally likely.
 CHANCE = 100 / 6
 # There are few different answers, so tied embeddings gain nothing, and a model learns sooner from large embeddings.
@@ -132,17 +134,15 @@ def _paper_table() -> Table:
 def paper() -> list[Step]:
     """Every attention of the figure: pretraining, long-context tuning, tuning on stories, 32K to 128K."""
     steps, data = [], "data/babilong_train.jsonl"
+    cells = ("--lengths=32768,65536,131072", "--samples=1000", f"--babilong-hub={TEST}")
     for number, attention in enumerate(PAPER_ATTENTIONS):
         first, tuned, last = (f"runs/paper/{name}-{attention}" for name in ("pretrain_2k", "finetune_64k", "babilong"))
         steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
         if number == 0:
-            # All models have one tokenizer, that of their pretraining data.
-            lengths = "--lengths=0,1024,2048,4096,8192,16384,32000"
-            steps.append(Step(("make-data", "babilong", data, "--samples=1000", lengths, f"--tokenizer={first}/model")))
+            lengths = "--lengths=0,2048,4096,8192,16384,32768"
+            steps.append(Step(("make-data", "babilong", data, "--samples=1000", lengths, f"--babilong-hub={TRAIN}")))
         steps += [
             tune("babilong", f"{tuned}/model", last, f"--data={data}"),
-            evaluate(
-                f"{last}/model", "babilong", f"results/paper/babilong-{attention}", "--lengths=32768,65536,131072"
-            ),
+            evaluate(f"{last}/model", "babilong", f"results/paper/babilong-{attention}", *cells),
         ]
     return steps

@@ -9,11 +9,11 @@ Here: the tasks of `memory_update` (overwrites) and `needle_grid` (needles), wit
 
 from collections.abc import Sequence
 
-from . import memory_update, needle_grid
+from . import memory_update, needle_grid, needle_lm
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, tune
 from .engine.study import Done
 from .small.contestants import Change, Contestant, contestant, mean_accuracy, training
 from .small.training import SmallRun
@@ -97,15 +97,12 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 
 def paper() -> list[Step]:
-    """Tune at 64K for 500 steps, and standard attention for 550."""
-    steps = []
-    for name, count in (("softmax", 500), ("softmax_more", 550), ("lucid", 500)):
-        attention = name.removesuffix("_more")
-        if name == attention:
-            steps.append(train("pretrain_2k", attention))
-        out = f"runs/paper/compute-{name}"
-        start = f"runs/paper/pretrain_2k-{attention}/model"
-        steps.append(tune("finetune_64k", start, out, "--set", f"steps={count}", "--parallel", "fsdp"))
-        asked = ("--needles", "4", "--lengths", "4096,8192,16384,32768", "--samples", "500")
-        steps.append(evaluate(f"{out}/model", "sniah,mniah", f"results/paper/compute-{name}", *asked))
-    return steps
+    """The models and needles of `needle_lm`, tuned at 64K for 500 steps, and standard attention tuned for 550."""
+    more = "runs/paper/finetune_64k_more-softmax"
+    start = "runs/paper/pretrain_2k-softmax/model"
+    return [
+        *needle_lm.tuned_64k("softmax"),
+        tune("finetune_64k", start, more, "--set", "steps=550"),
+        needle_lm.ask_tuned(more, "needles_64k_more-softmax"),
+        *needle_lm.tuned_64k("lucid"),
+    ]

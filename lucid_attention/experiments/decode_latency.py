@@ -188,5 +188,5 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
 
 
 def paper() -> list[Step]:
-    """The same measurement on the cluster. Nothing is trained."""
-    return [Step(("experiment", "decode_latency", "--scale", "small"))]
+    """100 new tokens of whole models on an accelerator, at the paper's context. Nothing is trained."""
+    return [Step(("bench", "whole_decode", "--resume", "--out", "results/paper/decode_latency"))]

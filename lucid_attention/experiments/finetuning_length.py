@@ -10,11 +10,11 @@ The control, softmax attention with a token shift, learns the task too.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from . import needle_grid
+from . import needle_grid, needle_lm
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, evaluate, tune
 from .engine.study import Done
 from .small.contestants import SHIFT, Contestant, contestant, mean_accuracy, reached, training
 from .small.training import SmallRun
@@ -146,16 +146,21 @@ def _leads(lucid: Mapping[int, Spread], other: Mapping[int, Spread]) -> list[flo
 
 
 def paper() -> list[Step]:
-    """Pretrain, tune at 32K and at 64K, and ask at 2K to 32K."""
+    """Pretrain, tune at 32K and at 64K, and ask at 2K to 32K. The 64K side is that of `needle_lm`.
+
+    `--mean-lengths` gives the averages of the figure, over 2K to 8K and 2K to 32K.
+    """
     steps = []
     for attention in ("softmax", "lucid"):
-        steps.append(train("pretrain_2k", attention))
-        for length in (32_768, 65_536):
-            out = f"runs/paper/finetune-{length}-{attention}"
-            start = f"runs/paper/pretrain_2k-{attention}/model"
-            # The same number of tokens in a step at both lengths.
-            changes = ("--set", f"sequence_length={length}", "--set", f"batch_size={16 * 65_536 // length}")
-            steps.append(tune("finetune_64k", start, out, *changes, "--parallel", "fsdp"))
-            cells = ("--needles", "2,4,6,8,10", "--lengths", "2048,4096,8192,16384,32768", "--samples", "500")
-            steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/finetune-{length}-{attention}", *cells))
+        out = f"runs/paper/finetune_32k-{attention}"
+        start = f"runs/paper/pretrain_2k-{attention}/model"
+        # The same number of tokens in a step at both lengths.
+        changes = ("--set", "sequence_length=32768", "--set", "batch_size=32")
+        lengths = [length for length in needle_lm.TUNED_LENGTHS if length <= 32_768]
+        cells = (*needle_lm.asked(lengths), needle_lm.AVERAGES)
+        steps += [
+            *needle_lm.tuned_64k(attention),
+            tune("finetune_64k", start, out, *changes),
+            evaluate(f"{out}/model", "mniah", f"results/paper/needles_32k-{attention}", *cells),
+        ]
     return steps

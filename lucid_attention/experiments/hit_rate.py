@@ -303,13 +303,16 @@ def paper() -> list[Step]:
     steps = []
     for attention in COMPARED:
         tuned = f"runs/paper/finetune_64k-{attention}"
-        prompts = f"data/hit_rate-{attention}.jsonl"
-        options = ("--tokenizer", f"{tuned}/model", "--lengths", "2048", "--samples", "500")
-        out = f"results/paper/hit_rate-{attention}"
         steps += [
             train("pretrain_2k", attention),
             tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-            Step(("make-data", "needles", prompts, *options)),
-            Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", "500", "--out", out)),
         ]
+        for length, samples in ((2048, 500), (65_536, 50)):
+            prompts = f"data/hit_rate-{attention}-{length}.jsonl"
+            options = ("--tokenizer", f"{tuned}/model", "--lengths", str(length), "--haystack", "essays")
+            out = f"results/paper/hit_rate-{attention}-{length}"
+            steps += [
+                Step(("make-data", "needles", prompts, *options, "--samples", str(samples))),
+                Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", str(samples), "--out", out)),
+            ]
     return steps

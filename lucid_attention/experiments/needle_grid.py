@@ -13,10 +13,11 @@ import math
 from collections.abc import Sequence
 
 from ..nn.attention import ATTENTIONS
+from . import needle_lm
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step
 from .engine.study import Done
 from .small.contestants import (
     EQUAL_TIME,
@@ -224,18 +225,5 @@ def _steps_needed(done: Done, contestants: Sequence[Contestant], seeds: Sequence
 
 
 def paper() -> list[Step]:
-    """§4.1, §4.2: pretrain, tune at 64K, and ask for 2 to 10 needles at every length."""
-    steps = []
-    for attention in ("softmax", "lucid"):
-        tuned = f"runs/paper/finetune_64k-{attention}"
-        steps += [
-            train("pretrain_2k", attention),
-            tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-            evaluate(
-                f"{tuned}/model",
-                "mniah",
-                f"results/paper/needle_grid-{attention}",
-                *("--needles", "2,4,6,8,10", "--lengths", "2048,4096,8192,16384,32768,65536", "--samples", "500"),
-            ),
-        ]
-    return steps
+    """§4.1, §4.2: pretrain, tune at 64K, and ask for 2 to 10 needles at every length: steps of `needle_lm`."""
+    return [step for attention in ("softmax", "lucid") for step in needle_lm.tuned_64k(attention)]

@@ -7,6 +7,8 @@ Here: small models train on RULER's prompts and are asked others of them by the 
 S-NIAH.
 """
 
+from collections.abc import Sequence
+
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
 from .engine.scale import Scale
@@ -31,6 +33,9 @@ PAPER = {
     "path": ("PaTH", (61.4, 44.2, 37.2)),
     "lucid": ("LUCID", (76.6, 55.8, 43.6)),
 }
+NEEDLES = (2, 4, 6, 8, 10)
+# The means of Figure 5, over tasks, needles and these lengths.
+AVERAGES = "--mean-lengths=2048-8192,2048-32768"
 # Table "SNIAH and MNIAH ... after fine-tuning", 2K to 64K tokens.
 TUNED_LENGTHS = (2048, 4096, 6144, 8192, 16_384, 32_768, 65_536)
 TUNED = {
@@ -57,6 +62,7 @@ def comparison(scale: Scale) -> Comparison:
             "tasks": ("mniah",),
             "options": {
                 "needles": needles,
+                "variants": ("multikey_1",),
                 "lengths": lengths,
                 "samples": 2 if smoke else 50,
                 "haystack": "noise",
@@ -165,18 +171,32 @@ def _tuned_table() -> Table:
     return table("The paper's after fine-tuning at 64K, by length", columns, rows)
 
 
+def asked(lengths: Sequence[int]) -> tuple[str, ...]:
+    """The needles of §4.2, the same for every model: RULER's tasks and essays, 500 samples, as in RULER."""
+    needles = f"--needles={','.join(map(str, NEEDLES))}"
+    return needles, f"--lengths={','.join(map(str, lengths))}", "--samples=500", "--haystack=essays"
+
+
+def ask_tuned(model: str, out: str) -> Step:
+    """S-NIAH and M-NIAH of a model tuned at 64K, at 2K to 64K, with the averages of the figure of tuning lengths."""
+    return evaluate(f"{model}/model", "sniah,mniah", f"results/paper/{out}", *asked(TUNED_LENGTHS), AVERAGES)
+
+
+def tuned_64k(attention: str) -> list[Step]:
+    """Pretraining, tuning at 64K and needles: Tables 6 and 7, the heat map and one side of Figure 5 share them."""
+    tuned = f"runs/paper/finetune_64k-{attention}"
+    return [
+        train("pretrain_2k", attention),
+        tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned),
+        ask_tuned(tuned, f"needles_64k-{attention}"),
+    ]
+
+
 def paper() -> list[Step]:
     """Every attention of the table: pretraining, needles at 2048; then tuning at 65 536, needles at 2K to 64K."""
-    lengths = f"--lengths={','.join(map(str, TUNED_LENGTHS))}"
     steps = []
     for attention in PAPER:
-        first, tuned = f"runs/paper/pretrain_2k-{attention}", f"runs/paper/finetune_64k-{attention}"
-        scores = f"results/paper/needle_lm-{attention}"
-        steps += [
-            train("pretrain_2k", attention),
-            evaluate(f"{first}/model", "mniah", f"{scores}-2k", "--needles=2,4,6", "--lengths=2048", "--samples=500"),
-            tune("finetune_64k", f"{first}/model", tuned),
-            evaluate(f"{tuned}/model", "sniah", f"{scores}-single", lengths, "--samples=500"),
-            evaluate(f"{tuned}/model", "mniah", f"{scores}-64k", "--needles=2,4,6,8,10", lengths, "--samples=500"),
-        ]
+        first, *rest = tuned_64k(attention)
+        model, out = f"runs/paper/pretrain_2k-{attention}/model", f"results/paper/needles_2k-{attention}"
+        steps += [first, evaluate(model, "mniah", out, *asked((2048,))), *rest]
     return steps

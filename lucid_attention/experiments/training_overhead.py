@@ -166,8 +166,9 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
 
 
 def paper() -> list[Step]:
-    """The first steps of pretraining with each model; compare `tokens/s` of the summaries."""
-    return [
+    """A training step of whole models on one GPU; then the first steps of pretraining with each, on all of them."""
+    measured = Step(("bench", "whole_training", "--resume", "--out", "results/paper/training_overhead"))
+    return [measured] + [
         train(
             "pretrain_2k",
             attention,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import needle_grid
+from . import needle_grid, needle_lm
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
 from .engine.scale import Scale
@@ -165,6 +165,5 @@ def paper() -> list[Step]:
     for name, values in options.items():
         out = f"runs/paper/variants-{name}"
         steps.append(train("pretrain_2k", "lucid", "--set", f"attention_options={values}", out=out))
-        cells = ("--needles", "2,4,6,8,10", "--lengths", "2048", "--samples", "500")
-        steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/variants-{name}", *cells))
+        steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/variants-{name}", *needle_lm.asked((2048,))))
     return steps

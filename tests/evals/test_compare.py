@@ -89,7 +89,8 @@ def test_checkpoints_are_compared_on_the_same_samples(
     assert first == second
     lines = out.splitlines()
     assert lines[0].split("  ")[-1].strip() == f"{llama_folder.name} − {lucid_folder.name}"
-    assert sum(line.startswith("mniah needles=") for line in lines) == 4
+    assert sum(line.startswith("mniah task=multikey_1 needles=") for line in lines) == 4
+    assert sum(line.startswith("mniah needles=") and "mean over task" in line for line in lines) == 4
     assert "paired bootstrap" in out
 
     # Finished results are read, not made again: with all scores set to 1, one checkpoint is clearly better.
@@ -129,7 +130,20 @@ def test_results_of_other_samples_are_not_compared(
     lucid_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = write_checkpoint(tmp_path / "other", write_needle_tokenizer(tmp_path / "tokenizer", 1000))
-    few = ("--tasks", "mniah", "--needles", 2, "--lengths", 320, "--haystack", "noise", "--samples", 1)
+    few = (
+        "--tasks",
+        "mniah",
+        "--variants",
+        "multikey_1",
+        "--needles",
+        2,
+        "--lengths",
+        320,
+        "--haystack",
+        "noise",
+        "--samples",
+        1,
+    )
     message = complaint_after_bars(capsys, lucid_folder, other, *few, "--answer-tokens", 12, "--out", tmp_path / "out")
     assert "no cell in common" in message
     assert "two folders" in complaint(capsys, lucid_folder, command="compare")

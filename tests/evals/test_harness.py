@@ -24,13 +24,10 @@ from .stub_models import Mute, PromptReader
 
 def cells(tokenizer: Path) -> list[Cell]:
     options = Options(tokenizer=str(tokenizer), samples=3, lengths=(1024,))
-    many = replace(options, needles=(3, 6), queries=2, values=2, kind="words")
-    lines = replace(options, needles=(4,), haystack="needles", keys="uuids", kind="uuids", lengths=(2048,))
     return [
         *needles.single(options),
-        *needles.multiple(replace(options, needles=(1, 4))),
-        *needles.multiple(replace(many, lengths=(2048,))),
-        *needles.multiple(lines),
+        *needles.multiple(replace(options, needles=(1, 4), variants=("multikey_1",))),
+        *needles.multiple(replace(options, needles=(4,), lengths=(2048,))),
         *ruler.cells(replace(options, lengths=(2048,))),
     ]
 
@@ -64,7 +61,9 @@ def test_a_model_that_names_every_needle_but_the_right_one_scores_0(loaded: list
             key = re.findall(r"for (\S+) mentioned", prompt)[-1]
             return " ".join(value for name, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if name != key)
 
-    four_needles = next(cell for cell in loaded if cell.cell.labels == {"needles": 4, "length": 1024})
+    four_needles = next(
+        cell for cell in loaded if cell.cell.labels == {"task": "multikey_1", "needles": 4, "length": 1024}
+    )
     assert {record["score"] for record in ask(four_needles, Distracted()).values()} == {0.0}
 
 
@@ -95,7 +94,7 @@ def test_a_sample_asked_alone_has_the_same_record(loaded: list[HarnessCell]) -> 
 @pytest.fixture(scope="module")
 def short(tokenizer_folder: Path) -> HarnessCell:
     options = Options(tokenizer=str(tokenizer_folder), samples=5, lengths=(320,), needles=(2,), answer_tokens=12)
-    return HarnessCell(needles.multiple(replace(options, haystack="needles"))[0], None)
+    return HarnessCell(needles.multiple(replace(options, variants=("multikey_2",)))[0], None)
 
 
 @pytest.mark.parametrize("kind", ["lucid", "llama", "dropin"])

@@ -29,10 +29,7 @@ OTHER: dict[str, Any] = {
     "needles": (4,),
     "samples": 3,
     "seed": 1,
-    "queries": 2,
-    "values": 2,
-    "keys": "numbers",
-    "kind": "uuids",
+    "variants": ("single_2", "multiquery"),
     "haystack": "prose",
     "answer_tokens": 13,
     "qa": ("qa2",),
@@ -45,7 +42,14 @@ OTHER: dict[str, Any] = {
 # A text file has no order that a seed could change; another text is tested below.
 EXCEPT = {("perplexity", "seed"), ("context_loss", "seed")}
 # Some cells of the family do not depend on the option.
-PARTLY = {("sniah", "haystack"), ("babilong", "qa"), ("longbench", "part")}
+PARTLY = {
+    ("sniah", "haystack"),
+    ("mniah", "haystack"),
+    ("sniah", "variants"),
+    ("mniah", "variants"),
+    ("babilong", "qa"),
+    ("longbench", "part"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +112,8 @@ def test_a_dtype_and_a_limit_make_other_cells(family: str, lucid_folder: Path, t
 def test_a_file_with_another_content_makes_other_cells(
     family: str, option: str, lucid_folder: Path, text: Path
 ) -> None:
-    options = replace(SMALL, **{option: str(text)})
+    # Other variants have hay of their own.
+    options = replace(SMALL, variants=("multikey_1",), **{option: str(text)})
     before = cells(lucid_folder, family, options)
     text.write_text("The sun is yellow. " + text.read_text())
     haystacks.read_prose.cache_clear()
@@ -175,7 +180,20 @@ def test_unfinished_samples_of_another_release_are_asked_again(tmp_path: Path, m
     assert folder.unfinished("x", 1) == {}
 
 
-WORDS = ("--tasks", "mniah", "--lengths", 320, "--haystack", "noise", "--answer-tokens", 12, "--needles", 2)
+WORDS = (
+    "--tasks",
+    "mniah",
+    "--variants",
+    "multikey_1",
+    "--lengths",
+    320,
+    "--haystack",
+    "noise",
+    "--answer-tokens",
+    12,
+    "--needles",
+    2,
+)
 
 
 def test_another_dtype_in_the_same_folder_asks_again_and_keeps_both(

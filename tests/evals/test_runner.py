@@ -19,7 +19,18 @@ from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_reco
 
 from .checkpoints import forked, lucid, write_checkpoint, write_needle_tokenizer
 
-SMALL = ("--tasks", "mniah", "--lengths", "320,400", "--haystack", "noise", "--answer-tokens", 12)
+SMALL = (
+    "--tasks",
+    "mniah",
+    "--variants",
+    "multikey_1",
+    "--lengths",
+    "320,400",
+    "--haystack",
+    "noise",
+    "--answer-tokens",
+    12,
+)
 GRID = (*SMALL, "--needles", "2,3", "--samples", 5)
 
 
@@ -41,7 +52,7 @@ def test_results_hold_checkpoint_cells_and_samples(whole: Path, lucid_folder: Pa
     assert results["checkpoint"]["sha256"] == Checkpoint(lucid_folder).sha256
     assert results["checkpoint"]["attention"] == "lucid"
     assert [cell["labels"] for cell in results["cells"]] == [
-        {"needles": needles, "length": length} for needles in (2, 3) for length in (320, 400)
+        {"task": "multikey_1", "needles": needles, "length": length} for needles in (2, 3) for length in (320, 400)
     ]
     for cell in results["cells"]:
         assert set(cell["versions"]) == {"lucid-attention", "transformers", "torch", "lm_eval"}
@@ -61,10 +72,10 @@ def test_results_hold_checkpoint_cells_and_samples(whole: Path, lucid_folder: Pa
 
 def test_the_standard_error_is_that_of_the_mean() -> None:
     cell = Cell({}, "score")
-    summary = summarize("x", {}, cell, [0.0, 1.0, 1.0, 0.0, 1.0])
+    summary = summarize("x", {}, cell, [{"score": score} for score in (0.0, 1.0, 1.0, 0.0, 1.0)])
     assert summary["mean"] == pytest.approx(0.6)
     assert summary["standard_error"] == pytest.approx(math.sqrt(0.3 / 5))
-    assert summarize("x", {}, cell, [1.0])["standard_error"] is None
+    assert summarize("x", {}, cell, [{"score": 1.0}])["standard_error"] is None
 
 
 def test_the_table_has_a_grid_of_needles_and_lengths(
@@ -73,9 +84,11 @@ def test_the_table_has_a_grid_of_needles_and_lengths(
     assert lucid("eval", lucid_folder, *GRID, "--out", whole) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "mniah: score, % ± standard error, 5 samples a cell"
-    assert lines[1].split() == ["needles", "length", "320", "length", "400"]
-    assert [line.split()[0] for line in lines[2:5]] == ["2", "3", "mean"]
-    assert "0.0 ± 0.0" in lines[2]
+    assert lines[2].split()[:3] == ["multikey_1", "2", "320"]
+    start = lines.index("mniah, mean over task multikey_1: score, % ± standard error")
+    assert lines[start + 1].split() == ["needles", "length", "320", "length", "400"]
+    assert [line.split()[0] for line in lines[start + 2 : start + 5]] == ["2", "3", "mean"]
+    assert "0.0 ± 0.0" in lines[start + 2]
 
 
 def test_finished_cells_are_not_evaluated_again(
@@ -247,8 +260,8 @@ WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "tokens without end": (("--tasks", "recall", "--lengths", "99999999999"), "at most 131072, got 99999999999"),
     "needles without end": (("--tasks", "mniah", "--needles", "99999999999"), "--needles must be at most 131072"),
     "needles beyond the length": (
-        ("--tasks", "mniah", "--needles", "9999", "--values", "9999", "--lengths", "512"),
-        "99980001 needles must fit into --lengths 512",
+        ("--tasks", "mniah", "--variants", "multivalue", "--needles", "9999", "--lengths", "512"),
+        "9999 needles must fit into --lengths 512",
     ),
     "an option of another task": (("--tasks", "sniah", "--needles", "2"), "and not --needles"),
     "no batch": (("--tasks", "mniah", "--batch-size", "0"), "--batch-size must be at least 1, got 0"),
@@ -308,6 +321,6 @@ def test_another_tokenizer_makes_other_cells(lucid_folder: Path, tmp_path: Path,
     checkpoint = write_checkpoint(tmp_path / "model", other)
     names = {cell["name"] for cell in ResultsFolder(whole).results()["cells"]}
     cells = runner.plan(Checkpoint(checkpoint), ["mniah"], Options(haystack="noise"), None, "auto")
-    same = runner.plan(Checkpoint(lucid_folder), ["mniah"], Options(haystack="noise"), None)
+    same = runner.plan(Checkpoint(lucid_folder), ["mniah"], Options(haystack="noise"), None, "auto")
     assert not {cell.name for cell in cells} & {cell.name for cell in same}
     assert not {cell.name for cell in cells} & names

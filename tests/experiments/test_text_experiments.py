@@ -53,7 +53,10 @@ def test_needles_run_end_to_end_and_conclude(store: Store) -> None:
     json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
     for job in needle_lm.plan(SMOKE, store)[1:]:
         record, folder = store[job], store.folder_of(job)
-        assert {tuple(cell["labels"].values()) for cell in record["cells"]} == {(1, 256), (2, 256)}
+        assert {tuple(cell["labels"].values()) for cell in record["cells"]} == {
+            ("multikey_1", 1, 256),
+            ("multikey_1", 2, 256),
+        }
         assert all(0 <= cell["scores"]["score"] <= 1 for cell in record["cells"])
         # The model stays for later analyses; the checkpoints of the training are removed.
         assert (folder / "run" / "model" / "config.json").exists()

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ..cells import Cell, EvalError, Options
 from ..tokens import count_tokens, load_tokenizer
 from .babi import GIVERS, OBJECTS, PEOPLE, ROOMS, TASKS, Story, make_story
-from .dataset_rows import hub_split
-from .haystacks import Haystack, Prose, most_units, noise, prose_sha256, read_prose
+from .dataset_rows import published_rows, published_sha256
+from .haystacks import Haystack, Prose, most_units, noise, prose_sha256, read_prose, warn_of_repeats
 
 SPLITS = ("train", "test")
 # One story in HELD_OUT is for evaluation.
@@ -179,7 +179,7 @@ class Babilong:
         if self.answer_tokens < 1:
             raise EvalError(f"--answer-tokens must be at least 1, got {self.answer_tokens}")
         if self.background == "needles":
-            raise EvalError("--haystack must be noise, prose, essays, or a text file or folder, got 'needles'")
+            raise EvalError("--haystack must be noise, prose, essays, pg19, or a text file or folder, got 'needles'")
 
 
 def split_of(story: Story) -> str:
@@ -242,7 +242,7 @@ def make_sample(settings: Babilong, tokenizer: Any, index: int) -> dict[str, Any
 
     target: the label. answer: the label in the form that the prompt asks for, for training.
     facts: the story's sentences. supporting: indices of the facts that the answer follows from.
-    tokens: of the prompt.
+    tokens: of the prompt. haystack_repeats: how often the background starts again.
     """
     story, random = _draw_fitting(settings, tokenizer, index)
     depths = sorted(random.random() for _ in story.facts)
@@ -269,6 +269,7 @@ def make_sample(settings: Babilong, tokenizer: Any, index: int) -> dict[str, Any
         "facts": list(story.facts),
         "supporting": list(story.supporting),
         "tokens": count_tokens(tokenizer, prompt),
+        "haystack_repeats": hay.repeats(units) if hay else 0,
     }
 
 
@@ -286,27 +287,27 @@ def dataset(*, samples: int, settings: dict[str, Any], tokenizer: str = "", hub:
 
     babilong = Babilong(**settings)
     if hub:
-        return {"test": Dataset.from_list(_from_hub(hub, babilong, samples))}
+        return {"test": Dataset.from_list(published_samples(hub, babilong.task, babilong.length, samples))}
     loaded = load_tokenizer(tokenizer)
-    return {"test": Dataset.from_list([make_sample(babilong, loaded, index) for index in range(samples)])}
+    made = [make_sample(babilong, loaded, index) for index in range(samples)]
+    warn_of_repeats(babilong.background, babilong.length, (sample["haystack_repeats"] for sample in made))
+    return {"test": Dataset.from_list(made)}
 
 
-def _from_hub(name: str, settings: Babilong, samples: int) -> list[dict[str, Any]]:
-    """Samples of a data set on the hub in BABILong's format: a config for each length, a split for each task."""
-    rows = hub_split(
-        name, f"{settings.length // 1024}k", settings.task, "Leave out --babilong-hub for stories of our own"
-    )
+def published_samples(name: str, task: str, length: int, samples: int) -> list[dict[str, Any]]:
+    """The first samples of a published set, whose background is PG19. name: on the hub, or a folder that holds it."""
     return [
         {
             "index": index,
-            "task": settings.task,
-            "prompt": render_prompt(settings.task, row["input"], row["question"]),
+            "task": task,
+            "prompt": render_prompt(task, row["input"], row["question"]),
             "supporting": [],
+            "haystack_repeats": 0,
             "question": row["question"],
             "target": row["target"],
             "answer": row["target"],
         }
-        for index, row in enumerate(rows[:samples])
+        for index, row in enumerate(published_rows(name, task, length, samples))
     ]
 
 
@@ -362,6 +363,7 @@ def cells(options: Options) -> list[Cell]:
             # Facts alone and texts of the hub have no haystack of ours.
             if options.babilong_hub:
                 metadata["hub"] = options.babilong_hub
+                metadata["hub_sha256"] = published_sha256(options.babilong_hub, task, length)
             elif length:
                 metadata["haystack_sha256"] = prose_sha256(options.haystack)
             made_cells.append(
@@ -372,7 +374,7 @@ def cells(options: Options) -> list[Cell]:
                     metadata=metadata,
                     answer_tokens=room,
                     length=0 if options.babilong_hub else length,
-                    keep=("question", "target", "supporting"),
+                    keep=("question", "target", "supporting", "haystack_repeats"),
                 )
             )
     return made_cells

@@ -3,9 +3,10 @@
 import ast
 import hashlib
 import re
+import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
@@ -17,8 +18,9 @@ from ...data.sources import open_source
 from ..cells import EvalError
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
-KINDS = ("noise", "needles", "prose", "essays")
-ESSAYS = "baber/paul_graham_essays"
+KINDS = ("noise", "needles", "prose", "essays", "pg19")
+# RULER's essays, as the harness reads them, and PG19, whose books are BABILong's background.
+HUB = {"essays": "hf:baber/paul_graham_essays", "pg19": "hf:emozilla/pg19"}
 # Characters to read from a source: 131 072 tokens need only about 600 000.
 LONGEST_TEXT = 20_000_000
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -33,10 +35,16 @@ class Haystack:
 
     take: from a number of units to the pieces of text that hold the first units, the same in every call.
     separator: the text between two pieces.
+    size: units after which a text starts again; 0 for hay without end or that repeats by design.
     """
 
     take: Callable[[int], list[str]]
     separator: str
+    size: int = 0
+
+    def repeats(self, units: int) -> int:
+        """How often the text starts again and so repeats itself, in a sample with this many units."""
+        return max(0, units - 1) // self.size if self.size else 0
 
 
 def noise() -> Haystack:
@@ -87,7 +95,20 @@ class Prose:
             cut = [" ".join(self.sentences[last].split(" ")[:words])] if words else []
             return (whole + cut)[first:]
 
-        return Haystack(take, " ")
+        return Haystack(take, " ", self.ends[-1])
+
+
+def warn_of_repeats(name: str, length: int, repeats: Iterable[int]) -> None:
+    """Say on stderr that a haystack is shorter than its samples. repeats: of every sample."""
+    counts = list(repeats)
+    if any(counts):
+        # The real stderr: the harness's own is hidden.
+        print(
+            f"--haystack {name} is too short for {length} tokens: in {sum(map(bool, counts))} of {len(counts)} samples "
+            f"its text repeats, up to {max(counts)} times, which the records keep as haystack_repeats. A longer text: "
+            "--haystack essays, pg19, or a folder",
+            file=sys.__stderr__,
+        )
 
 
 def most_units(count: Callable[[int], int], room: int, slack: int, complaint: Callable[[int], str]) -> int:
@@ -124,12 +145,12 @@ def split_sentences(text: str) -> list[str]:
 
 @cache
 def read_prose(name: str) -> Prose:
-    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" (from the hub), or a source of
-    `lucid tokenize`: a file, a folder, a glob, hf:NAME."""
+    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" or "pg19" (from the
+    hub), or a source of `lucid tokenize`: a file, a folder, a glob, hf:NAME."""
     if name == "prose":
         sentences = _docstrings()
-    elif name == "essays":
-        sentences = _read(f"hf:{ESSAYS}", "--haystack essays")
+    elif name in HUB:
+        sentences = _read(HUB[name], f"--haystack {name}")
     elif name.startswith("hf:") or "*" in name or (name and Path(name).exists()):
         sentences = _read(name, f"--haystack {name}")
     else:

@@ -6,18 +6,17 @@ length up to one unit of hay. A sample records which tokens hold its needles and
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from tqdm import tqdm
 
 from ..cells import LONGEST, Cell, EvalError, Labels, Options
 from ..tokens import EncodedText, count_tokens, encode, load_tokenizer
-from .haystacks import KINDS as HAYSTACKS
-from .haystacks import Haystack, lines, most_units, noise, prose_sha256, read_prose
+from .haystacks import Haystack, lines, most_units, noise, prose_sha256, read_prose, warn_of_repeats
 
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
 PROMPT = (
@@ -32,11 +31,29 @@ LENGTHS = (256, LONGEST)
 ANSWER_TOKENS, SHARE = 128, 16
 # At most length / SLACK tokens stay unused, or fewer than one unit of hay has.
 SLACK = 256
-# The variants of S-NIAH: RULER's niah_single_1 to 3, with --haystack (None here) in the place of its essays.
-SINGLE: dict[str, tuple[str | None, str]] = {
-    "noise, numbers": ("noise", "numbers"),
-    "prose, numbers": (None, "numbers"),
-    "prose, uuids": (None, "uuids"),
+
+
+class Variant(NamedTuple):
+    """A task of RULER, niah_NAME, for any number N of needles.
+
+    haystack: None for --haystack, which stands in the place of RULER's essays. keys, kind: of keys and values.
+    many: what N counts: "needles" (keys, of which one is asked for), "values" of one key, or "queries" (keys, all
+    asked for).
+    """
+
+    haystack: str | None = None
+    keys: str = "words"
+    kind: str = "numbers"
+    many: str = "needles"
+
+
+SINGLE = {"single_1": Variant("noise"), "single_2": Variant(), "single_3": Variant(kind="uuids")}
+MULTIPLE = {
+    "multikey_1": Variant(),
+    "multikey_2": Variant("needles"),
+    "multikey_3": Variant("needles", "uuids", "uuids"),
+    "multivalue": Variant(many="values"),
+    "multiquery": Variant(many="queries"),
 }
 
 
@@ -80,7 +97,7 @@ class Needles:
         for name in ("keys", "kind"):
             if getattr(self, name) not in MAKERS:
                 raise EvalError(f"--{name} must be one of {', '.join(MAKERS)}, got {getattr(self, name)!r}")
-        if self.haystack not in HAYSTACKS or self.haystack == "essays":
+        if self.haystack not in ("noise", "needles", "prose"):
             read_prose(self.haystack)
 
 
@@ -232,6 +249,7 @@ def make_sample(settings: Needles, tokenizer: Any, index: int) -> dict[str, Any]
         "tokens": len(encoded),
         "answer_tokens": answer_room,
         "max_length": settings.length,
+        "haystack_repeats": drawn.hay.repeats(units),
         "needles": needles,
         "answer_spans": [needle["value_span"] for needle in answers],
     }
@@ -278,7 +296,9 @@ def dataset(*, tokenizer: str, samples: int, settings: dict[str, Any], **_: Any)
     loaded, needles = load_tokenizer(tokenizer), Needles(**settings)
     # A long sample takes seconds. The bar goes to the real stderr, since `quiet` hides sys.stderr.
     bar = tqdm(range(samples), desc="making samples", delay=5, leave=False, file=sys.__stderr__)
-    return {"test": Dataset.from_list([make_sample(needles, loaded, index) for index in bar])}
+    made = [make_sample(needles, loaded, index) for index in bar]
+    warn_of_repeats(needles.haystack, needles.length, (sample["haystack_repeats"] for sample in made))
+    return {"test": Dataset.from_list(made)}
 
 
 def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]:
@@ -289,33 +309,45 @@ def process_results(doc: dict[str, Any], results: list[str]) -> dict[str, float]
 
 
 def single(options: Options) -> list[Cell]:
-    """S-NIAH: one needle, three kinds of text and value, at every length."""
-    cells = []
-    for variant, (haystack, kind) in SINGLE.items():
-        chosen = replace(options, queries=1, values=1, haystack=haystack or options.haystack, kind=kind)
-        for length in options.lengths or (2048, 4096):
-            cells.append(_cell("lucid_sniah", {"variant": variant, "length": length}, chosen, length, 1))
-    return cells
+    """S-NIAH: RULER's tasks with one needle, at every length."""
+    return [
+        _cell("lucid_sniah", {"task": name, "length": length}, variant, options, length, 1)
+        for name, variant in _chosen(SINGLE, options)
+        for length in options.lengths or (2048, 4096)
+    ]
 
 
 def multiple(options: Options) -> list[Cell]:
-    """M-NIAH: one key of many is asked for, or `queries` of them, for every number of needles and length."""
+    """M-NIAH: RULER's tasks with many needles, for every number of needles and length."""
     return [
-        _cell("lucid_mniah", {"needles": count, "length": length}, options, length, count)
+        _cell("lucid_mniah", {"task": name, "needles": count, "length": length}, variant, options, length, count)
+        for name, variant in _chosen(MULTIPLE, options)
         for count in options.needles or (2, 4, 6, 8, 10)
         for length in options.lengths or (2048, 4096)
     ]
 
 
-def _cell(task: str, labels: Labels, options: Options, length: int, count: int) -> Cell:
+def _chosen(variants: dict[str, Variant], options: Options) -> list[tuple[str, Variant]]:
+    """The variants of a family that --variants names; all for none."""
+    known = SINGLE | MULTIPLE
+    for name in options.variants:
+        if name not in known:
+            raise EvalError(f"--variants must be some of {', '.join(known)}, got {name!r}")
+    chosen = [item for item in variants.items() if not options.variants or item[0] in options.variants]
+    if not chosen:
+        raise EvalError(f"--variants must hold some of {', '.join(variants)}, got {', '.join(options.variants)}")
+    return chosen
+
+
+def _cell(task: str, labels: Labels, variant: Variant, options: Options, length: int, count: int) -> Cell:
     settings = Needles(
         length=length,
-        needles=count,
-        queries=options.queries,
-        values=options.values,
-        keys=options.keys,
-        kind=options.kind,
-        haystack=options.haystack,
+        needles=1 if variant.many == "values" else count,
+        queries=count if variant.many == "queries" else 1,
+        values=count if variant.many == "values" else 1,
+        keys=variant.keys,
+        kind=variant.kind,
+        haystack=variant.haystack or options.haystack,
         answer_tokens=options.answer_tokens,
         seed=options.seed,
     )
@@ -331,9 +363,9 @@ def _cell(task: str, labels: Labels, options: Options, length: int, count: int) 
             "tokenizer": options.tokenizer,
             "samples": options.samples,
             "settings": asdict(settings),
-            "haystack_sha256": prose_sha256(options.haystack),
+            "haystack_sha256": prose_sha256(settings.haystack),
         },
         answer_tokens=room_for_answer(settings, tokenizer),
         length=length,
-        keep=("tokens", "needles", "answer_spans"),
+        keep=("tokens", "haystack_repeats", "needles", "answer_spans"),
     )

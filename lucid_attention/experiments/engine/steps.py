@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from ...analysis.arguments import analyze_arguments
 from ...base.messages import first_line
+from ...bench.arguments import bench_arguments
 from ...data.arguments import tokenize_arguments
 from ...evals.arguments import eval_arguments, make_data_arguments
 from ...models.arguments import convert_arguments
@@ -30,13 +32,19 @@ from .result import Conclusion, table
 # Operations a second of an H100 in bfloat16, and the share of them that training of this kind reaches.
 PEAK, REACHED = 989e12, 0.4
 # The files that hold the results of the commands.
-RECORDS = {"train": "summary.json", "eval": "results.json"}
+RECORDS = {
+    "train": "summary.json",
+    "eval": "results.json",
+    "analyze": "analysis.json",
+    "bench": "results.json",
+}
 # The arguments of the commands that a step may be.
 ARGUMENTS = {
     "train": train_arguments,
     "eval": eval_arguments,
     "make-data": make_data_arguments,
     "analyze": analyze_arguments,
+    "bench": bench_arguments,
     "convert": convert_arguments,
     "tokenize": tokenize_arguments,
     "experiment": experiment_arguments,
@@ -164,6 +172,7 @@ def results_of(steps: Sequence[Step]) -> Conclusion:
     """The losses and scores that finished commands have written, as tables for the reader to compare with the paper."""
     losses: list[list[Any]] = []
     scores: list[list[Any]] = []
+    others: list[list[Any]] = []
     for step in steps:
         if step.words[0] not in RECORDS or "--out" not in step.words:
             continue
@@ -172,8 +181,11 @@ def results_of(steps: Sequence[Step]) -> Conclusion:
             content = json.loads(file.read_text(encoding="utf-8"))
             if step.words[0] == "train":
                 losses.append(_loss_row(file.parent.name, content))
-            else:
+            elif step.words[0] == "eval":
                 scores += _score_rows(file.parent.name, content)
+            else:
+                rows = _analysis_rows if step.words[0] == "analyze" else _time_rows
+                others += rows(file.parent.name, content)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(
                 f"{file} is not what {step.line} writes ({type(error).__name__}: {first_line(error)}): "
@@ -183,7 +195,9 @@ def results_of(steps: Sequence[Step]) -> Conclusion:
     if losses:
         tables.append(table("Training", ["run", "steps", "validation loss", "tokens/s"], losses))
     if scores:
-        tables.append(table("Scores", ["model", "task", "cell", "score", "standard error"], scores))
+        tables.append(table("Scores", ["model", "task", "cell", "metric", "score", "standard error"], scores))
+    if others:
+        tables.append(table("Measurements", ["record", "what", "where", "value"], others))
     return Conclusion(
         ours="see the tables",
         verdict="measured",
@@ -199,9 +213,38 @@ def _loss_row(name: str, summary: dict[str, Any]) -> list[Any]:
 
 
 def _score_rows(name: str, results: dict[str, Any]) -> list[list[Any]]:
+    """Every metric of every cell, and the means over cells."""
     rows = []
-    for cell in results["cells"]:
+    for cell in [*results["cells"], *results.get("means", [])]:
         labels = ", ".join(f"{key} {value}" for key, value in cell["labels"].items())
-        error = None if cell["standard_error"] is None else round(cell["standard_error"], 4)
-        rows.append([name, cell["family"], labels, round(cell["mean"], 4), error])
+        if "over" in cell:
+            labels += f", mean over {' and '.join(cell['over'])}"
+        for metric, score in {cell["metric"]: cell, **cell.get("metrics", {})}.items():
+            error = None if score["standard_error"] is None else round(score["standard_error"], 4)
+            rows.append([name, cell["family"], labels, metric, round(score["mean"], 4), error])
+    return rows
+
+
+def _analysis_rows(name: str, analysis: dict[str, Any]) -> list[list[Any]]:
+    """κ by length, the median and the largest of all heads, and the mean hit rates."""
+    results, rows = analysis["results"], []
+    kappas: dict[int, list[float]] = {}
+    for record in results.get("conditioning", []):
+        kappas.setdefault(record["length"], []).append(record["kappa"])
+    for length, values in sorted(kappas.items()):
+        where = f"{length} tokens, {len(values)} heads"
+        rows += [[name, "κ(P), median", where, median(values)], [name, "κ(P), largest", where, max(values)]]
+    for measure, value in results.get("mean_hit_rate", {}).items():
+        rows.append([name, f"hit rate, {measure}", analysis["input"]["about"], round(value, 4)])
+    return rows
+
+
+def _time_rows(name: str, results: dict[str, Any]) -> list[list[Any]]:
+    """Milliseconds of every contestant of a benchmark, and the ratio to its peer."""
+    rows = []
+    for key, record in results["records"].items():
+        for contestant, entry in record["entries"].items():
+            rows.append([name, f"{contestant}, ms", key, round(1000 * entry["seconds"]["median"], 3)])
+            if entry["ratio"] is not None:
+                rows.append([name, f"{contestant}, ratio", key, round(entry["ratio"]["median"], 4)])
     return rows
