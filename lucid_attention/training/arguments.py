@@ -50,6 +50,16 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
         "it (default: ddp)",
     )
     parser.add_argument("--restart", action="store_true", help="remove an earlier run in --out instead of resuming it")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print whether the run fits in the memory of --gpus GPUs of the kind --gpu, part by part, and how many "
+        "hours it takes, and stop",
+    )
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of --dry-run (default: 1)")
+    parser.add_argument(
+        "--gpu", default="H100", metavar="NAME", help="GPU of --dry-run: A100, H100 or H200 (default: H100)"
+    )
     parser.add_argument("--show", action="store_true", help="print the recipe with all changes, and stop")
 
 

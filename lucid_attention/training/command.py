@@ -10,6 +10,7 @@ from typing import Any
 from ..base.messages import did_you_mean
 from ..base.processes import distributed_state
 from ..data import DataError
+from .estimate import estimate
 from .inputs import attention_of
 from .recipe import Recipe
 from .recipes import RECIPES
@@ -42,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
         recipe = recipe_from(args)
         if args.show:
             print(json.dumps(asdict(recipe), indent=1))
+            return 0
+        if args.dry_run:
+            print("\n".join(estimate(recipe, args.gpus, args.gpu, parallel=args.parallel).lines()))
             return 0
         name = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         out = Path(args.out) if args.out else Path("runs") / f"{args.recipe}-{name}-{recipe.seed}"

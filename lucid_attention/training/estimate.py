@@ -1,13 +1,15 @@
 """What a run needs: memory of every GPU, and hours, before anything is allocated.
 
 Operations are counted. Activations are measured on tensors without content (`FakeTensorMode`), in models of one and two
-layers, and grow in proportion to the tokens and layers.
+layers, and grow in proportion to the tokens and layers. What operators of this package allocate inside is not seen:
+tiles of a fixed size for LUCID, about a fifth of all memory for PaTH.
 """
 
 import json
 import weakref
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 from ..base.memory import gigabytes
 from ..base.messages import did_you_mean
+from ..data.shards import MANIFEST, read_manifest
 from ..models.decoder.configuration import LucidConfig
 from ..models.decoder.modeling import LucidForCausalLM
 from ..nn.attention import ATTENTIONS
 from ..nn.recurrent import RecurrentAttention
-from .inputs import new_config, read_config
+from .inputs import VOCAB_SIZE, new_config, read_config, token_folder_path
+from .limits import vocabulary
 from .recipe import Recipe
 
 FLOAT32 = 4
@@ -56,8 +60,11 @@ class Estimate:
     """The needs of a run on `gpus` GPUs of the kind `device`.
 
     parameters: number of weights of the model.
-    memory: bytes on each GPU, by part; `activations` are with or without checkpointing, as the recipe says.
-    activations: bytes on each GPU {"with checkpointing": ..., "without checkpointing": ...}.
+    memory: bytes on each GPU at its fullest moment, by part. activations: what all layers keep for the backward pass,
+        with checkpointing if the recipe has it. working: the larger one of `working`.
+    activations: the same {"with checkpointing": ..., "without checkpointing": ...}.
+    working: bytes {"loss": of the logits and their gradients, "layer": of the backward pass of one layer}. They are
+        not needed at the same time.
     operations, float32_operations: of the whole run; the second are those of the first that stay in float32.
     hours: of the run, at REACHED of the operations a second; evaluation and data are not counted.
     """
@@ -67,6 +74,7 @@ class Estimate:
     parameters: int
     memory: dict[str, int]
     activations: dict[str, int]
+    working: dict[str, int]
     operations: float
     float32_operations: float
     hours: float
@@ -91,18 +99,22 @@ class Estimate:
         device = DEVICES[self.device]
         parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in self.memory.items() if size)
         both = ", ".join(f"{gigabytes(size)} {name}" for name, size in self.activations.items())
+        working = " or ".join(f"{name} {gigabytes(size)}" for name, size in self.working.items())
         fits = "fits" if self.fits else "DOES NOT FIT"
         return [
             f"memory of each GPU: {gigabytes(self.memory_bytes)} of {gigabytes(int(device.memory))}: {fits}",
             f"  {parts}",
-            f"  activations: {both}",
+            f"  activations: {both}; working: {working}",
             f"time: {self.hours:,.1f} hours on {self.gpus} × {self.device} ({self.gpu_hours:,.0f} GPU hours), "
             f"{self.parameters:,} parameters, {self.operations:.2e} operations",
         ]
 
 
 def estimate(recipe: Recipe, gpus: int = 1, device: str = "H100", *, parallel: str = "ddp") -> Estimate:
-    """What a recipe needs on each of `gpus` GPUs. A recipe with `start` is judged by that model if it is there."""
+    """What a recipe needs on each of `gpus` GPUs of the kind `device`, one of DEVICES. Nothing has to be there yet.
+
+    A recipe with `start` is judged by that model if it is there. parallel: "ddp" or "fsdp", as in `train`.
+    """
     if device not in DEVICES:
         raise ValueError(f"--gpu must be one of {', '.join(DEVICES)}, got {device!r}{did_you_mean(device, DEVICES)}")
     if gpus < 1:
@@ -111,15 +123,14 @@ def estimate(recipe: Recipe, gpus: int = 1, device: str = "H100", *, parallel: s
     counts = _parameters(_key(config))
     is_narrow = recipe.precision == "bfloat16"
     tokens = recipe.micro_batch_size * recipe.sequence_length
-    activations = {
-        "with checkpointing": _activations(config, tokens, is_narrow, checkpointing=True),
-        "without checkpointing": _activations(config, tokens, is_narrow, checkpointing=False),
-    }
-    kept = activations["with checkpointing" if recipe.gradient_checkpointing else "without checkpointing"]
+    kept_by_layers, layer = _activations(config, tokens, is_narrow, recipe.gradient_checkpointing)
+    inputs = tokens * FLOAT32 * config.hidden_size * config.num_hidden_layers
+    activations = {"with checkpointing": inputs, "without checkpointing": kept_by_layers}
+    working = {"loss": _loss(config, tokens, recipe.loss_rows, is_narrow), "layer": layer}
     memory = {
         **_state(counts, gpus, parallel, is_narrow),
-        "activations": kept,
-        "loss": _loss(config, tokens, recipe.loss_rows, is_narrow),
+        "activations": inputs if recipe.gradient_checkpointing else kept_by_layers,
+        "working": max(working.values()),
         "workspace": WORKSPACE,
     }
     operations, float32_operations = _operations(recipe, config, counts)
@@ -127,19 +138,34 @@ def estimate(recipe: Recipe, gpus: int = 1, device: str = "H100", *, parallel: s
     fast = speeds.bfloat16 if is_narrow else speeds.float32
     seconds = ((operations - float32_operations) / fast + float32_operations / speeds.float32) / REACHED / gpus
     return Estimate(
-        gpus, device, counts.total, memory, activations, operations, float32_operations, seconds / 3600
+        gpus=gpus,
+        device=device,
+        parameters=counts.total,
+        memory=memory,
+        activations=activations,
+        working=working,
+        operations=operations,
+        float32_operations=float32_operations,
+        hours=seconds / 3600,
     )
 
 
 def _config(recipe: Recipe) -> LucidConfig:
-    if recipe.start is None:
-        return new_config(recipe)
-    try:
+    if recipe.start is not None and (Path(recipe.start) / "config.json").is_file():
         config = read_config(recipe.start).get_text_config(decoder=True)
-    except ValueError:
-        # An earlier command makes the checkpoint: take the model of the recipe.
-        return new_config(recipe)
-    return config if isinstance(config, LucidConfig) else new_config(recipe)
+        if isinstance(config, LucidConfig):
+            return config
+    # Also for a checkpoint that an earlier command has still to make.
+    of_data = _data_vocabulary(recipe)
+    return new_config(recipe, **({} if of_data is None else {"vocab_size": vocabulary(recipe, of_data)}))
+
+
+def _data_vocabulary(recipe: Recipe) -> int | None:
+    """The vocabulary of the data, None if there are none yet: then that of the preset stands for it."""
+    folder = token_folder_path(recipe)
+    if folder is not None and (folder / MANIFEST).is_file():
+        return int(read_manifest(folder)["tokenizer"]["vocab_size"])
+    return recipe.data_options.get("vocab_size", VOCAB_SIZE) if recipe.data == "stdlib" else None
 
 
 class _Counts(NamedTuple):
@@ -191,18 +217,19 @@ def _state(counts: _Counts, gpus: int, parallel: str, is_narrow: bool) -> dict[s
     }
 
 
-def _activations(config: LucidConfig, tokens: int, is_narrow: bool, *, checkpointing: bool) -> int:
-    """Bytes that are kept for the backward pass, and what one layer needs besides in its backward pass."""
-    measured = {}
-    for name in dict.fromkeys(config.layer_attentions):
-        options = config.options_of(name)
-        key = _key(config)
-        measured[name] = _slopes(key, name, json.dumps(options), is_narrow)
-    if checkpointing:
-        kept = FLOAT32 * config.hidden_size * config.num_hidden_layers
-        return round(tokens * (kept + max(slopes.peak for slopes in measured.values())))
+def _activations(config: LucidConfig, tokens: int, is_narrow: bool, checkpointing: bool) -> tuple[int, int]:
+    """Bytes that all layers keep without checkpointing, and what the backward pass of a layer needs besides.
+
+    With checkpointing, a layer's backward pass first makes again what the layer would have kept.
+    """
+    key = _key(config)
+    measured = {
+        name: _slopes(key, name, json.dumps(config.options_of(name)), is_narrow)
+        for name in dict.fromkeys(config.layer_attentions)
+    }
     kept = sum(measured[name].layer for name in config.layer_attentions)
-    return round(tokens * (kept + max(slopes.peak - slopes.layer for slopes in measured.values())))
+    besides = max(slopes.peak - (0 if checkpointing else slopes.layer) for slopes in measured.values())
+    return round(tokens * kept), round(tokens * besides)
 
 
 class _Slopes(NamedTuple):
