@@ -32,8 +32,8 @@ from .conditioning import condition_numbers
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
 from .inputs import ModelInput, from_source, from_task, from_text, is_file, read_samples
 from .jacobian import jacobians
-from .layer import Progress, silent
 from .maps import attention_maps
+from .progress import Progress, silent
 
 FORMAT = 1
 # The longest text: κ of a head takes time that grows with the square of the length.

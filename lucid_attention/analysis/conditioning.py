@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Layer, Progress, silent, within
+from .layer import Layer
 from .matrix import KeyMatrix, LikeKeys
+from .progress import Progress, silent, within
 
 Record = dict[str, Any]
 # Longest prefix that is decomposed. Twice the length takes eight times the time.
@@ -64,9 +65,7 @@ def condition_numbers(
         for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)], progress):
             labels = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
-            where = f"layer {head.layer}, key/value head {head.head}"
-            measured = _measure(head.P, fitting, exact_up_to, within(where, progress))
-            records.extend(labels | record for record in measured)
+            records.extend(labels | record for record in _measure(head.P, fitting, exact_up_to))
 
     visit_layers(model, inputs, measure, layers=layers)
     if not records:
@@ -98,7 +97,7 @@ def _check_lengths(lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must hold at least one number of tokens, each from 1 on, got {list(lengths)}")
 
 
-def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int, progress: Progress = silent) -> list[Record]:
+def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Record]:
     exact = [length for length in lengths if length <= exact_up_to]
     dense = P.dense(max(exact)) if exact else None
     device = P.rows(0, 1).device
@@ -110,14 +109,26 @@ def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int, progress: P
             largest, inverse = sizes[0].item(), 1 / sizes[-1].item()
         else:
             start = torch.ones(n, 1, dtype=torch.float64, device=device)
-            largest = largest_singular_value(P.gram, start, progress=within(f"{n} tokens, ‖P‖", progress))
+            largest = _iterated(P, "‖P‖", n, P.gram, start)
             # For equal keys the direction of σ_min alternates: 1, −1, 1, ...
             start[1::2] = -1
-            told = within(f"{n} tokens, ‖P⁻¹‖", progress)
-            inverse = largest_singular_value(lambda x: P.solve_transposed(P.solve(x)), start, progress=told)
+            inverse = _iterated(P, "‖P⁻¹‖", n, lambda x: P.solve_transposed(P.solve(x)), start)
         norms = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
         records.append({"length": n, **norms, "exact": n <= exact_up_to})
     return records
+
+
+def _iterated(P: KeyMatrix, name: str, n: int, gram: Callable[[Tensor], Tensor], start: Tensor) -> float:
+    """`largest_singular_value`, with progress: every block of rows says for which norm and step it is."""
+    progress = P.progress
+
+    def next_step(step: str) -> None:
+        P.progress = within(f"{n} tokens, {name}, {step}", progress)
+
+    try:
+        return largest_singular_value(gram, start, progress=next_step)
+    finally:
+        P.progress = progress
 
 
 def largest_singular_value(

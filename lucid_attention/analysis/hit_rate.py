@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Head, Layer, Progress, silent, within
+from .layer import Head, Layer
+from .progress import Progress, silent, within
 
 Record = dict[str, Any]
 MEASURES = ("softmax", "signed", "magnitude", "negative")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Difference, Head, Layer, PathHead, Progress, silent
+from .layer import Difference, Head, Layer, PathHead
+from .progress import Progress, silent
 
 Record = dict[str, Any]
 # Queries whose ∂o/∂q is computed by default.

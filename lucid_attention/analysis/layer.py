@@ -7,7 +7,7 @@ padding, n chosen rows (queries), D key size, E value size.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,20 +15,10 @@ import torch
 from torch import Tensor
 
 from .matrix import BLOCK, KeyMatrix, LikeKeys, LikePathKeys, scores_of_path
+from .progress import Progress, silent, within
 
-# A function that is told what is being done, for long work.
-Progress = Callable[[str], None]
 # Weights that are in memory at a time, over all heads of a group: 128 MB.
 NUMBERS = 1 << 24
-
-
-def silent(what: str) -> None:
-    """The progress that nobody hears."""
-
-
-def within(where: str, progress: Progress) -> Progress:
-    """Progress of a part of the work. where: the part."""
-    return lambda what: progress(f"{where}, {what}")
 
 
 @dataclass(frozen=True)
@@ -81,8 +71,11 @@ class Layer:
             for group in range(groups):
                 members = [head for head in query_heads if head // G == group]
                 if members:
-                    progress(f"layer {self.index}, key/value head {group}")
-                    yield self._head(row, group, members)
+                    where = f"layer {self.index}, key/value head {group}"
+                    progress(where)
+                    made = self._head(row, group, members)
+                    made.P.progress = within(where, progress)
+                    yield made
 
     def _head(self, row: int, group: int, members: list[int]) -> "Head":
         if self.lam is None:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Head, Layer, Progress, silent
+from .layer import Head, Layer
+from .progress import Progress, silent
 
 # Largest number of rows and columns of a map. The map of a longer text is averaged over squares.
 BINS = 256

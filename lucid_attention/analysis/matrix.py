@@ -15,11 +15,12 @@ from torch import Tensor
 from ..ops.keys import inverse_norms
 from ..ops.path.factors import keys_at_end
 from ..ops.path.reference import path_scores
+from .progress import Progress, silent
 
 # Rows in a block.
 BLOCK = 512
-# Iterations use the blocks in every step. They stay in memory up to this many positions, at most 290 MB, and on a GPU
-# if they take no more than this share of its free memory: 17 GB at 65 536 positions.
+# Iterations use the blocks in every step. Those of the first KEPT rows stay in memory, at most 290 MB, and on a GPU all
+# of them, if they take no more than this share of its free memory: 17 GB at 65 536 positions.
 KEPT, SHARE = 8192, 0.5
 
 
@@ -35,11 +36,13 @@ class KeyMatrix:
     """P of one head.
 
     exponents: of the entries below the diagonal. size: N. strength: s. beta: [N] or None.
+    progress: may be set; it is told which rows are computed.
     """
 
     def __init__(self, exponents: Exponents, size: int, strength: float = 1.0, beta: Tensor | None = None) -> None:
         self.size, self.strength, self.beta = size, strength, beta
         self._exponents = exponents
+        self.progress: Progress = silent
         self._kept: dict[int, Tensor] = {}
         self._keeps: bool | None = None
 
@@ -59,10 +62,11 @@ class KeyMatrix:
             stop = min(start + BLOCK, self.size)
             rows = self._kept.get(start)
             if rows is None:
+                self.progress(f"row {start} of {n}")
                 rows = self.rows(start, stop)
                 if self._keeps is None:
                     self._keeps = may_keep(self.size, rows)
-                if self._keeps:
+                if self._keeps or stop <= KEPT:
                     self._kept[start] = rows
             end = min(stop, n)
             yield start, end, rows[: end - start, :end]
@@ -100,9 +104,9 @@ class KeyMatrix:
 
 
 def may_keep(size: int, rows: Tensor) -> bool:
-    """Whether the blocks of a matrix with `size` rows may stay in the memory of their device. rows: one block."""
-    if size <= KEPT or rows.device.type != "cuda":
-        return size <= KEPT
+    """Whether all blocks of a matrix with `size` rows may stay in the memory of a GPU. rows: one block."""
+    if rows.device.type != "cuda":
+        return False
     free, _ = torch.cuda.mem_get_info(rows.device)
     return size * (size + BLOCK) / 2 * rows.element_size() <= SHARE * free
 
