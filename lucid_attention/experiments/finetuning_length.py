@@ -14,7 +14,7 @@ from . import needle_grid, needle_lm
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, tune
+from .engine.steps import Step, evaluate, tune, unique
 from .engine.study import Done
 from .small.contestants import SHIFT, Contestant, contestant, mean_accuracy, reached, training
 from .small.training import SmallRun
@@ -163,4 +163,4 @@ def paper() -> list[Step]:
             tune("finetune_64k", start, out, *changes),
             evaluate(f"{out}/model", "mniah", f"results/paper/needles_32k-{attention}", *cells),
         ]
-    return steps
+    return unique(steps)

@@ -16,7 +16,7 @@ from ..nn.attention import LucidAttention
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import TOKENS, Step, evaluate, tokenized, train, tune
 from .engine.study import Done
 from .language_model.runs import extent as language_model
 from .language_model.runs import finite_loss, training_job
@@ -251,12 +251,12 @@ def paper() -> list[Step]:
     """
     start = "runs/paper/warm_start"
     ways = {"continued": 0.0, "abrupt": 1, "ramp": 0.5}
-    steps = [train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
+    steps = [tokenized(), train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
     for name, ramp in ways.items():
         out = f"{start}-{name}"
         changes = ("steps=1100", "learning_rate=5e-5", "evaluate_every=20", f"strength_steps={ramp:g}")
         words = [word for change in changes for word in ("--set", change)]
         steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
-        text = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
+        text = ("--text", TOKENS, "--lengths", "2048", "--samples", "500")
         steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps
