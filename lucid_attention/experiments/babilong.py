@@ -14,7 +14,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, evaluate, tune, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, difference, judge_leads
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
@@ -141,16 +141,16 @@ def paper() -> list[Step]:
     steps, data = [], "data/babilong_train.jsonl"
     cells = ("--lengths=32768,65536,131072", "--samples=1000", f"--babilong-hub={TEST}")
     for number, attention in enumerate(PAPER_ATTENTIONS):
-        first, tuned, last = (f"runs/paper/{name}-{attention}" for name in ("pretrain_2k", "finetune_64k", "babilong"))
-        steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
+        start, last = (f"runs/paper/{name}-{attention}" for name in ("finetune_64k", "babilong"))
+        steps += tuned(attention)
         if number == 0:
             lengths = "--lengths=0,2048,4096,8192,16384,32768"
             steps.append(Step(("make-data", "babilong", data, "--samples=1000", lengths, f"--babilong-hub={TRAIN}")))
         steps += [
-            tune("babilong", f"{tuned}/model", last, f"--data={data}"),
+            tune("babilong", f"{start}/model", last, f"--data={data}"),
             evaluate(f"{last}/model", "babilong", f"results/paper/babilong-{attention}", *cells),
         ]
-    return steps
+    return unique(steps)
 
 
 LENGTHS = (32_768, 65_536, 131_072)

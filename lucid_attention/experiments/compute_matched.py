@@ -14,7 +14,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, tune
+from .engine.steps import Step, tune, unique
 from .engine.study import Done
 from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .small.contestants import Change, Contestant, contestant, mean_accuracy, training
@@ -137,9 +137,10 @@ def paper() -> list[Step]:
     """The models and needles of `needle_lm`, tuned at 64K for 500 steps, and standard attention tuned for 550."""
     more = "runs/paper/finetune_64k_more-softmax"
     start = "runs/paper/pretrain_2k-softmax/model"
-    return [
+    steps = [
         *needle_lm.tuned_64k("softmax"),
         tune("finetune_64k", start, more, "--set", "steps=550"),
         needle_lm.ask_tuned(more, "needles_64k_more-softmax"),
         *needle_lm.tuned_64k("lucid"),
     ]
+    return unique(steps)

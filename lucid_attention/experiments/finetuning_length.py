@@ -17,7 +17,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, heatmaps, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, tune
+from .engine.steps import Step, evaluate, tune, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, difference, judge_leads
 from .small.contestants import SHIFT, Contestant, contestant, mean_accuracy, reached, training
@@ -197,4 +197,4 @@ def paper() -> list[Step]:
             tune("finetune_64k", start, out, *changes),
             evaluate(f"{out}/model", "mniah", f"results/paper/needles_32k-{attention}", *cells),
         ]
-    return steps
+    return unique(steps)

@@ -25,7 +25,7 @@ from . import memory_update, needle_grid
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, train, tune
+from .engine.steps import Step, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .small.contestants import Contestant, mean_accuracy
@@ -303,20 +303,17 @@ def paper() -> list[Step]:
     """§4.5: pretrain, tune at 64K, and measure the weight of the last token of needle prompts on the answer."""
     steps = []
     for attention in COMPARED:
-        tuned = f"runs/paper/finetune_64k-{attention}"
-        steps += [
-            train("pretrain_2k", attention),
-            tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-        ]
+        model = f"runs/paper/finetune_64k-{attention}/model"
+        steps += tuned(attention)
         for length, samples in ((2048, 500), (65_536, 50)):
             prompts = f"data/hit_rate-{attention}-{length}.jsonl"
-            options = ("--tokenizer", f"{tuned}/model", "--lengths", str(length), "--haystack", "essays")
+            options = ("--tokenizer", model, "--lengths", str(length), "--haystack", "essays")
             out = f"results/paper/hit_rate-{attention}-{length}"
             steps += [
                 Step(("make-data", "needles", prompts, *options, "--samples", str(samples))),
-                Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", str(samples), "--out", out)),
+                Step(("analyze", model, "--samples", prompts, "--limit", str(samples), "--out", out)),
             ]
-    return steps
+    return unique(steps)
 
 
 # §4.5 gives no length: judged at 2048 tokens. Its weight may be A or |W|, see the top of this file: both must lead.

@@ -27,7 +27,7 @@ from ..nn.causal import split_heads
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
 from .engine.verdict import as_at_small_scale
 
@@ -397,4 +397,4 @@ def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
 
 def paper() -> list[Step]:
     """The paper's own experiment is small, so the full scale is the small one."""
-    return [Step(("experiment", "learnability", "--scale", "small"))]
+    return [at_small_scale("learnability")]

@@ -12,7 +12,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, evaluate, tune, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .text.comparison import ARMS, LOSS, Comparison, judge
@@ -165,12 +165,11 @@ def paper() -> list[Step]:
     }
     steps = [Step(("make-data", recipe, file)) for recipe, file in files.items()]
     for attention in PAPER:
-        first, tuned = f"runs/paper/pretrain_2k-{attention}", f"runs/paper/finetune_64k-{attention}"
-        steps += [train("pretrain_2k", attention), tune("finetune_64k", f"{first}/model", tuned)]
+        steps += tuned(attention)
         for recipe, suite in suites.items():
             last = f"runs/paper/{recipe}-{attention}"
             steps += [
-                tune(recipe, f"{tuned}/model", last, f"--data={files[recipe]}"),
+                tune(recipe, f"runs/paper/finetune_64k-{attention}/model", last, f"--data={files[recipe]}"),
                 evaluate(f"{last}/model", suite, f"results/paper/{recipe}-{attention}"),
             ]
-    return steps
+    return unique(steps)

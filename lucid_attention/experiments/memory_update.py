@@ -13,7 +13,7 @@ from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Table, table
 from .engine.scale import Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
 from .engine.verdict import as_at_small_scale
 from .small.contestants import (
@@ -183,4 +183,4 @@ def step_times(scale: Scale, done: Done) -> Table:
 
 def paper() -> list[Step]:
     """The paper gives no number for this claim, so the full scale is the small one."""
-    return [Step(("experiment", "memory_update", "--scale", "small"))]
+    return [at_small_scale("memory_update")]

@@ -18,7 +18,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step
+from .engine.steps import Step, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, difference, judge_leads
 from .small.contestants import (
@@ -255,4 +255,4 @@ def _steps_needed(done: Done, contestants: Sequence[Contestant], seeds: Sequence
 
 def paper() -> list[Step]:
     """§4.1, §4.2: pretrain, tune at 64K, and ask for 2 to 10 needles at every length: steps of `needle_lm`."""
-    return [step for attention in ("softmax", "lucid") for step in needle_lm.tuned_64k(attention)]
+    return unique(step for attention in ("softmax", "lucid") for step in needle_lm.tuned_64k(attention))

@@ -13,7 +13,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, evaluate, pretrained, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
@@ -224,19 +224,13 @@ def ask_tuned(model: str, out: str) -> Step:
 
 def tuned_64k(attention: str) -> list[Step]:
     """Pretraining, tuning at 64K and needles: Tables 6 and 7, the heat map and one side of Figure 5 share them."""
-    tuned = f"runs/paper/finetune_64k-{attention}"
-    return [
-        train("pretrain_2k", attention),
-        tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned),
-        ask_tuned(tuned, f"needles_64k-{attention}"),
-    ]
+    return [*tuned(attention), ask_tuned(f"runs/paper/finetune_64k-{attention}", f"needles_64k-{attention}")]
 
 
 def paper() -> list[Step]:
     """Every attention of the table: pretraining, needles at 2048; then tuning at 65 536, needles at 2K to 64K."""
     steps = []
     for attention in PAPER:
-        first, *rest = tuned_64k(attention)
         model, out = f"runs/paper/pretrain_2k-{attention}/model", f"results/paper/needles_2k-{attention}"
-        steps += [first, evaluate(model, "mniah", out, *asked((2048,))), *rest]
-    return steps
+        steps += [*pretrained(attention), evaluate(model, "mniah", out, *asked((2048,))), *tuned_64k(attention)]
+    return unique(steps)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, table
 from .engine.scale import QUICK, SMALL, SMOKE, Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
 from .engine.timing import cost_figure, cost_job
 from .engine.verdict import as_at_small_scale
@@ -73,4 +73,4 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 def paper() -> list[Step]:
     """The same measurement on the cluster."""
-    return [Step(("experiment", "operator_cost", "--scale", "small"))]
+    return [at_small_scale("operator_cost")]

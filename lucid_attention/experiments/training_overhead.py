@@ -14,7 +14,7 @@ from ..bench.cases import whole_models
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, train
+from .engine.steps import Step, tokenized, train
 from .engine.study import Done
 from .engine.timing import Percents, case_job, cost_figure, cost_job, percent, prediction_job, shown
 from .engine.verdict import Cost, Measured, PaperNumber, Place, Verdict, judge_costs
@@ -180,7 +180,7 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
 def paper() -> list[Step]:
     """A training step of whole models on one GPU; then the first steps of pretraining with each, on all of them."""
     measured = Step(("bench", "whole_training", "--resume", "--out", "results/paper/training_overhead"))
-    return [measured] + [
+    return [measured, tokenized()] + [
         train(
             "pretrain_2k",
             attention,

@@ -16,7 +16,7 @@ from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train
+from .engine.steps import Step, evaluate, tokenized, train
 from .engine.study import Done
 from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .language_model.runs import BASE
@@ -191,7 +191,7 @@ def _loss(done: Done, member: Contestant, seeds: Sequence[int]) -> Spread:
 
 def paper() -> list[Step]:
     """Pretrain each variant, and ask for 2 to 10 needles at 2048 tokens."""
-    steps = []
+    steps = [tokenized()]
     options = {"key": "{}", "qk": '{"norm":"qk"}', "row_max": '{"norm":"row_max"}', "beta": '{"learn_beta":true}'}
     for name, values in options.items():
         out = f"runs/paper/variants-{name}"

@@ -17,7 +17,7 @@ from .engine.full_scale import LOSS, WORST
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import TOKENS, Step, evaluate, tokenized, train, tune
 from .engine.study import Done
 from .engine.verdict import Measured, PaperNumber, Place, Verdict
 from .language_model.runs import extent as language_model
@@ -253,13 +253,13 @@ def paper() -> list[Step]:
     """
     start = "runs/paper/warm_start"
     ways = {"continued": 0.0, "abrupt": 1, "ramp": 0.5}
-    steps = [train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
+    steps = [tokenized(), train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
     for name, ramp in ways.items():
         out = f"{start}-{name}"
         changes = ("steps=1100", "learning_rate=5e-5", "evaluate_every=20", f"strength_steps={ramp:g}")
         words = [word for change in changes for word in ("--set", change)]
         steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
-        text = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
+        text = ("--text", TOKENS, "--lengths", "2048", "--samples", "500")
         steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps
 
