@@ -15,6 +15,8 @@ from .readers import DataError, require
 
 # Seconds to wait before a file that broke off is asked for again, from the byte where it broke off.
 WAITS: Sequence[float] = (1, 4, 16)
+# Seconds without a byte after which a connection counts as broken.
+SILENCE = 60
 
 
 def is_address(name: str) -> bool:
@@ -83,7 +85,7 @@ class _Stream(io.RawIOBase):
         if self._file is None:
             fsspec = require("fsspec", f"reading {self._address}")
             try:
-                self._file = fsspec.open(self._address, "rb").open()
+                self._file = fsspec.open(self._address, "rb", **_options(self._address)).open()
             except ImportError as error:
                 raise DataError(f"its address needs another package: {first_line(error)}") from error
             if self._position:
@@ -100,6 +102,15 @@ class _Stream(io.RawIOBase):
     def close(self) -> None:
         self._drop()
         super().close()
+
+
+def _options(address: str) -> dict[str, Any]:
+    """Over HTTP, one stream without a limit of its time: some servers ignore the request for a part of a file."""
+    if not address.startswith(("http://", "https://")):
+        return {}
+    aiohttp = require("aiohttp", f"reading {address}")
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE, sock_read=SILENCE)
+    return {"block_size": 0, "client_kwargs": {"timeout": timeout}}
 
 
 def _skip(file: Any, size: int) -> None:

@@ -27,6 +27,7 @@ from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, 
 from .engine.scale import Scale
 from .engine.steps import Step, tuned, unique
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .small.contestants import Contestant, mean_accuracy
 from .small.training import SmallRun, load_small
 
@@ -313,3 +314,28 @@ def paper() -> list[Step]:
                 Step(("analyze", model, "--samples", prompts, "--limit", str(samples), "--out", out)),
             ]
     return unique(steps)
+
+
+# §4.5 gives no length: judged at 2048 tokens. Its weight may be A or |W|, see the top of this file: both must lead.
+PAPER_RATES = {"softmax": 0.1817, "lucid": 0.2845}
+RATES = {
+    (attention, weight): PaperNumber(
+        "§4.5",
+        f"{ATTENTIONS[attention].title}, weight on the answer, {WEIGHTS[weight]}",
+        PAPER_RATES[attention],
+        Place(f"hit_rate-{attention}-2048", f"hit rate, {weight}"),
+    )
+    for attention, weight in (("softmax", "softmax"), ("lucid", "softmax"), ("lucid", "magnitude"))
+}
+PAPER_NUMBERS = tuple(RATES.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """LUCID's weight on the answer is higher in both readings of it, in percent of that of standard attention."""
+    standard = [RATES["softmax", "softmax"]]
+    return judge_leads(
+        [
+            lead(f"LUCID − Standard, {WEIGHTS[weight]}", [RATES["lucid", weight]], standard, measured, relative=True)
+            for weight in ("softmax", "magnitude")
+        ]
+    )

@@ -15,6 +15,7 @@ from .engine.result import Claim, Conclusion, Table, table
 from .engine.scale import Scale
 from .engine.steps import Step, at_small_scale
 from .engine.study import Done
+from .engine.verdict import as_at_small_scale
 from .small.contestants import (
     EQUAL_TIME,
     LARGE_EMBEDDINGS,
@@ -43,6 +44,7 @@ CLAIM = Claim(
     "is erased and the new one written.",
     paper="no number given",
 )
+PAPER_NUMBERS, judge_paper = as_at_small_scale("memory_update")
 # Accuracies in percent: the least of LUCID at every n; the most of softmax without positions at n = 8, where a key is
 # written seven times.
 SOLVED, BLIND = 99.0, 25.0

@@ -13,7 +13,7 @@ from ..base import files
 
 FORMAT = 1
 RESULT = "result.json"
-VERDICTS = ("holds", "partly", "does not hold", "measured", "too small to judge")
+VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judge")
 # The texts that results of each kind must have.
 TEXTS = {
     "experiment": (
@@ -70,12 +70,16 @@ def read_result(file: Path) -> Result:
 
 
 def checked_evaluation(content: Any, where: str) -> dict[str, Any]:
-    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}."""
+    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}, and "means" if it has some."""
     checkpoint = expect(content, "checkpoint", dict, where)
     expect(checkpoint, "name", str, f"{where}: checkpoint")
     check_attention(checkpoint.get("attention") or "softmax", f"{where}: checkpoint")
     for number, cell in enumerate(expect(content, "cells", list, where)):
         _check_cell(cell, f"{where}: cells[{number}]")
+    for number, mean in enumerate(expect(content, "means", list, where) if "means" in content else []):
+        expect(mean, "over", dict, f"{where}: means[{number}]")
+        expect(mean, "cells", list, f"{where}: means[{number}]")
+        _check_cell({"name": "", **mean}, f"{where}: means[{number}]")
     return dict(content)
 
 

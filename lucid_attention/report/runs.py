@@ -118,7 +118,7 @@ def is_evaluation(file: Path) -> bool:
 def read_evaluation(file: Path) -> Result:
     """The result of `lucid eval` on one checkpoint."""
     content = checked_evaluation(read_json(file), str(file))
-    checkpoint, cells = content["checkpoint"], content["cells"]
+    checkpoint, cells, means = content["checkpoint"], content["cells"], content.get("means", [])
     if not cells:
         raise ReportError(f"{file}: cells must hold at least one cell, got none")
     for cell in cells:
@@ -139,16 +139,27 @@ def read_evaluation(file: Path) -> Result:
         "title": name,
         "about": f"scores on {families}",
         "role": role_of(attention),
-        "cells": cells,
+        "cells": _drawn(cells, means),
         "facts": facts,
     }
-    means = []
+    headlines = []
     for family, members in _by_family([evaluation]).items():
         values = [_scaled(cell)[0] for cell in members[0][1]]
         mean = "–" if None in values else f"{math.fsum(values) / len(values):.4g}"
-        means.append(f"{family[0]} {mean}{' %' if family[3] else ''} ({family[1]})")
-    figures, tables = family_figures([evaluation]), _cell_tables(cells)
-    return evaluation | {"ours": "; ".join(means), "figures": figures, "tables": tables}
+        headlines.append(f"{family[0]} {mean}{' %' if family[3] else ''} ({family[1]})")
+    figures = family_figures([evaluation])
+    tables = [*_cell_tables(cells), *_cell_tables([mean | {"family": f"{mean['family']}, means"} for mean in means])]
+    return evaluation | {"ours": "; ".join(headlines), "figures": figures, "tables": tables}
+
+
+def _drawn(cells: Sequence[Cell], means: Sequence[Cell]) -> list[Cell]:
+    """The cells for figures. Three labels are too many: there the means over tasks stand in the place of the cells."""
+    over_tasks = [mean for mean in means if list(mean["over"]) == ["task"]]
+    replaced = {mean["family"] for mean in over_tasks} & {cell["family"] for cell in cells if len(cell["labels"]) > 2}
+    return [
+        *(cell for cell in cells if cell["family"] not in replaced),
+        *(mean for mean in over_tasks if mean["family"] in replaced),
+    ]
 
 
 def _check_samples(file: Path, cell: Cell) -> None:

@@ -16,6 +16,7 @@ import zstandard
 from lucid_attention.cli import main
 from lucid_attention.data import DataError, remote
 from lucid_attention.data.shards import open_folder, read_ends, read_ids
+from lucid_attention.data.shuffling import BUFFER, ShuffledSource
 from lucid_attention.data.sources import open_source
 from lucid_attention.data.tokenize import tokenize
 from lucid_attention.data.tokenizer import Encoder
@@ -231,3 +232,54 @@ def test_a_configuration_is_for_the_hub(tmp_path: Path) -> None:
         open_source("stdlib", config="a")
     with pytest.raises(DataError, match="--config must be that of SOURCE, 'a', got 'b'"):
         open_source("hf:x/y:a", config="b")
+
+
+@pytest.mark.slow
+def test_the_number_of_workers_does_not_change_a_byte_of_a_limited_list(
+    tmp_path: Path, address: str, options: dict[str, Any]
+) -> None:
+    limits = {"limit_tokens": 2500, "seed": 5, "min_document_tokens": 100}
+    for workers in (1, 3):
+        tokenize(f"@{address}/urls.txt", tmp_path / f"{workers}", **options | limits | {"workers": workers})
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+
+
+def test_a_part_that_its_own_limit_cut_is_cut_again_where_the_whole_ends(
+    tmp_path: Path, address: str, options: dict[str, Any]
+) -> None:
+    small, large = [text(seed) for seed in range(3)], [text(seed) for seed in range(10, 40)]
+    for name, documents in (("small", small), ("large", large)):
+        lines = "".join(json.dumps({"text": document}) + "\n" for document in documents)
+        (tmp_path / "dolma" / f"{name}.jsonl").write_text(lines)
+    (tmp_path / "dolma/two.txt").write_text(f"{address}/small.jsonl\n{address}/large.jsonl\n")
+    encoder = Encoder.of(Path(options["tokenizer"]))
+    lengths = [len(encoder(document)) for document in small + large]
+    limit = sum(lengths[:10])
+    manifest, _ = tokenize(f"@{address}/two.txt", tmp_path / "out", **options, limit_tokens=limit)
+    assert sorted(map(len, stored(tmp_path / "out"))) == sorted(lengths[:10])
+    assert [counts["documents"] for counts in manifest["files"].values()] == [3, 7]
+
+
+def test_a_file_that_breaks_off_is_read_on_where_it_broke_off(tmp_path: Path, address: str) -> None:
+    body = b"".join(number.to_bytes(4, "big") for number in range(3_500_000))
+    (tmp_path / "dolma/large.txt").write_bytes(body)
+    Handler.breaks = 2
+    with remote.RemoteFile(f"{address}/large.txt").open("rb") as stream:
+        # Not the contents themselves, which pytest would show.
+        assert hash(stream.read()) == hash(body)
+    assert Handler.breaks == 0
+
+
+@pytest.mark.parametrize("count", [5, BUFFER, 3 * BUFFER])
+def test_a_seed_shuffles_the_documents_of_a_file(tmp_path: Path, count: int) -> None:
+    texts = [str(number) for number in range(count)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": content}) + "\n" for content in texts))
+    orders = []
+    for seed in (0, 0, 1):
+        source = ShuffledSource(open_source(str(tmp_path / "a.jsonl")), seed)
+        (part,) = source.parts(1 << 30)
+        orders.append([document.text for document in source.documents(part)])
+        assert sorted(orders[-1]) == sorted(texts)
+    assert orders[0] == orders[1]
+    assert texts not in orders
+    assert orders[1] != orders[2]

@@ -12,7 +12,7 @@ from lucid_attention import cli
 from lucid_attention.report.command import find_results
 from lucid_attention.report.page import page_html
 from lucid_attention.report.records import ReportError, checked_all
-from lucid_attention.report.runs import role_of
+from lucid_attention.report.runs import read_evaluation, role_of
 
 from .samples import result
 
@@ -278,3 +278,28 @@ def test_a_score_that_is_not_finite_is_missing(tmp_path: Path) -> None:
 )
 def test_the_role_of_a_model_is_its_attention(attention: Any, role: str) -> None:
     assert role_of(attention) == role
+
+
+def test_means_over_tasks_are_drawn_for_cells_with_three_labels(tmp_path: Path) -> None:
+    places = [(n, length) for n in (2, 4) for length in (1024, 2048)]
+    cells = [
+        cell("mniah", {"task": task, "needles": n, "length": length}, 0.5, name=f"{task}{n}{length}")
+        for task in ("multikey_1", "multivalue")
+        for n, length in places
+    ]
+    means = [
+        cell("mniah", {"needles": n, "length": length}, n / 10) | {"over": {"task": ["a", "b"]}, "cells": []}
+        for n, length in places
+    ]
+    file = tmp_path / "results.json"
+    file.write_text(json.dumps({"checkpoint": {"name": "x", "attention": "lucid"}, "cells": cells, "means": means}))
+    result = read_evaluation(file)
+    (figure,) = result["figures"]
+    assert figure["kind"] == "heatmaps"
+    assert figure["panels"][0]["values"] == [[20.0, 20.0], [40.0, 40.0]]
+    assert [table["title"] for table in result["tables"]] == ["mniah", "mniah, means"]
+    assert result["ours"] == "mniah 30 % (score)"
+    means[0]["over"] = None
+    file.write_text(json.dumps({"checkpoint": {"name": "x"}, "cells": cells, "means": means}))
+    with pytest.raises(ReportError, match=r"means\[0\]: over must"):
+        read_evaluation(file)

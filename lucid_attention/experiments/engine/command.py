@@ -2,13 +2,14 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...base.memory import gigabytes
 from ...base.tables import text_table
 from ...training.estimate import Estimate
-from .full_recipe import gpu_hours, run_full_recipes, steps_of
+from .full_recipe import gpu_hours, judge_full_recipe, run_full_recipes, steps_of
 from .jobs import Store
 from .pool import JobsFailed, clock
 from .scale import COMMANDS, PAPER, REHEARSAL, SCALES, Scale
@@ -27,7 +28,9 @@ def run(args: argparse.Namespace) -> int:
             load(name)
         scale = SCALES[args.scale]
         _check_options(scale, args)
-        if args.dry_run:
+        if args.judge:
+            judge(names, scale, args.out)
+        elif args.dry_run:
             for name in names:
                 dry_run(name, scale, args.out)
         elif scale in COMMANDS:
@@ -39,6 +42,22 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid experiment: error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def judge(names: Sequence[str], scale: Scale, out: Path) -> None:
+    """Judge what the commands of full recipes have written, and print the verdicts with the paper's numbers."""
+    if scale not in COMMANDS:
+        raise ValueError(f"--judge is for --scale {PAPER.name} and {REHEARSAL.name}: others are judged when they run")
+    results = [judge_full_recipe(name, scale, out) for name in names]
+    for result in results:
+        print(f"{result['name']}: {result['verdict'].upper()}: {result['because']}")
+    print(verdict_table(results))
+
+
+def verdict_table(results: Sequence[dict[str, Any]]) -> str:
+    """A line for every result: its name, the paper's numbers, ours, and the verdict."""
+    rows = [[result[key] for key in ("name", "paper", "ours", "verdict")] for result in results]
+    return text_table([["claim", "paper", "ours", "verdict"], *rows], rule=True)
 
 
 def _check_options(scale: Scale, args: argparse.Namespace) -> None:

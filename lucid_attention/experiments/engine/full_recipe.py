@@ -13,12 +13,12 @@ from ...base.files import write_whole
 from ...base.fingerprint import fingerprint
 from ...base.locks import locked
 from ...training.estimate import Estimate
+from .full_scale import conclude_full
 from .pool import clock
-from .rehearsal import rehearsed
-from .result import Conclusion
+from .rehearsal import SIZES, rehearsed
 from .scale import REHEARSAL, Scale
 from .stand_ins import make_stand_ins
-from .steps import Step, check_steps, results_of
+from .steps import Step, check_steps
 from .study import NOT_JUDGED, load, save_result
 from .warm import LIBRARIES, PROGRAM, run_warm
 
@@ -67,16 +67,23 @@ def run_full_recipes(
                 code = run.do(step)
                 if code:
                     return code
-            command = f"lucid experiment {name} --scale {scale.name}"
-            conclusion = conclude(name, steps, scale, root)
-            then(save_result(load(name).CLAIM, conclusion, name, scale, out, command, time.monotonic() - start))
+            then(judge_full_recipe(name, scale, out, time.monotonic() - start))
     return 0
 
 
-def conclude(name: str, steps: Sequence[Step], scale: Scale, root: Path) -> Conclusion:
-    """The conclusion from what the commands have written below `root`. A rehearsal has no verdict."""
-    conclusion = results_of(steps)
-    return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED) if scale.tiny else conclusion
+def judge_full_recipe(name: str, scale: Scale, out: Path, seconds: float = 0.0) -> Result:
+    """Judge what the commands have written, and write OUT/NAME-SCALE/result.json. Returns it.
+
+    The rule of a rehearsal's verdict runs, too, but its verdict means nothing.
+    """
+    experiment, steps, command = load(name), steps_of(name, scale), f"lucid experiment {name} --scale {scale.name}"
+    if scale is REHEARSAL:
+        conclusion = conclude_full(experiment, steps, out.absolute() / WORK, SIZES)
+        if conclusion.verdict != "incomplete":
+            conclusion = replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
+    else:
+        conclusion = conclude_full(experiment, steps)
+    return save_result(experiment.CLAIM, conclusion, name, scale, out, command, seconds)
 
 
 def _rehearsal_folder(out: Path, restart: bool) -> Path:

@@ -16,6 +16,9 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from ...bench.cases.model_decode import PAPER_CONTEXT
+from ...bench.cases.on_device import LENGTHS as BENCH_LENGTHS
+from ...bench.cases.on_device import QUICK_CONTEXT, QUICK_LENGTH
 from ...data.sources import DOLMA
 from .stand_ins import BABILONG, DOLMA_LIST, ESSAYS, LONGQA
 from .steps import Step
@@ -50,9 +53,11 @@ def shorter(length: int) -> int:
     return length if length <= SHORT else SHORT + (length - SHORT) // SHRINK
 
 
-def longer(length: int) -> int:
-    """The paper's length that one of a rehearsal stands for."""
-    return length if length <= SHORT else SHORT + (length - SHORT) * SHRINK
+# Sizes in the results of a rehearsal, and the paper's that they stand for.
+SIZES = {shorter(1024 * thousands): 1024 * thousands for thousands in (2, 4, 6, 8, 16, 32, 64, 128)} | {
+    QUICK_LENGTH: BENCH_LENGTHS[0],
+    QUICK_CONTEXT: PAPER_CONTEXT,
+}
 
 
 def rehearsed(step: Step) -> Step:

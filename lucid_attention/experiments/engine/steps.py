@@ -1,18 +1,14 @@
 """The full recipes of the paper: commands for a cluster. Each one resumes by itself and is checked before any runs."""
 
 import argparse
-import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from ...analysis.arguments import analyze_arguments
-from ...base.messages import first_line
 from ...bench.arguments import bench_arguments
 from ...data.arguments import tokenize_arguments
 from ...data.sources import DOLMA
@@ -24,15 +20,7 @@ from ...training.estimate import Estimate, estimate
 from ...training.inputs import new_config
 from ...training.recipe import Recipe
 from .arguments import experiment_arguments
-from .result import Conclusion, table
 
-# The files that hold the results of the commands.
-RECORDS = {
-    "train": "summary.json",
-    "eval": "results.json",
-    "analyze": "analysis.json",
-    "bench": "results.json",
-}
 # The arguments of the commands that a step may be.
 ARGUMENTS = {
     "train": train_arguments,
@@ -196,85 +184,3 @@ def check_steps(steps: Sequence[Step]) -> None:
         other = written.setdefault(Path(step.writes()), step)
         if other != step and step.words[0] != "experiment":
             raise ValueError(f"{step.line}: {other.line} writes {step.writes()}, too")
-
-
-def results_of(steps: Sequence[Step]) -> Conclusion:
-    """The losses and scores that finished commands have written, as tables for the reader to compare with the paper."""
-    losses: list[list[Any]] = []
-    scores: list[list[Any]] = []
-    others: list[list[Any]] = []
-    for step in steps:
-        if step.words[0] not in RECORDS or "--out" not in step.words:
-            continue
-        file = Path(step.words[step.words.index("--out") + 1]) / RECORDS[step.words[0]]
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-            if step.words[0] == "train":
-                losses.append(_loss_row(file.parent.name, content))
-            elif step.words[0] == "eval":
-                scores += _score_rows(file.parent.name, content)
-            else:
-                rows = _analysis_rows if step.words[0] == "analyze" else _time_rows
-                others += rows(file.parent.name, content)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"{file} is not what {step.line} writes ({type(error).__name__}: {first_line(error)}): "
-                "remove it and run that command again"
-            ) from error
-    tables = []
-    if losses:
-        tables.append(table("Training", ["run", "steps", "validation loss", "tokens/s"], losses))
-    if scores:
-        tables.append(table("Scores", ["model", "task", "cell", "metric", "score", "standard error"], scores))
-    if others:
-        tables.append(table("Measurements", ["record", "what", "where", "value"], others))
-    return Conclusion(
-        ours="see the tables",
-        verdict="measured",
-        because="The full recipe: its numbers stand beside the paper's for the reader to compare.",
-        seeds=1,
-        tables=tables,
-    )
-
-
-def _loss_row(name: str, summary: dict[str, Any]) -> list[Any]:
-    speed = summary["median_tokens_per_second"]
-    return [name, summary["steps"], round(summary["validation_loss"], 4), speed and round(speed)]
-
-
-def _score_rows(name: str, results: dict[str, Any]) -> list[list[Any]]:
-    """Every metric of every cell, and the means over cells."""
-    rows = []
-    for cell in [*results["cells"], *results.get("means", [])]:
-        labels = ", ".join(f"{key} {value}" for key, value in cell["labels"].items())
-        if "over" in cell:
-            labels += f", mean over {' and '.join(cell['over'])}"
-        for metric, score in {cell["metric"]: cell, **cell.get("metrics", {})}.items():
-            error = None if score["standard_error"] is None else round(score["standard_error"], 4)
-            rows.append([name, cell["family"], labels, metric, round(score["mean"], 4), error])
-    return rows
-
-
-def _analysis_rows(name: str, analysis: dict[str, Any]) -> list[list[Any]]:
-    """κ by length, the median and the largest of all heads, and the mean hit rates."""
-    results, rows = analysis["results"], []
-    kappas: dict[int, list[float]] = {}
-    for record in results.get("conditioning", []):
-        kappas.setdefault(record["length"], []).append(record["kappa"])
-    for length, values in sorted(kappas.items()):
-        where = f"{length} tokens, {len(values)} heads"
-        rows += [[name, "κ(P), median", where, median(values)], [name, "κ(P), largest", where, max(values)]]
-    for measure, value in results.get("mean_hit_rate", {}).items():
-        rows.append([name, f"hit rate, {measure}", analysis["input"]["about"], round(value, 4)])
-    return rows
-
-
-def _time_rows(name: str, results: dict[str, Any]) -> list[list[Any]]:
-    """Milliseconds of every contestant of a benchmark, and the ratio to its peer."""
-    rows = []
-    for key, record in results["records"].items():
-        for contestant, entry in record["entries"].items():
-            rows.append([name, f"{contestant}, ms", key, round(1000 * entry["seconds"]["median"], 3)])
-            if entry["ratio"] is not None:
-                rows.append([name, f"{contestant}, ratio", key, round(entry["ratio"]["median"], 4)])
-    return rows

@@ -20,6 +20,7 @@ from .pool import Progress, run_jobs
 from .result import Claim, Conclusion
 from .scale import Scale
 from .steps import Step
+from .verdict import Judged
 
 # An experiment comes after those whose models it uses.
 EXPERIMENTS = (
@@ -51,7 +52,7 @@ class ExperimentError(Exception):
     """Why an experiment cannot run, in a sentence."""
 
 
-class Experiment(Protocol):
+class Experiment(Judged, Protocol):
     """A module of `lucid_attention.experiments`, named for a claim."""
 
     CLAIM: Claim
