@@ -3,8 +3,8 @@
 | at the paper's scale | in a rehearsal |
 |---|---|
 | 8 GPUs | 2 processes with gloo, on the CPU |
-| a model | its preset with a width of 96 and 2 layers (6 for Gemma's mix); head sizes and groups stay |
-| a training | 2 steps of 2 sequences, each evaluated and saved |
+| a model | its preset with a width of 96, 2 layers (6 for Gemma's mix) and a quarter of the heads, of the same size |
+| a training | 2 steps of 2 sequences in float32 (CPUs are slow in bfloat16), each evaluated and saved |
 | a length above 1024 tokens | 1024 tokens and a 64th of the rest: all lengths stay different, and in order |
 | samples, questions | 1 of each cell, with answers of 4 tokens |
 | a vocabulary | an eighth of it |
@@ -20,6 +20,7 @@ from ...bench.cases.model_decode import PAPER_CONTEXT
 from ...bench.cases.on_device import LENGTHS as BENCH_LENGTHS
 from ...bench.cases.on_device import QUICK_CONTEXT, QUICK_LENGTH
 from ...data.sources import DOLMA
+from ...training.inputs import new_config
 from .stand_ins import BABILONG, DOLMA_LIST, ESSAYS, LONGQA
 from .steps import Step
 
@@ -27,11 +28,11 @@ PROCESSES, SAMPLES = 2, "1"
 # Lengths up to this one stay. Needles and stories of any number fit into it.
 SHORT, SHRINK = 1024, 64
 # Presets with sliding windows have another attention in every sixth layer.
-LAYERS, MIXED_LAYERS = 2, 6
+LAYERS, MIXED_LAYERS, FEWER_HEADS = 2, 6, 4
 MODEL = ("model.hidden_size=96", "model.intermediate_size=96")
 TRAINING = (
     *("steps=2", "batch_size=2", "micro_batch_size=1", "evaluation_sequences=2", "loss_rows=64"),
-    *("log_every=1", "evaluate_every=1", "save_every=1", "workers=0"),
+    *("log_every=1", "evaluate_every=1", "save_every=1", "workers=0", "precision=float32"),
 )
 LENGTHS = ("--lengths", "--length", "--mean-lengths")
 # What is appended to the words of each command; of `lucid eval`, by its task.
@@ -131,5 +132,11 @@ def _changes(words: Sequence[str]) -> list[str]:
     changes = [*TRAINING, f"sequence_length={shorter(recipe.sequence_length)}"]
     if "--from" in words:
         return changes
-    layers = MIXED_LAYERS if recipe.preset.startswith("gemma3") else LAYERS
-    return [*changes, *MODEL, f"model.num_hidden_layers={layers}"]
+    config = new_config(recipe)
+    model = {
+        "num_hidden_layers": MIXED_LAYERS if recipe.preset.startswith("gemma3") else LAYERS,
+        "num_attention_heads": max(1, config.num_attention_heads // FEWER_HEADS),
+        "num_key_value_heads": max(1, config.num_key_value_heads // FEWER_HEADS),
+        "head_dim": config.head_dim,
+    }
+    return [*changes, *MODEL, *(f"model.{name}={size}" for name, size in model.items())]
