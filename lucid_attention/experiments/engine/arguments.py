@@ -29,7 +29,7 @@ def experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--judge",
         action="store_true",
-        help="with --scale paper: run nothing, and judge what its commands have written so far",
+        help="with --scale paper or rehearsal: run nothing, and judge what its commands have written so far",
     )
 
 

@@ -15,12 +15,11 @@ from ...base.locks import locked
 from ...base.messages import did_you_mean
 from ...bench.harness import machine
 from ...report.records import FORMAT, RESULT
-from .full_scale import conclude_full
 from .jobs import RECORD, ROOM, Job, Record, Store
 from .pool import Progress, run_jobs
 from .result import Claim, Conclusion
-from .scale import PAPER, Scale
-from .steps import Step, check_steps
+from .scale import Scale
+from .steps import Step
 from .verdict import Judged
 
 # An experiment comes after those whose models it uses.
@@ -164,35 +163,6 @@ def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
     if scale.tiny:
         return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
     return conclusion
-
-
-def run_full_recipe(name: str, out: Path) -> int:
-    """Run the commands of the full recipe one after another, and write their results. Returns an exit code.
-
-    Another run in `out` is refused meanwhile. Every command resumes where it was stopped, and does nothing if it is
-    finished.
-    """
-    steps, start = load(name).paper(), time.monotonic()
-    check_steps(steps)
-    command = f"lucid experiment {name} --scale {PAPER.name}"
-    with locked(out, command):
-        for number, step in enumerate(steps, 1):
-            print(f"{number}/{len(steps)}: {step.line}", flush=True)
-            code = step.run()
-            if code:
-                ended = f"step {number} of {len(steps)} ended with {code}: {step.line}"
-                print(f"lucid experiment: {ended}", file=sys.stderr)
-                return code
-        result = judge_full_recipe(name, out, time.monotonic() - start)
-    print(f"{name}: {result['verdict'].upper()}: {result['because']}")
-    return 0
-
-
-def judge_full_recipe(name: str, out: Path, seconds: float = 0.0) -> dict[str, Any]:
-    """Judge what the commands of the full recipe have written, and write OUT/NAME-paper/result.json. Returns it."""
-    experiment = load(name)
-    conclusion, command = conclude_full(experiment, experiment.paper()), f"lucid experiment {name} --scale {PAPER.name}"
-    return save_result(experiment.CLAIM, conclusion, name, PAPER, out, command, seconds)
 
 
 def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:
