@@ -171,19 +171,13 @@ def test_a_folder_is_read_into_places(tmp_path: Path) -> None:
     write(tmp_path, "runs/paper/pretrain_2k-lucid/summary.json", summary)
     (tmp_path / "runs/paper/pretrain_2k-lucid/metrics.jsonl").write_text('{"loss": 9}\n{"eval_loss": 3.5}\n')
     write(tmp_path, "runs/experiments/hit_rate-small/result.json", {"verdict": "holds", "ours": "", "because": ""})
-    steps, ran = (
-        [
-            train("pretrain_2k", "lucid"),
-            evaluate("runs/paper/pretrain_2k-lucid/model", "mniah", "results/paper/x", *lengths),
-            Step(("experiment", "hit_rate", "--scale", "small")),
-            train("pretrain_2k", "softmax"),
-        ]
-        for lengths in (
-            ("--lengths=2048,8192", "--mean-lengths=2048-8192"),
-            ("--lengths", "64,256", "--mean-lengths", "64-256", "--samples=1"),
-        )
-    )
-    found, tables = read_steps(steps, tmp_path, ran)
+    steps = [
+        train("pretrain_2k", "lucid"),
+        evaluate("runs/paper/pretrain_2k-lucid/model", "mniah", "results/paper/x"),
+        Step(("experiment", "hit_rate", "--scale", "small")),
+        train("pretrain_2k", "softmax"),
+    ]
+    found, tables = read_steps(steps, tmp_path, {64: 2048, 256: 8192})
     assert found.numbers == {
         Place("pretrain_2k-lucid", full_scale.LOSS): Measure(2.5),
         Place("pretrain_2k-lucid", full_scale.WORST): Measure(3.5),
@@ -193,15 +187,6 @@ def test_a_folder_is_read_into_places(tmp_path: Path) -> None:
     }
     assert found.verdicts["hit_rate"].verdict == "holds"
     assert [len(table["rows"]) for table in tables] == [2, 3]
-
-
-def test_a_quick_benchmark_stands_for_the_papers_lengths(tmp_path: Path) -> None:
-    entry = {"seconds": {"median": 1.0}, "ratio": {"median": 1.01}}
-    record = {"facts": {"model": "Qwen-2.5-1.5B", "context": 96}, "entries": {"LUCID": entry}}
-    write(tmp_path, "results/paper/decode_latency/results.json", {"records": {"x": record}})
-    (step,) = load("decode_latency").paper()
-    found, _ = read_steps([step], tmp_path, [Step((*step.words, "--quick"))])
-    assert found[Place("decode_latency", "LUCID, ratio", "Qwen-2.5-1.5B 32768")] == Measure(1.01)
 
 
 def test_a_recipe_that_stopped_half_way_is_incomplete(tmp_path: Path) -> None:

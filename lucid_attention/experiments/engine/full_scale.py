@@ -1,16 +1,13 @@
 """The conclusion of a full recipe: read what its commands have written, and judge it against the paper's numbers."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ...base.files import read_json
 from ...base.messages import first_line
-from ...bench.cases import on_device
 from ...report.records import RESULT
 from ...training.metrics import METRICS
 from .arguments import EXPERIMENTS_OUT
@@ -30,38 +27,29 @@ LOSS, WORST, SPEED, KAPPA, LARGEST = "loss", "worst loss on the way", "tokens/s"
 HEADINGS = {"train": "Training", "eval": "Scores", "analyze": "Measurements", "bench": "Measurements"}
 
 Numbers = dict[Place, Measure]
-# Lengths of a rehearsal → those of the paper that they stand for.
+# Sizes of a rehearsal → those of the paper that they stand for.
 Sizes = Mapping[int, int]
-# The options of steps with lengths.
-LENGTHS = ("--lengths", "--length", "--mean-lengths")
-# `lucid bench --quick` has one length.
-QUICK: Sizes = {on_device.QUICK_LENGTH: on_device.LENGTHS[0], on_device.QUICK_CONTEXT: on_device.PAPER_CONTEXT}
 
 
 def conclude_full(
-    experiment: Judged, steps: Sequence[Step], root: Path = Path(), ran: Sequence[Step] | None = None
+    experiment: Judged, steps: Sequence[Step], root: Path = Path(), sizes: Sizes | None = None
 ) -> Conclusion:
     """The conclusion from what the steps of a full recipe have written below `root`.
 
-    ran: of a rehearsal: the step that ran for each of `steps`.
+    sizes: of a rehearsal: its lengths, and those that they stand for.
     """
-    measured, tables = read_steps(steps, root, ran)
+    measured, tables = read_steps(steps, root, sizes)
     verdict, numbers = verdict_on(experiment, measured)
     shown = [numbers] if numbers["rows"] else []
     return Conclusion(verdict.ours, verdict.verdict, verdict.because, seeds=1, tables=[*shown, *tables])
 
 
-def read_steps(
-    steps: Sequence[Step], root: Path = Path(), ran: Sequence[Step] | None = None
-) -> tuple[Measured, list[Table]]:
-    """The numbers that finished steps have written, by place and as tables. Steps without a record are left out.
-
-    ran: as in `conclude_full`. Lengths are those of `steps`.
-    """
+def read_steps(steps: Sequence[Step], root: Path = Path(), sizes: Sizes | None = None) -> tuple[Measured, list[Table]]:
+    """The numbers that finished steps have written, by place and as tables. Steps without a record are left out."""
     numbers: Numbers = {}
     verdicts: dict[str, Verdict] = {}
     rows: dict[str, list[list[Any]]] = {}
-    for of_paper, step in zip(steps, ran or steps, strict=True):
+    for step in steps:
         file = record_of(step, root)
         if file is None or not file.exists():
             continue
@@ -71,7 +59,7 @@ def read_steps(
             if command == "experiment":
                 verdicts[step.words[1]] = Verdict(content["verdict"], content["ours"], content["because"])
                 continue
-            found = READERS[command](name, content, _sizes(of_paper, step))
+            found = READERS[command](name, content, sizes or {})
             if command == "train" and (worst := _worst_loss(file.with_name(METRICS))) is not None:
                 found[Place(name, WORST)] = Measure(worst)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -96,19 +84,6 @@ def record_of(step: Step, root: Path) -> Path | None:
         scale = step.words[step.words.index("--scale") + 1]
         return root / (out or EXPERIMENTS_OUT) / f"{step.words[1]}-{scale}" / RESULT
     return root / out / RECORDS[step.words[0]] if out else None
-
-
-def _sizes(step: Step, ran: Step) -> Sizes:
-    """The lengths of the step that ran, and those of the step that it stands for."""
-    pairs = zip(_lengths(ran), _lengths(step), strict=True)
-    quick = QUICK if "--quick" in ran.words and "--quick" not in step.words else {}
-    return {**dict(pairs), **quick}
-
-
-def _lengths(step: Step) -> list[int]:
-    words = [part for word in step.words for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    values = [value for option, value in pairwise(words) if option in LENGTHS]
-    return [int(number) for value in values for number in re.findall(r"\d+", value)]
 
 
 def _losses(name: str, summary: dict[str, Any], sizes: Sizes) -> Numbers:
