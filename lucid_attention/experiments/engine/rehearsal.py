@@ -3,7 +3,7 @@
 | at the paper's scale | in a rehearsal |
 |---|---|
 | 8 GPUs | 2 processes with gloo, on the CPU |
-| a model | its preset with a width of 96, 2 layers (6 for Gemma's mix) and a quarter of the heads, of the same size |
+| a model | its preset with a width of 96, 2 layers (6 for Gemma's mix) and few heads, of the same size |
 | a training | 2 steps of 2 sequences in float32 (CPUs are slow in bfloat16), each evaluated and saved |
 | a length above 1024 tokens | 1024 tokens and a 64th of the rest: all lengths stay different, and in order |
 | samples, questions | 1 of each cell, with answers of 4 tokens |
@@ -133,10 +133,13 @@ def _changes(words: Sequence[str]) -> list[str]:
     if "--from" in words:
         return changes
     config = new_config(recipe)
+    heads = config.num_key_value_heads or config.num_attention_heads
+    # Diff attention has an even number of them.
+    fewer = max(min(heads, 2), heads // FEWER_HEADS)
     model = {
         "num_hidden_layers": MIXED_LAYERS if recipe.preset.startswith("gemma3") else LAYERS,
-        "num_attention_heads": max(1, config.num_attention_heads // FEWER_HEADS),
-        "num_key_value_heads": max(1, config.num_key_value_heads // FEWER_HEADS),
+        "num_attention_heads": fewer * max(1, config.num_attention_heads // heads // FEWER_HEADS),
+        "num_key_value_heads": fewer,
         "head_dim": config.head_dim,
     }
     return [*changes, *MODEL, *(f"model.{name}={size}" for name, size in model.items())]
