@@ -168,7 +168,7 @@ def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeyp
     monkeypatch.setattr(probes.module, "paper", lambda: steps)
     assert study.run_full_recipe("probe", tmp_path) == 0
     result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
-    assert (result["scale"], result["verdict"]) == ("paper", "measured")
+    assert (result["scale"], result["verdict"]) == ("paper", "incomplete")
 
 
 def test_a_full_recipe_locks_its_folder(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lucid_attention.experiments.engine import steps
+from lucid_attention.experiments.engine.full_scale import read_steps
 from lucid_attention.experiments.engine.steps import (
     PEAK,
     REACHED,
@@ -121,4 +122,4 @@ def test_a_step_runs_as_its_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_result_of_a_step_is_named(word: str, name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=rf"{name} is not what lucid {word} .* writes .*: remove it and run"):
-        steps.results_of([Step((word, "x", "--out", str(tmp_path)))])
+        read_steps([Step((word, "x", "--out", str(tmp_path)))])
