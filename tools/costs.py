@@ -13,7 +13,7 @@ from lucid_attention.experiments.engine.study import EXPERIMENTS, load
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "reproduce.md"
 COMMAND = re.compile(r"`lucid experiment (\w+)`")
-NONE = "none: nothing is trained"
+NONE = "none"
 TOTAL = re.compile(r"<!-- total: written by tools/costs.py -->.*?<!-- end of total -->", re.DOTALL)
 
 

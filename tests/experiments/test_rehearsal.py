@@ -110,7 +110,7 @@ def test_the_stand_in_has_the_layout_of_dolma(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def probes(tmp_path: Path) -> Iterator[Probes]:
-    with probing(tmp_path) as found:
+    with probing(tmp_path / "probes") as found:
         yield found
 
 
