@@ -132,6 +132,9 @@ def _changes(words: Sequence[str]) -> list[str]:
     recipe = step.recipe()
     assert recipe is not None
     changes = [*TRAINING, f"sequence_length={shorter(recipe.sequence_length)}"]
+    if recipe.data.endswith(".jsonl"):
+        # Of a few prompts, the usual share for validation would be none.
+        changes.append("data_options.validation=0.4")
     if "--from" in words:
         return changes
     config = new_config(recipe)
