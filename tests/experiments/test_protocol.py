@@ -36,8 +36,7 @@ def test_steps_that_share_a_folder_are_the_same_step() -> None:
     steps: dict[str, Step] = {}
     for module in (needle_lm, compute_matched, needle_grid, finetuning_length):
         for step in module.paper():
-            out = step.words[step.words.index("--out") + 1]
-            assert steps.setdefault(out, step) == step
+            assert steps.setdefault(step.writes(), step) == step
 
 
 def score(**labels: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ WORK, DONE = "rehearsal", "steps.json"
 RESUMED = ("tokenize", "train", "eval", "bench", "experiment")
 # About the seconds of the commands of a rehearsal on two cores, in proportion to each other.
 SECONDS = {"tokenize": 15.0, "train": 5.0, "eval": 8.0, "make-data": 3.0, "analyze": 8.0, "bench": 20.0}
-EXPERIMENT_SECONDS = 20.0
+EXPERIMENT_SECONDS = 40.0
 
 
 Result = dict[str, Any]

@@ -20,6 +20,7 @@ from ...bench.cases.model_decode import PAPER_CONTEXT
 from ...bench.cases.on_device import LENGTHS as BENCH_LENGTHS
 from ...bench.cases.on_device import QUICK_CONTEXT, QUICK_LENGTH
 from ...data.sources import DOLMA
+from ...models.decoder.presets import OWN_VOCABULARY
 from ...training.inputs import new_config
 from .stand_ins import BABILONG, DOLMA_LIST, ESSAYS, LONGQA
 from .steps import Step
@@ -29,6 +30,7 @@ PROCESSES, SAMPLES = 2, "1"
 SHORT, SHRINK = 1024, 64
 # Presets with sliding windows have another attention in every sixth layer.
 LAYERS, MIXED_LAYERS, FEWER_HEADS = 2, 6, 4
+FEWER_TOKENS = 8
 MODEL = ("model.hidden_size=96", "model.intermediate_size=96")
 TRAINING = (
     *("steps=2", "batch_size=2", "micro_batch_size=1", "evaluation_sequences=2", "loss_rows=64"),
@@ -94,7 +96,7 @@ def _fewer(text: str) -> str:
 
 
 def _smaller_tokenizer(text: str) -> str:
-    return re.sub(r"(?<=^train:)\d+", lambda size: str(int(size[0]) // 8), text)
+    return re.sub(r"(?<=^train:)\d+", lambda size: str(int(size[0]) // FEWER_TOKENS), text)
 
 
 # The options whose values become smaller, or local.
@@ -130,6 +132,9 @@ def _changes(words: Sequence[str]) -> list[str]:
     recipe = step.recipe()
     assert recipe is not None
     changes = [*TRAINING, f"sequence_length={shorter(recipe.sequence_length)}"]
+    if recipe.data.endswith(".jsonl"):
+        # Of a few prompts, the usual share for validation would be none.
+        changes.append("data_options.validation=0.4")
     if "--from" in words:
         return changes
     config = new_config(recipe)
@@ -142,4 +147,6 @@ def _changes(words: Sequence[str]) -> list[str]:
         "num_key_value_heads": fewer,
         "head_dim": config.head_dim,
     }
+    if recipe.preset in OWN_VOCABULARY:
+        model["vocab_size"] = config.vocab_size // FEWER_TOKENS
     return [*changes, *MODEL, *(f"model.{name}={size}" for name, size in model.items())]
