@@ -10,11 +10,13 @@ Here: the tasks of `memory_update` (overwrites) and `needle_grid` (needles), wit
 from collections.abc import Sequence
 
 from . import memory_update, needle_grid, needle_lm
+from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, tune
+from .engine.steps import Step, tune, unique
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .small.contestants import Change, Contestant, contestant, mean_accuracy, training
 from .small.training import SmallRun
 
@@ -27,6 +29,41 @@ CLAIM = Claim(
 )
 # Points: a smaller difference between LUCID and softmax attention is no gap.
 GAP = 1.0
+# Table 7 in percent: task, length, standard, standard with 10 % more steps, LUCID.
+ROWS = (
+    ("S-NIAH", 4096, 47.5, 46.7, 68.6),
+    ("S-NIAH", 8192, 19.3, 19.3, 50.2),
+    ("S-NIAH", 16_384, 2.0, 2.0, 15.0),
+    ("M-NIAH", 8192, 23.2, 23.4, 33.2),
+    ("M-NIAH", 16_384, 4.0, 6.0, 14.0),
+    ("M-NIAH", 32_768, 4.0, 4.0, 12.0),
+)
+MODELS = {
+    "Standard": "needles_64k-softmax",
+    "Standard (+10 %)": "needles_64k_more-softmax",
+    "LUCID": "needles_64k-lucid",
+}
+TABLE = {
+    model: [
+        PaperNumber(
+            "Table 7",
+            f"{task}, {model}, {length} tokens",
+            values[column],
+            Place(record, needle_lm.TASKS[task], cell_text(length=length)),
+        )
+        for task, length, *values in ROWS
+    ]
+    for column, (model, record) in enumerate(MODELS.items())
+}
+PAPER_NUMBERS = tuple(number for column in TABLE.values() for number in column)
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """LUCID stays ahead of standard attention with 10 % more steps, and these close less than half of its lead."""
+    standard, more, lucid = TABLE.values()
+    gap = lead("LUCID − Standard", lucid, standard, measured)
+    left = lead("LUCID − Standard with 10 % more steps", lucid, more, measured)
+    return judge_leads([left], [gap], {"10 % more steps close less than half of the gap": left.ours > gap.ours / 2})
 
 
 def judge(gaps: Sequence[tuple[float, float]]) -> str:
@@ -100,9 +137,10 @@ def paper() -> list[Step]:
     """The models and needles of `needle_lm`, tuned at 64K for 500 steps, and standard attention tuned for 550."""
     more = "runs/paper/finetune_64k_more-softmax"
     start = "runs/paper/pretrain_2k-softmax/model"
-    return [
+    steps = [
         *needle_lm.tuned_64k("softmax"),
         tune("finetune_64k", start, more, "--set", "steps=550"),
         needle_lm.ask_tuned(more, "needles_64k_more-softmax"),
         *needle_lm.tuned_64k("lucid"),
     ]
+    return unique(steps)

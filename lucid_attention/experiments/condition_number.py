@@ -20,13 +20,16 @@ from typing import Any
 import torch
 
 from ..analysis.conditioning import condition_numbers, key_condition_numbers
+from ..data.sources import DOLMA
 from ..nn.rotary import Rotary
 from . import needle_grid
+from .engine.full_scale import KAPPA, cell_text
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, train, tune
+from .engine.steps import Step, tuned
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict
 from .language_model.runs import UNTUNED, extent
 from .small.contestants import Contestant
 from .small.training import SmallRun, load_small
@@ -341,14 +344,39 @@ PREFIXES = (2048, 4096, 8192, 16_384, 32_768, 65_536)
 
 def paper() -> list[Step]:
     """§2.1: pretrain at 2K, tune at 64K, and measure both on Dolma."""
-    pretrained, tuned = "runs/paper/pretrain_2k-lucid", "runs/paper/finetune_64k-lucid"
-    text = ("--what", "conditioning", "--tokens-from", "hf:allenai/dolma", "--length", str(PREFIXES[-1]))
+    runs = {"pretrained": "runs/paper/pretrain_2k-lucid", "tuned": "runs/paper/finetune_64k-lucid"}
+    text = ("--what", "conditioning", "--tokens-from", DOLMA, "--length", str(PREFIXES[-1]))
     lengths = ("--lengths", ",".join(map(str, PREFIXES)))
     return [
-        train("pretrain_2k", "lucid"),
-        tune("finetune_64k", f"{pretrained}/model", tuned, "--parallel", "fsdp"),
+        *tuned("lucid"),
         *(
             Step(("analyze", f"{run}/model", *text, *lengths, "--out", f"results/paper/condition_number-{name}"))
-            for name, run in (("pretrained", pretrained), ("tuned", tuned))
+            for name, run in runs.items()
         ),
     ]
+
+
+KAPPAS = {
+    length: PaperNumber(
+        "Figure 2",
+        f"κ(P) of the tuned model, {length} tokens, median of all heads",
+        None,
+        Place("condition_number-tuned", KAPPA, cell_text(length=length)),
+        about="grows; no numbers",
+    )
+    for length in PREFIXES
+}
+PAPER_NUMBERS = tuple(KAPPAS.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """κ of the longest text is GROWN times that of the shortest, and never falls on the way."""
+    kappas = [measured[number.place].value for number in KAPPAS.values()]
+    growth = kappas[-1] / kappas[0]
+    falls = [
+        length for length, (one, two) in zip(PREFIXES[1:], pairwise(kappas), strict=True) if two < one * (1 - SLACK)
+    ]
+    verdict = "does not hold" if growth < GROWN else "partly" if falls else "holds"
+    ours = f"κ {kappas[0]:.3g} at {PREFIXES[0]} tokens, {kappas[-1]:.3g} at {PREFIXES[-1]}: {growth:.2f} times"
+    because = f"Median of all heads: {ours}. It has grown from {GROWN} times on, and must not fall on the way."
+    return Verdict(verdict, ours, because + (f" It falls at {', '.join(map(str, falls))}." if falls else ""))

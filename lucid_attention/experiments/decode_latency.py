@@ -19,6 +19,7 @@ from .engine.scale import Scale
 from .engine.steps import Step
 from .engine.study import Done
 from .engine.timing import case_job, percent, shown
+from .engine.verdict import Cost, Measured, PaperNumber, Place, Verdict, judge_costs
 
 CLAIM = Claim(
     title="LUCID adds next to nothing to decoding",
@@ -190,3 +191,23 @@ def step_table(scale: Scale, done: Done, fastest: Mapping[str, float]) -> Table:
 def paper() -> list[Step]:
     """100 new tokens of whole models on an accelerator, at the paper's context. Nothing is trained."""
     return [Step(("bench", "whole_decode", "--resume", "--out", "results/paper/decode_latency"))]
+
+
+RATIOS = {
+    name: PaperNumber(
+        "§2.3",
+        f"{name}, LUCID over standard, 100 new tokens at 32K",
+        1 + PAPER / 100,
+        Place("decode_latency", f"{LUCID}, ratio", f"{name} 32768"),
+        about="77 ms / 76 ms, model not named",
+    )
+    for name in MODELS
+}
+PAPER_NUMBERS = tuple(RATIOS.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """Every model is at most SLACK points above the paper's overhead, as it does not name its model."""
+    return judge_costs(
+        [Cost(name, PAPER, 100 * (measured[ratio.place].value - 1)) for name, ratio in RATIOS.items()], SLACK
+    )

@@ -25,8 +25,9 @@ from . import memory_update, needle_grid
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, train, tune
+from .engine.steps import Step, tuned, unique
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .small.contestants import Contestant, mean_accuracy
 from .small.training import SmallRun, load_small
 
@@ -302,17 +303,39 @@ def paper() -> list[Step]:
     """§4.5: pretrain, tune at 64K, and measure the weight of the last token of needle prompts on the answer."""
     steps = []
     for attention in COMPARED:
-        tuned = f"runs/paper/finetune_64k-{attention}"
-        steps += [
-            train("pretrain_2k", attention),
-            tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned, "--parallel", "fsdp"),
-        ]
+        model = f"runs/paper/finetune_64k-{attention}/model"
+        steps += tuned(attention)
         for length, samples in ((2048, 500), (65_536, 50)):
             prompts = f"data/hit_rate-{attention}-{length}.jsonl"
-            options = ("--tokenizer", f"{tuned}/model", "--lengths", str(length), "--haystack", "essays")
+            options = ("--tokenizer", model, "--lengths", str(length), "--haystack", "essays")
             out = f"results/paper/hit_rate-{attention}-{length}"
             steps += [
                 Step(("make-data", "needles", prompts, *options, "--samples", str(samples))),
-                Step(("analyze", f"{tuned}/model", "--samples", prompts, "--limit", str(samples), "--out", out)),
+                Step(("analyze", model, "--samples", prompts, "--limit", str(samples), "--out", out)),
             ]
-    return steps
+    return unique(steps)
+
+
+# §4.5 gives no length: judged at 2048 tokens. Its weight may be A or |W|, see the top of this file: both must lead.
+PAPER_RATES = {"softmax": 0.1817, "lucid": 0.2845}
+RATES = {
+    (attention, weight): PaperNumber(
+        "§4.5",
+        f"{ATTENTIONS[attention].title}, weight on the answer, {WEIGHTS[weight]}",
+        PAPER_RATES[attention],
+        Place(f"hit_rate-{attention}-2048", f"hit rate, {weight}"),
+    )
+    for attention, weight in (("softmax", "softmax"), ("lucid", "softmax"), ("lucid", "magnitude"))
+}
+PAPER_NUMBERS = tuple(RATES.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """LUCID's weight on the answer is higher in both readings of it, in percent of that of standard attention."""
+    standard = [RATES["softmax", "softmax"]]
+    return judge_leads(
+        [
+            lead(f"LUCID − Standard, {WEIGHTS[weight]}", [RATES["lucid", weight]], standard, measured, relative=True)
+            for weight in ("softmax", "magnitude")
+        ]
+    )

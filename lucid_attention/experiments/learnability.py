@@ -27,8 +27,9 @@ from ..nn.causal import split_heads
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
+from .engine.verdict import as_at_small_scale
 
 CLAIM = Claim(
     title="Copying does not cost LUCID its gradients",
@@ -38,6 +39,7 @@ CLAIM = Claim(
     paper="off-diagonal Jacobian of standard attention falls ~10³× in phase 1 and its loss remains high in phase 2; "
     "LUCID adapts within a few thousand steps",
 )
+PAPER_NUMBERS, judge_paper = as_at_small_scale("learnability")
 
 DIGITS, LENGTH, WIDTH = 10, 10, 256
 # Fixed before any run: a loss below this counts as learned. Copying instead of averaging has a loss of 5.8.
@@ -372,9 +374,7 @@ def numbers(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
         for name, result in outcomes[key].items()
     ]
     columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average", "ms a step"]
-    note = (
-        f"To adapt: until the loss is below {LEARNED} after the switch. The time of a step depends on what else runs."
-    )
+    note = f"To adapt: until the loss is below {LEARNED} after the switch. Other programs lengthen the time of a step."
     return table("After each phase", columns, rows, note=note)
 
 
@@ -397,4 +397,4 @@ def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
 
 def paper() -> list[Step]:
     """The paper's own experiment is small, so the full scale is the small one."""
-    return [Step(("experiment", "learnability", "--scale", "small"))]
+    return [at_small_scale("learnability")]

@@ -13,8 +13,9 @@ from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Table, table
 from .engine.scale import Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
+from .engine.verdict import as_at_small_scale
 from .small.contestants import (
     EQUAL_TIME,
     LARGE_EMBEDDINGS,
@@ -43,6 +44,7 @@ CLAIM = Claim(
     "is erased and the new one written.",
     paper="no number given",
 )
+PAPER_NUMBERS, judge_paper = as_at_small_scale("memory_update")
 # Accuracies in percent: the least of LUCID at every n; the most of softmax without positions at n = 8, where a key is
 # written seven times.
 SOLVED, BLIND = 99.0, 25.0
@@ -181,4 +183,4 @@ def step_times(scale: Scale, done: Done) -> Table:
 
 def paper() -> list[Step]:
     """The paper gives no number for this claim, so the full scale is the small one."""
-    return [Step(("experiment", "memory_update", "--scale", "small"))]
+    return [at_small_scale("memory_update")]

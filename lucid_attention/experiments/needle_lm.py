@@ -9,11 +9,13 @@ S-NIAH.
 
 from collections.abc import Sequence
 
+from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import Step, evaluate, pretrained, tuned, unique
 from .engine.study import Done
+from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun
 
@@ -38,12 +40,50 @@ NEEDLES = (2, 4, 6, 8, 10)
 AVERAGES = "--mean-lengths=2048-8192,2048-32768"
 # Table "SNIAH and MNIAH ... after fine-tuning", 2K to 64K tokens.
 TUNED_LENGTHS = (2048, 4096, 6144, 8192, 16_384, 32_768, 65_536)
+# The names of the tasks in `lucid eval`.
+TASKS = {"S-NIAH": "sniah", "M-NIAH": "mniah"}
 TUNED = {
     ("S-NIAH", "Standard"): (55.9, 47.5, 32.5, 19.3, 2.0, 0.0, 2.0),
     ("S-NIAH", "LUCID"): (62.2, 68.6, 68.2, 50.2, 15.0, 1.0, 2.0),
     ("M-NIAH", "Standard"): (33.6, 37.4, 26.0, 23.2, 4.0, 4.0, 2.0),
     ("M-NIAH", "LUCID"): (51.6, 51.4, 40.4, 33.2, 14.0, 12.0, 2.0),
 }
+
+# Table 3, by attention and needles; Table 6, by task, attention and length. Table 6 does not give its needles: here its
+# M-NIAH is the mean over 2 to 10.
+AT_2K = {
+    (key, n): PaperNumber(
+        "Table 3", f"{name}, {n} needles", value, Place(f"needles_2k-{key}", "mniah", cell_text(needles=n, length=2048))
+    )
+    for key, (name, values) in PAPER.items()
+    for n, value in zip(PAPER_NEEDLES, values, strict=True)
+}
+AT_64K = {
+    (task, name, length): PaperNumber(
+        "Table 6",
+        f"{task}, {name}, {length} tokens",
+        value,
+        Place(f"needles_64k-{'lucid' if name == 'LUCID' else 'softmax'}", TASKS[task], cell_text(length=length)),
+    )
+    for (task, name), values in TUNED.items()
+    for length, value in zip(TUNED_LENGTHS, values, strict=True)
+}
+PAPER_NUMBERS = (*AT_2K.values(), *AT_64K.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """LUCID is ahead of standard attention at 2K and tuned at 64K, with one needle and with many; and of the others."""
+
+    def ahead(other: str) -> Lead:
+        lucid, others = ([AT_2K[key, n] for n in PAPER_NEEDLES] for key in ("lucid", other))
+        return lead(f"LUCID − {PAPER[other][0]} at 2K", lucid, others, measured)
+
+    def tuned(task: str) -> Lead:
+        lucid, standard = ([AT_64K[task, name, length] for length in TUNED_LENGTHS] for name in ("LUCID", "Standard"))
+        return lead(f"LUCID − Standard tuned at 64K, {task}", lucid, standard, measured)
+
+    main = [ahead("softmax"), *map(tuned, TASKS)]
+    return judge_leads(main, [ahead(other) for other in PAPER if other not in ("softmax", "lucid")])
 
 
 def comparison(scale: Scale) -> Comparison:
@@ -184,19 +224,13 @@ def ask_tuned(model: str, out: str) -> Step:
 
 def tuned_64k(attention: str) -> list[Step]:
     """Pretraining, tuning at 64K and needles: Tables 6 and 7, the heat map and one side of Figure 5 share them."""
-    tuned = f"runs/paper/finetune_64k-{attention}"
-    return [
-        train("pretrain_2k", attention),
-        tune("finetune_64k", f"runs/paper/pretrain_2k-{attention}/model", tuned),
-        ask_tuned(tuned, f"needles_64k-{attention}"),
-    ]
+    return [*tuned(attention), ask_tuned(f"runs/paper/finetune_64k-{attention}", f"needles_64k-{attention}")]
 
 
 def paper() -> list[Step]:
     """Every attention of the table: pretraining, needles at 2048; then tuning at 65 536, needles at 2K to 64K."""
     steps = []
     for attention in PAPER:
-        first, *rest = tuned_64k(attention)
         model, out = f"runs/paper/pretrain_2k-{attention}/model", f"results/paper/needles_2k-{attention}"
-        steps += [first, evaluate(model, "mniah", out, *asked((2048,))), *rest]
-    return steps
+        steps += [*pretrained(attention), evaluate(model, "mniah", out, *asked((2048,))), *tuned_64k(attention)]
+    return unique(steps)

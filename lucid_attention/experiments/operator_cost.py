@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, table
 from .engine.scale import QUICK, SMALL, SMOKE, Scale
-from .engine.steps import Step
+from .engine.steps import Step, at_small_scale
 from .engine.study import Done
 from .engine.timing import cost_figure, cost_job
+from .engine.verdict import as_at_small_scale
 
 CLAIM = Claim(
     title="The cost class of softmax attention",
@@ -20,6 +21,7 @@ CLAIM = Claim(
     "small.",
     paper="O(N²d), no ratio given for the operator",
 )
+PAPER_NUMBERS, judge_paper = as_at_small_scale("operator_cost")
 # The claim holds up to this multiple of the bound.
 ALLOWED = 1.15
 SHAPES = ((8, 8), (32, 4))
@@ -71,4 +73,4 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
 
 def paper() -> list[Step]:
     """The same measurement on the cluster."""
-    return [Step(("experiment", "operator_cost", "--scale", "small"))]
+    return [at_small_scale("operator_cost")]

@@ -10,12 +10,14 @@ length and on the number of query heads that share a key/value head, so no singl
 
 from collections.abc import Mapping, Sequence
 
+from ..bench.cases import whole_models
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
-from .engine.steps import Step, train
+from .engine.steps import Step, tokenized, train
 from .engine.study import Done
 from .engine.timing import Percents, case_job, cost_figure, cost_job, percent, prediction_job, shown
+from .engine.verdict import Cost, Measured, PaperNumber, Place, Verdict, judge_costs
 
 CLAIM = Claim(
     title="LUCID adds little to a training step",
@@ -32,6 +34,16 @@ MODEL = "LUCID, whole model"
 PREDICTED = (2048, 8192, 32_768, 65_536)
 HEADS = ((8, 8), (32, 4))
 # About the duration of a case on one core.
+RATIOS = {
+    name: PaperNumber(
+        "Table 1",
+        f"{name}, LUCID over standard, a step of 2048 tokens",
+        1 + added / 100,
+        Place("training_overhead", f"{whole_models.LUCID}, ratio", f"{name} 2048"),
+    )
+    for name, added in PAPER.items()
+}
+PAPER_NUMBERS = tuple(RATIOS.values())
 SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
 
 
@@ -168,7 +180,7 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
 def paper() -> list[Step]:
     """A training step of whole models on one GPU; then the first steps of pretraining with each, on all of them."""
     measured = Step(("bench", "whole_training", "--resume", "--out", "results/paper/training_overhead"))
-    return [measured] + [
+    return [measured, tokenized()] + [
         train(
             "pretrain_2k",
             attention,
@@ -178,3 +190,9 @@ def paper() -> list[Step]:
         for preset in PRESETS.values()
         for attention in ("softmax", "lucid")
     ]
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """A step of every whole model is at most SLACK points dearer than in the paper."""
+    costs = [Cost(name, PAPER[name], 100 * (measured[ratio.place].value - 1)) for name, ratio in RATIOS.items()]
+    return judge_costs(costs, SLACK)

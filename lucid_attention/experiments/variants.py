@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import needle_grid, needle_lm
+from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train
+from .engine.steps import Step, evaluate, tokenized, train
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .language_model.runs import BASE
 from .small.contestants import Contestant, accuracy, accuracy_bars, contestant, mean_accuracy, reached, training
 from .small.training import SmallRun
@@ -52,6 +54,35 @@ VARIANTS = {
 ALTERNATIVES = [key for key, variant in VARIANTS.items() if variant.paper is not None and key != DEFAULT]
 # The best of the paper's variants must be this many points above softmax attention. Otherwise none learned the task.
 LEARNED = 10.0
+# Table 5 in percent, with 2, 4, 6, 8 and 10 needles at 2048 tokens.
+PAPER = {
+    "key": ("key norm (β = 1)", (76.6, 55.8, 43.6, 33.8, 25.2)),
+    "qk": ("QK-Norm", (75.4, 51.4, 37.2, 32.0, 20.4)),
+    "row_max": ("max norm", (74.2, 48.8, 37.2, 31.4, 19.6)),
+    "beta": ("key norm (learn β)", (73.8, 48.0, 36.8, 31.8, 26.8)),
+}
+TABLE = {
+    key: [
+        PaperNumber(
+            "Table 5",
+            f"{name}, {n} needles",
+            value,
+            Place(f"variants-{key}", "mniah", cell_text(needles=n, length=2048)),
+        )
+        for n, value in zip(needle_lm.NEEDLES, values, strict=True)
+    ]
+    for key, (name, values) in PAPER.items()
+}
+PAPER_NUMBERS = tuple(number for row in TABLE.values() for number in row)
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """Key norm is ahead of every alternative in the mean over needles."""
+    return judge_leads(
+        [lead(f"key norm − {PAPER[key][0]}", TABLE["key"], TABLE[key], measured) for key in PAPER if key != "key"]
+    )
+
+
 TEXT = BASE.but(steps=200)
 
 
@@ -160,7 +191,7 @@ def _loss(done: Done, member: Contestant, seeds: Sequence[int]) -> Spread:
 
 def paper() -> list[Step]:
     """Pretrain each variant, and ask for 2 to 10 needles at 2048 tokens."""
-    steps = []
+    steps = [tokenized()]
     options = {"key": "{}", "qk": '{"norm":"qk"}', "row_max": '{"norm":"row_max"}', "beta": '{"learn_beta":true}'}
     for name, values in options.items():
         out = f"runs/paper/variants-{name}"

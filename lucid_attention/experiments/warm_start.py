@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 from ..models.ramps import StrengthRamp
 from ..nn.attention import LucidAttention
+from .engine.full_scale import LOSS, WORST
 from .engine.jobs import Job, Record, Work
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
 from .engine.scale import Scale
-from .engine.steps import Step, evaluate, train, tune
+from .engine.steps import TOKENS, Step, evaluate, tokenized, train, tune
 from .engine.study import Done
+from .engine.verdict import Measured, PaperNumber, Place, Verdict
 from .language_model.runs import extent as language_model
 from .language_model.runs import finite_loss, training_job
 from .small.model import SmallModel
@@ -251,12 +253,37 @@ def paper() -> list[Step]:
     """
     start = "runs/paper/warm_start"
     ways = {"continued": 0.0, "abrupt": 1, "ramp": 0.5}
-    steps = [train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
+    steps = [tokenized(), train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
     for name, ramp in ways.items():
         out = f"{start}-{name}"
         changes = ("steps=1100", "learning_rate=5e-5", "evaluate_every=20", f"strength_steps={ramp:g}")
         words = [word for change in changes for word in ("--set", change)]
         steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
-        text = ("--text", "data/dolma", "--lengths", "2048", "--samples", "500")
+        text = ("--text", TOKENS, "--lengths", "2048", "--samples", "500")
         steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps
+
+
+# Not in the paper: nothing to compare with.
+ENDS = {
+    way: PaperNumber("none", f"loss at the end, {WAYS[way].title}", None, Place(f"warm_start-{way}", LOSS))
+    for way in WAYS
+}
+PEAKS = {
+    way: PaperNumber("none", f"worst loss on the way, {WAYS[way].title}", None, Place(f"warm_start-{way}", WORST))
+    for way in WAYS
+}
+PAPER_NUMBERS = (*ENDS.values(), *PEAKS.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """As at the small scale, smooth on the way and level at the end: losses above those of softmax going on."""
+    ends, peaks = ({way: measured[n.place].value for way, n in numbers.items()} for numbers in (ENDS, PEAKS))
+    moves = {}
+    for way in (RAMP, ABRUPT):
+        worst, end = (spread([losses[way] - losses[CONTINUED]], 3) for losses in (peaks, ends))
+        # The size of the heads of `paper_1b`. Nothing is measured before the first step: the worst loss is the jump.
+        moves[way] = {68: Move(jump=worst, worst=worst, end=end)}
+    verdict, because = judge(moves[RAMP], moves[ABRUPT])
+    losses = ", ".join(f"{WAYS[way].title} {loss:.3f}" for way, loss in ends.items())
+    return Verdict(verdict, f"loss at the end: {losses}", f"{because} Loss at the end: {losses}.")

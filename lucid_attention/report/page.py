@@ -23,11 +23,11 @@ ICONS = {
     "holds": '<circle r="8"/><path d="M-4 .3-1.2 3.2 4-3"/>',
     "partly": '<circle r="7" class="open"/><path d="M0-7A7 7 0 0 0 0 7z" class="full"/>',
     "does not hold": '<circle r="8"/><path d="M-3-3 3 3M3-3-3 3"/>',
-    "measured": '<path d="M-6 7V2M0 7V-7M6 7V-2" class="bars"/>',
+    "incomplete": '<path d="M-6 7V2M0 7V-7M6 7V-2" class="bars"/>',
     "too small to judge": '<circle r="7" class="open"/><path d="M-4 0h.1M0 0h.1M4 0h.1" class="dots"/>',
 }
 # For counts: "3 hold".
-PLURALS = {"holds": "hold", "does not hold": "do not hold"}
+PLURALS = {"holds": "hold", "does not hold": "do not hold", "incomplete": "are incomplete"}
 KINDS = {"training": "training run", "evaluation": "evaluation", "comparison": "comparison"}
 
 

@@ -13,7 +13,7 @@ from ..base import files
 
 FORMAT = 1
 RESULT = "result.json"
-VERDICTS = ("holds", "partly", "does not hold", "measured", "too small to judge")
+VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judge")
 # The texts that results of each kind must have.
 TEXTS = {
     "experiment": (

@@ -179,6 +179,7 @@ class _Counts(NamedTuple):
 def _key(config: LucidConfig) -> str:
     """The fields of a configuration that decide about its size, for caches."""
     fields = config.to_dict() | {"max_position_embeddings": 0, "rope_theta": config.rope_theta and 10_000.0}
+    fields.pop("rope_parameters", None)
     return json.dumps(fields, sort_keys=True, default=str)
 
 

@@ -15,7 +15,9 @@ import torch
 from lucid_attention.experiments.engine.jobs import Job
 from lucid_attention.experiments.engine.result import Claim, Conclusion
 from lucid_attention.experiments.engine.scale import Scale
+from lucid_attention.experiments.engine.verdict import as_at_small_scale
 
+PAPER_NUMBERS, judge_paper = as_at_small_scale("memory_update")
 CLAIM = Claim("Probes run", "0.0", "Every probe is run once.", "1 run")
 
 

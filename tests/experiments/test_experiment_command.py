@@ -10,6 +10,7 @@ import pytest
 from lucid_attention import cli, commands
 from lucid_attention.experiments.engine import command, study
 from lucid_attention.experiments.engine.command import table_lines
+from lucid_attention.experiments.engine.full_recipe import steps_of
 from lucid_attention.experiments.engine.jobs import Job
 from lucid_attention.experiments.engine.pool import JobsFailed, do
 from lucid_attention.experiments.engine.scale import SCALES, SMOKE
@@ -64,18 +65,21 @@ def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFix
     assert "error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", "small", "rehearsal", "paper"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_dry_run_says_what_would_run_and_runs_nothing(
-    name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if name != "condition_number":
+        # Estimates of all models take a minute: tests/experiments/test_costs.py has them.
+        monkeypatch.setattr(Step, "estimate", lambda step: None)
     assert cli.main(["experiment", name, "--scale", scale, "--dry-run", "--out", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     *lines, last = shown.splitlines()
     assert last.startswith(f"{name}: ")
-    if scale == "paper":
-        steps = load(name).paper()
-        assert last.startswith(f"{name}: {len(steps)} commands, ")
+    if scale in ("rehearsal", "paper"):
+        steps = steps_of(name, SCALES[scale])
+        assert last.startswith(f"{name}: {len(steps)} commands")
         assert all(step.line in shown for step in steps)
     else:
         jobs = load(name).plan(SCALES[scale], {})
@@ -166,9 +170,9 @@ def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeyp
     monkeypatch.setattr(Step, "run", lambda step: 0)
     steps = [Step(("experiment", "memory_update", "--scale", "smoke"))]
     monkeypatch.setattr(probes.module, "paper", lambda: steps)
-    assert study.run_full_recipe("probe", tmp_path) == 0
+    assert cli.main(["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]) == 0
     result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
-    assert (result["scale"], result["verdict"]) == ("paper", "measured")
+    assert (result["scale"], result["verdict"]) == ("paper", "incomplete")
 
 
 def test_a_full_recipe_locks_its_folder(

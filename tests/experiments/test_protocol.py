@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from lucid_attention.experiments import compute_matched, finetuning_length, needle_grid, needle_lm
-from lucid_attention.experiments.engine.steps import Step, check_steps, results_of
+from lucid_attention.experiments.engine.full_scale import read_steps
+from lucid_attention.experiments.engine.steps import Step, check_steps
 
 
 def asked(steps: list[Step]) -> dict[str, tuple[str, ...]]:
@@ -35,17 +36,22 @@ def test_steps_that_share_a_folder_are_the_same_step() -> None:
     steps: dict[str, Step] = {}
     for module in (needle_lm, compute_matched, needle_grid, finetuning_length):
         for step in module.paper():
-            out = step.words[step.words.index("--out") + 1]
-            assert steps.setdefault(out, step) == step
+            assert steps.setdefault(step.writes(), step) == step
 
 
 def score(**labels: Any) -> dict[str, Any]:
-    return {"family": "mniah", "labels": labels, "metric": "score", "mean": 0.25, "standard_error": 0.01}
+    return {"family": "mniah", "labels": labels, "metric": "score", "mean": 0.25, "standard_error": 0.01, "out_of": 1.0}
 
 
 def test_metrics_means_analyses_and_times_reach_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rouge = {"rouge1": {"mean": 9.0, "standard_error": 0.1}, "rougeL": {"mean": 7.0, "standard_error": None}}
-    qmsum = score(task="qmsum") | {"family": "scrolls", "metric": "rouge1", "mean": 9.0, "metrics": rouge}
+    qmsum = score(task="qmsum") | {
+        "family": "scrolls",
+        "metric": "rouge1",
+        "mean": 9.0,
+        "out_of": 100,
+        "metrics": rouge,
+    }
     records: dict[str, Any] = {
         "eval/results.json": {
             "cells": [score(task="multikey_1", needles=2), qmsum],
@@ -61,7 +67,8 @@ def test_metrics_means_analyses_and_times_reach_the_record(tmp_path: Path, monke
         "bench/results.json": {
             "records": {
                 "whole_decode cuda x 32768": {
-                    "entries": {"LUCID": {"seconds": {"median": 0.077}, "ratio": {"median": 1.0132}}}
+                    "facts": {"model": "x", "context": 32_768},
+                    "entries": {"LUCID": {"seconds": {"median": 0.077}, "ratio": {"median": 1.0132}}},
                 }
             }
         },
@@ -70,18 +77,18 @@ def test_metrics_means_analyses_and_times_reach_the_record(tmp_path: Path, monke
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(json.dumps(content))
     steps = [Step((word, "x", "--out", str(tmp_path / word))) for word in ("eval", "analyze", "bench")]
-    scores, measured = (table["rows"] for table in results_of(steps).tables)
+    scores, measured = (table["rows"] for table in read_steps(steps)[1])
     assert scores == [
-        ["eval", "mniah", "task multikey_1, needles 2", "score", 0.25, 0.01],
-        ["eval", "scrolls", "task qmsum", "rouge1", 9.0, 0.1],
-        ["eval", "scrolls", "task qmsum", "rougeL", 7.0, None],
-        ["eval", "mniah", "needles 2, mean over task", "score", 0.25, 0.01],
+        ["eval", "mniah", "needles 2, task multikey_1", 25.0, 1.0],
+        ["eval", "scrolls", "task qmsum", 9.0, 0.1],
+        ["eval", "scrolls rougeL", "task qmsum", 7.0, None],
+        ["eval", "mniah", "needles 2", 25.0, 1.0],
     ]
     assert measured == [
-        ["analyze", "κ(P), median", "64 tokens, 3 heads", 3.0],
-        ["analyze", "κ(P), largest", "64 tokens, 3 heads", 4.0],
-        ["analyze", "hit rate, softmax", "2 samples", 0.2],
-        ["analyze", "hit rate, magnitude", "2 samples", 0.3],
-        ["bench", "LUCID, ms", "whole_decode cuda x 32768", 77.0],
-        ["bench", "LUCID, ratio", "whole_decode cuda x 32768", 1.0132],
+        ["analyze", "κ(P), median", "length 64", 3.0, None],
+        ["analyze", "κ(P), largest", "length 64", 4.0, None],
+        ["analyze", "hit rate, softmax", "", 0.2, None],
+        ["analyze", "hit rate, magnitude", "", 0.3, None],
+        ["bench", "LUCID, ms", "x 32768", 77.0, None],
+        ["bench", "LUCID, ratio", "x 32768", 1.0132, None],
     ]

@@ -5,22 +5,12 @@ from pathlib import Path
 import pytest
 
 from lucid_attention.experiments.engine import steps
-from lucid_attention.experiments.engine.steps import (
-    PEAK,
-    REACHED,
-    Step,
-    check_steps,
-    evaluate,
-    parameters,
-    train,
-    training_operations,
-    tune,
-)
-from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
+from lucid_attention.experiments.engine.full_scale import read_steps
+from lucid_attention.experiments.engine.steps import Step, check_steps, evaluate, tokenized, train, tune
 
+TOKENIZE = tokenized()
 PRETRAIN = train("pretrain_2k", "lucid")
-TUNE = tune("finetune_64k", "runs/paper/pretrain_2k-lucid/model", "runs/paper/long", "--attention", "lucid")
+TUNE = tune("finetune_64k", "runs/paper/pretrain_2k-lucid/model", "runs/paper/long")
 EVALUATE = evaluate("runs/paper/long/model", "mniah", "runs/paper/scores", "--needles", "2,4", "--lengths", "4096")
 
 
@@ -34,7 +24,7 @@ def test_a_step_is_a_line_that_can_be_typed() -> None:
 
 
 def test_a_chain_of_steps_is_accepted() -> None:
-    check_steps([PRETRAIN, TUNE, EVALUATE])
+    check_steps([TOKENIZE, PRETRAIN, TUNE, EVALUATE])
 
 
 @pytest.mark.parametrize(
@@ -54,48 +44,43 @@ def test_a_command_that_would_be_refused_is_refused_before_it_runs(step: Step, m
         check_steps([step])
 
 
-@pytest.mark.parametrize("wrong", [[TUNE], [PRETRAIN, EVALUATE], [TUNE, PRETRAIN]], ids=["tune", "eval", "order"])
-def test_a_step_that_reads_what_no_earlier_step_writes_is_refused(wrong: list[Step]) -> None:
-    with pytest.raises(ValueError, match="nothing before it writes runs/paper/"):
+PROMPTS = Step(("make-data", "needles", "data/prompts.jsonl", "--tokenizer", "runs/paper/pretrain_2k-lucid/model"))
+ANALYZE = Step(("analyze", "runs/paper/pretrain_2k-lucid/model", "--samples", "data/prompts.jsonl", "--out", "runs/a"))
+ANSWERS = tune("qasper", "runs/paper/pretrain_2k-lucid/model", "runs/paper/q", "--data=data/qasper.jsonl")
+LOSSES = evaluate("runs/paper/pretrain_2k-lucid/model", "perplexity", "runs/p", "--text", "data/other")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "missing"),
+    [
+        ([TOKENIZE, TUNE], "runs/paper/pretrain_2k-lucid/model"),
+        ([TOKENIZE, PRETRAIN, EVALUATE], "runs/paper/long/model"),
+        ([TOKENIZE, TUNE, PRETRAIN], "runs/paper/pretrain_2k-lucid/model"),
+        ([PRETRAIN], "data/dolma"),
+        ([TOKENIZE, PROMPTS], "runs/paper/pretrain_2k-lucid/model"),
+        ([TOKENIZE, PRETRAIN, ANALYZE], "data/prompts.jsonl"),
+        ([TOKENIZE, PRETRAIN, ANSWERS], "data/qasper.jsonl"),
+        ([TOKENIZE, PRETRAIN, LOSSES], "data/other"),
+    ],
+    ids=["tune", "eval", "order", "tokens", "tokenizer", "prompts", "answers", "text"],
+)
+def test_a_step_that_reads_what_no_earlier_step_writes_is_refused(wrong: list[Step], missing: str) -> None:
+    with pytest.raises(ValueError, match=f"nothing before it writes {missing}$"):
         check_steps(wrong)
 
 
-def test_parameters_are_those_of_the_model_that_is_trained() -> None:
-    for attention in ("softmax", "path"):
-        recipe = train("tiny_lm", attention).recipe()
-        assert recipe is not None
-        model = LucidForCausalLM(tiny(attention, **recipe.model))
-        assert parameters(recipe) == sum(weight.numel() for weight in model.parameters())
+def test_two_different_steps_do_not_write_the_same() -> None:
+    with pytest.raises(ValueError, match=r"lucid tokenize .* writes data/dolma, too"):
+        check_steps([TOKENIZE, tokenized(tokens=7)])
+    check_steps([TOKENIZE, TOKENIZE])
 
 
-@pytest.mark.parametrize("preset", ["gemma3_1b", "gemma3_4b", "qwen2_5_1_5b"])
-def test_published_shapes_have_their_published_sizes(preset: str) -> None:
-    for attention in ("softmax", "lucid"):
-        step = train("pretrain_2k", attention, "--set", f"preset={preset}")
-        step.check()
-        recipe = step.recipe()
-        assert recipe is not None
-        published = {"gemma3_1b": 999_885_952, "gemma3_4b": 3_880_263_168, "qwen2_5_1_5b": 1_543_714_304}
-        assert parameters(recipe) == pytest.approx(published[preset], rel=0.01)
-
-
-def test_hours_follow_from_the_count_of_operations() -> None:
-    recipe = PRETRAIN.recipe()
-    assert recipe is not None
-    tokens = 11_000 * 256 * 2048
-    # 6 operations a weight and token, and causal attention: 7 products of D for half the pairs, for 32 + 4 heads of 68.
-    weights, attention = 6 * 1.11e9, 7 * 2 * 68 * 2048 / 2 * (32 + 4) * 22
-    expected = tokens * (weights + attention)
-    if recipe.gradient_checkpointing:
-        expected *= 4 / 3
-    assert training_operations(recipe) == pytest.approx(expected, rel=0.08)
-    assert PRETRAIN.gpu_hours() == pytest.approx(training_operations(recipe) / (PEAK * REACHED) / 3600)
-    assert EVALUATE.gpu_hours() is None
-    softmax = train("pretrain_2k", "softmax").gpu_hours()
-    assert softmax is not None
-    assert 1.0 < (PRETRAIN.gpu_hours() or 0) / softmax < 1.05
-    twice = train("pretrain_2k", "softmax", "--set", "steps=22000").gpu_hours()
-    assert twice == pytest.approx(2 * softmax)
+def test_only_training_is_estimated() -> None:
+    needs = PRETRAIN.estimate()
+    assert needs is not None
+    assert (needs.gpus, needs.device, needs.fits) == (8, "H100", True)
+    assert needs.parameters == pytest.approx(1.11e9, rel=0.01)
+    assert EVALUATE.estimate() is None
 
 
 def test_a_step_runs_as_its_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,4 +106,4 @@ def test_a_step_runs_as_its_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_damaged_result_of_a_step_is_named(word: str, name: str, content: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=rf"{name} is not what lucid {word} .* writes .*: remove it and run"):
-        steps.results_of([Step((word, "x", "--out", str(tmp_path)))])
+        read_steps([Step((word, "x", "--out", str(tmp_path)))])

@@ -285,7 +285,7 @@ def cost() -> dict[str, Any]:
         claim="LUCID adds a triangular solve of the same order as attention itself.",
         paper="training overhead 0 to 5.5 %",
         ours="operator 1.98 × SDPA (bound 2.00); whole models +0.4 to +5.0 %",
-        verdict="measured",
+        verdict="incomplete",
         because="The operator is at the bound that counting operations gives.",
         figures=[figure],
         seeds=1,

@@ -26,6 +26,11 @@ def experiment_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print and check the jobs or commands, without running them"
     )
+    parser.add_argument(
+        "--judge",
+        action="store_true",
+        help="with --scale paper or rehearsal: run nothing, and judge what its commands have written so far",
+    )
 
 
 def _count(text: str) -> int:

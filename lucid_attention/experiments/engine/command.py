@@ -2,15 +2,19 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ...base.memory import gigabytes
 from ...base.tables import text_table
+from ...training.estimate import Estimate
+from .full_recipe import gpu_hours, judge_full_recipe, run_full_recipes, steps_of
 from .jobs import Store
 from .pool import JobsFailed, clock
-from .scale import PAPER, SCALES, Scale
+from .scale import COMMANDS, PAPER, REHEARSAL, SCALES, Scale
 from .steps import check_steps
-from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment, run_full_recipe
+from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,29 +26,52 @@ def run(args: argparse.Namespace) -> int:
         names = list(EXPERIMENTS) if args.names == ["all"] else args.names
         for name in names:
             load(name)
-        for name in names:
-            code = _run_one(name, SCALES[args.scale], args)
-            if code:
-                return code
+        scale = SCALES[args.scale]
+        _check_options(scale, args)
+        if args.judge:
+            judge(names, scale, args.out)
+        elif args.dry_run:
+            for name in names:
+                dry_run(name, scale, args.out)
+        elif scale in COMMANDS:
+            return run_full_recipes(names, scale, args.out, restart=args.restart, then=show)
+        else:
+            for name in names:
+                _run_one(name, scale, args)
     except (ExperimentError, JobsFailed, ValueError) as error:
         print(f"lucid experiment: error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> int:
+def judge(names: Sequence[str], scale: Scale, out: Path) -> None:
+    """Judge what the commands of full recipes have written, and print the verdicts with the paper's numbers."""
+    if scale not in COMMANDS:
+        raise ValueError(f"--judge is for --scale {PAPER.name} and {REHEARSAL.name}: others are judged when they run")
+    results = [judge_full_recipe(name, scale, out) for name in names]
+    for result in results:
+        print(f"{result['name']}: {result['verdict'].upper()}: {result['because']}")
+    print(verdict_table(results))
+
+
+def verdict_table(results: Sequence[dict[str, Any]]) -> str:
+    """A line for every result: its name, the paper's numbers, ours, and the verdict."""
+    rows = [[result[key] for key in ("name", "paper", "ours", "verdict")] for result in results]
+    return text_table([["claim", "paper", "ours", "verdict"], *rows], rule=True)
+
+
+def _check_options(scale: Scale, args: argparse.Namespace) -> None:
     if scale is PAPER and (args.restart or args.processes):
         raise ValueError("--scale paper takes no --restart and no --processes: its commands have their own options")
-    if args.dry_run:
-        dry_run(name, scale, args.out)
-        return 0
-    if scale is PAPER:
-        return run_full_recipe(name, args.out)
+    if scale is REHEARSAL and args.processes:
+        raise ValueError("--scale rehearsal takes no --processes: it has two processes where the full recipe has eight")
+
+
+def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> None:
     print(f"{name} ({scale.name}): {load(name).CLAIM.title}", flush=True)
     result = run_experiment(name, scale, args.out, processes=args.processes, restart=args.restart)
     show(result)
     print(f"  {result_file(name, scale, args.out)}; `lucid report {args.out}` draws it")
-    return 0
 
 
 def list_experiments() -> None:
@@ -59,13 +86,8 @@ def list_experiments() -> None:
 
 def dry_run(name: str, scale: Scale, out: Path) -> None:
     """Print the jobs or commands of an experiment. The commands of the full recipe are checked, as before a run."""
-    if scale is PAPER:
-        steps = load(name).paper()
-        check_steps(steps)
-        estimates = [step.gpu_hours() for step in steps]
-        for step, hours in zip(steps, estimates, strict=True):
-            print(step.line + ("" if hours is None else f"   # about {hours:,.0f} GPU hours"))
-        print(f"{name}: {len(steps)} commands, about {sum(filter(None, estimates)):,.0f} hours of an H100 for training")
+    if scale in COMMANDS:
+        _dry_run_steps(name, scale)
         return
     store = Store(out / JOBS)
     planned = load(name).plan(scale, store)
@@ -76,6 +98,21 @@ def dry_run(name: str, scale: Scale, out: Path) -> None:
     seconds = clock(sum(job.seconds for job in jobs))
     print(f"{name}: {len(planned) - len(jobs)} jobs finished, {len(jobs)} to do, about {seconds} of one core;", end=" ")
     print("their results may add others")
+
+
+def _dry_run_steps(name: str, scale: Scale) -> None:
+    steps = steps_of(name, scale)
+    check_steps(steps)
+    estimates = [step.estimate() if scale is PAPER else None for step in steps]
+    for step, needs in zip(steps, estimates, strict=True):
+        print(step.line + ("" if needs is None else f"   # {_needs(needs)}"))
+    hours = f", about {gpu_hours(estimates):,.0f} hours of an H100 for training" if scale is PAPER else ""
+    print(f"{name}: {len(steps)} commands{hours}")
+
+
+def _needs(needs: Estimate) -> str:
+    fits = "" if needs.fits else ", which DOES NOT FIT"
+    return f"about {needs.gpu_hours:,.0f} GPU hours, {gigabytes(needs.memory_bytes)} of each {needs.device}{fits}"
 
 
 def show(result: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ from ...report.records import FORMAT, RESULT
 from .jobs import RECORD, ROOM, Job, Record, Store
 from .pool import Progress, run_jobs
 from .result import Claim, Conclusion
-from .scale import PAPER, Scale
-from .steps import Step, check_steps, results_of
+from .scale import Scale
+from .steps import Step
+from .verdict import Judged
 
 # An experiment comes after those whose models it uses.
 EXPERIMENTS = (
@@ -51,7 +52,7 @@ class ExperimentError(Exception):
     """Why an experiment cannot run, in a sentence."""
 
 
-class Experiment(Protocol):
+class Experiment(Judged, Protocol):
     """A module of `lucid_attention.experiments`, named for a claim."""
 
     CLAIM: Claim
@@ -162,27 +163,6 @@ def conclude(experiment: Experiment, scale: Scale, done: Done) -> Conclusion:
     if scale.tiny:
         return replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
     return conclusion
-
-
-def run_full_recipe(name: str, out: Path) -> int:
-    """Run the commands of the full recipe one after another, and write their results. Returns an exit code.
-
-    Another run in `out` is refused meanwhile. Every command resumes where it was stopped, and does nothing if it is
-    finished.
-    """
-    steps, start = load(name).paper(), time.monotonic()
-    check_steps(steps)
-    command = f"lucid experiment {name} --scale {PAPER.name}"
-    with locked(out, command):
-        for number, step in enumerate(steps, 1):
-            print(f"{number}/{len(steps)}: {step.line}", flush=True)
-            code = step.run()
-            if code:
-                ended = f"step {number} of {len(steps)} ended with {code}: {step.line}"
-                print(f"lucid experiment: {ended}", file=sys.stderr)
-                return code
-        save_result(load(name).CLAIM, results_of(steps), name, PAPER, out, command, time.monotonic() - start)
-    return 0
 
 
 def _forget(experiment: Experiment, scale: Scale, store: Store) -> None:

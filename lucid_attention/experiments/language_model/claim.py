@@ -12,11 +12,13 @@ time that LUCID takes.
 
 from collections.abc import Mapping
 
+from ..engine.full_scale import LOSS
 from ..engine.jobs import Job
 from ..engine.result import Claim, Conclusion, Spread
 from ..engine.scale import Scale
-from ..engine.steps import Step, evaluate, train
+from ..engine.steps import Step, evaluate, tokenized, train
 from ..engine.study import Done
+from ..engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads
 from .figures import TIME_BAR, clear, described, figures, gap, tables
 from .runs import SIDES, choose, decoder_timing, position_jobs, setting_jobs, sweep_jobs
 
@@ -110,13 +112,14 @@ def trends(gaps: Mapping[str, Spread]) -> str:
 
 
 # The paper's model for longer contexts has a vocabulary of 256 000; the paper does not say which one.
-TOKENS = "data/dolma-256k"
+# A.5: 80 000 steps of a million tokens, none of which is seen twice.
+TOKENS, VOCABULARY, TOKEN_COUNT = "data/dolma-256k", 256_000, 84_000_000_000
 HEADS_OF_16 = ("model.num_attention_heads=128", "model.num_key_value_heads=128", "model.head_dim=16")
 
 
 def paper() -> list[Step]:
     """Two lengths, heads of 16 at the shorter one, no RoPE at the longer one; then the loss by position."""
-    steps = [Step(("tokenize", "hf:allenai/dolma", TOKENS, "--tokenizer", "train:256000"))]
+    steps = [tokenized(TOKENS, VOCABULARY, TOKEN_COUNT)]
     runs: list[tuple[str, str, tuple[str, ...], int]] = [
         ("context_4k", "", (), 4096),
         ("context_32k", "", (), 32_768),
@@ -131,3 +134,35 @@ def paper() -> list[Step]:
             text = ("--text", TOKENS, "--lengths", str(length), "--samples", "500")
             steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
     return steps
+
+
+# A.5: the run, and by how much LUCID's loss is lower.
+GAINS = {
+    "context_4k": ("4096 tokens", 0.012),
+    "context_32k": ("32 768 tokens", 0.048),
+    "context_4k-heads_of_16": ("heads of 16, 4096 tokens", 0.1),
+    "context_32k-no_rope": ("no RoPE, 32 768 tokens", 0.12),
+}
+# The losses that the paper gives.
+LOSSES = {("context_32k-no_rope", "softmax"): 2.54, ("context_32k-no_rope", "lucid"): 2.42}
+AT_END = {
+    (run, side): PaperNumber(
+        "A.5" if "-" in run else "Figure 7",
+        f"loss, {words}, {side}",
+        LOSSES.get((run, side)),
+        Place(f"{run}-{side}", LOSS),
+    )
+    for run, (words, _) in GAINS.items()
+    for side in SIDES
+}
+PAPER_NUMBERS = tuple(AT_END.values())
+
+
+def judge_paper(measured: Measured) -> Verdict:
+    """LUCID's loss is lower in all four settings, and by more in the longer context."""
+    leads = []
+    for run, (words, paper_gain) in GAINS.items():
+        softmax, lucid = (measured[AT_END[run, side].place].value for side in SIDES)
+        leads.append(Lead("A.5", f"loss lower, {words}", paper_gain, softmax - lucid, unit="nats"))
+    short, long = leads[:2]
+    return judge_leads(leads, conditions={"the gain grows from 4096 to 32 768 tokens": long.ours > short.ours})
