@@ -88,7 +88,7 @@ def run(
     inverse = rows.new_empty(n, 0) if inverse is None else inverse.reshape(n, total).float()
     hidden = rows.new_empty(B, 0, dtype=torch.bool) if token.key_mask is None else ~token.key_mask
     c = token.sharpness if known else math.inf
-    c = c.float().expand(B, H, 1).reshape(n) if isinstance(c, Tensor) else rows.new_full((n,), c)
+    c = c.float().reshape(n) if isinstance(c, Tensor) else rows.new_full((n,), c)
     beta = rows.new_ones(n) if token.beta is None else token.beta.reshape(n).float()
     new = at_position(token.k, position, 2).reshape(n, D).float() if recent is None else recent[:, -1]
     none = rows.new_empty(n, 0, D)
