@@ -13,6 +13,8 @@ from .runs import EVALUATION, METRICS, RECIPE, SUMMARY, comparisons, is_evaluati
 
 # The folder in which experiments keep the training runs and evaluations of their jobs.
 JOBS = "jobs"
+# What `lucid experiment --scale rehearsal` leaves in its folder of this name says nothing about a claim.
+REHEARSAL = "rehearsal"
 COUNTED = {"experiment": "experiment", "training": "training run", "evaluation": "evaluation"}
 
 
@@ -68,12 +70,11 @@ def find_results(paths: Iterable[Path]) -> list[Result]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    experiments = sorted(folder.rglob(RESULT))
-    experiments.sort(key=lambda file: VERDICTS.index(read_result(file)["verdict"]))
-    trainings, evaluations = (
-        [file for file in sorted(folder.rglob(name)) if JOBS not in file.relative_to(folder).parts]
-        for name in (RECIPE, EVALUATION)
+    experiments, trainings, evaluations = (
+        [file for file in sorted(folder.rglob(name)) if not left_out & set(file.relative_to(folder).parts)]
+        for name, left_out in ((RESULT, {REHEARSAL}), (RECIPE, {JOBS, REHEARSAL}), (EVALUATION, {JOBS, REHEARSAL}))
     )
+    experiments.sort(key=lambda file: VERDICTS.index(read_result(file)["verdict"]))
     files = [*experiments, *trainings, *(file for file in evaluations if is_evaluation(file))]
     if not files:
         raise ReportError(

@@ -31,6 +31,13 @@ def test_files_and_folders_in_the_order_given_and_none_twice(tmp_path: Path) -> 
     assert [each["name"] for each in found] == ["x", "a", "b"]
 
 
+def test_rehearsals_are_left_out_of_a_folder_unless_they_are_asked_for(tmp_path: Path) -> None:
+    put(tmp_path / "a", result("a"))
+    put(tmp_path / "rehearsal" / "b", result("b"))
+    assert [each["name"] for each in find_results([tmp_path])] == ["a"]
+    assert [each["name"] for each in find_results([tmp_path / "rehearsal"])] == ["b"]
+
+
 def test_of_a_folder_what_holds_comes_first(tmp_path: Path) -> None:
     for name, verdict in (("a", "too small to judge"), ("b", "does not hold"), ("c", "holds"), ("d", "holds")):
         (tmp_path / name).mkdir()
