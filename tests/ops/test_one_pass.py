@@ -1,6 +1,5 @@
 """Decoding in one pass over the cache, by Numba: what torch gives in float64."""
 
-import logging
 import multiprocessing
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from lucid_attention import inverse_key_norms, lucid_decode
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
 from lucid_attention.ops.softmax import fused_step
-from lucid_attention.ops.softmax.attention import softmax_attention
 
 pytest.importorskip("numba")
+# The first use of a dtype compiles, for tens of seconds.
+pytestmark = pytest.mark.slow
 
 
 def correlated(*shape: int, seed: int = 0) -> Tensor:
@@ -173,22 +173,6 @@ def test_path(pending: int, preconditioned: bool) -> None:
         assert (got.double() - expected).abs().max() <= 3e-5 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("kind", [None, "left", "holes", "nothing"])
-def test_softmax_attention_of_one_query(kind: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = cache()
-    q, k, y = tensors["q"], tensors["k"], torch.cat([tensors["y_past"], tensors["v"]], 2)
-    mask = None if kind is None else masks(2, 301)[kind]
-    fast = softmax_attention(q, k, y, key_mask=mask)
-    truth = softmax_attention(q.double(), k.double(), y.double(), key_mask=mask)
-    torch.testing.assert_close(fast.double(), truth, rtol=1e-5, atol=1e-5)
-    runs: list[int] = []
-    monkeypatch.setattr(fused_step, "run", lambda *args: runs.append(1))
-    softmax_attention(q, k, y, key_mask=mask)
-    assert runs
-    softmax_attention(q.requires_grad_(), k, y, key_mask=mask)
-    assert len(runs) == 1
-
-
 def test_a_named_implementation_is_obeyed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"impl must be one of 'auto', 'torch', 'numba', got 'numa'"):
         step(cache(), "numa")
@@ -200,9 +184,7 @@ def test_a_named_implementation_is_obeyed_or_refused(monkeypatch: pytest.MonkeyP
     step(cache(), "auto")
 
 
-def test_if_numba_fails_torch_answers_and_it_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_if_numba_fails_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise RuntimeError("no such CPU")
 
@@ -210,10 +192,8 @@ def test_if_numba_fails_torch_answers_and_it_is_said_once(
 
     monkeypatch.setattr(fused_step, "_kernel", lambda: (fail, numba))
     monkeypatch.setattr(fused_step, "_stopped", [])
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            assert torch.equal(step(cache(), "auto").o, step(cache(), "torch").o)
-    assert caplog.text.count("no such CPU") == 1
+    with pytest.raises(RuntimeError, match="impl='numba' failed, 'torch' works everywhere: no such CPU"):
+        step(cache(), "numba")
 
 
 def _decode_in_child(results: Any) -> None:
@@ -222,7 +202,6 @@ def _decode_in_child(results: Any) -> None:
     results.put(step(cache(), "auto").o.tolist())
 
 
-@pytest.mark.slow
 def test_a_forked_process_decodes_without_it() -> None:
     expected = step(cache(), "numba").o
     context = multiprocessing.get_context("fork")

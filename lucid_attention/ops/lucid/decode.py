@@ -66,8 +66,8 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch"; "numba", one pass over the cache on a CPU (`pip install "lucid-attention[cpu]"`); "auto" for the
-            second where it can run.
+        impl: "torch" (also "auto"), or "numba": one pass over the cache on a CPU, float32 or 16-bit, after
+            `pip install "lucid-attention[cpu]"`. The first use on a machine compiles, for tens of seconds.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
@@ -102,8 +102,8 @@ def _decode(token: Token, fused: bool) -> Decoded:
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
     new = at_position(keys, position, 1).to(wide)
     rows = torch.cat([queries * token.scale, new * weight], 1)
-    if fused and (decoded := fused_step.run(token, rows, total if position is not None else total - 1)):
-        return decoded
+    if fused:
+        return fused_step.run(token, rows, total if position is not None else total - 1)
     scores = cache_product(rows, keys.mT)
     if token.norm == "qk":
         scores[:, :G].mul_(inverse * math.sqrt(D))

@@ -17,9 +17,7 @@ from .. import custom_op
 from ..custom_op import refuse_forward_mode
 from ..keys import resolved_scale
 from ..precision import readout_dtype, working_dtype
-from . import fused_step
-from .one_token import Token
-from .strips import attend_strips, attend_strips_backward, clean_queries, grouped_sdpa
+from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
 
 def softmax_attention(
@@ -38,10 +36,6 @@ def softmax_attention(
     """
     scale = resolved_scale(scale, q)
     q, k, y = _under_autocast(q, k, y)
-    if q.shape[2] == 1 and cu_seqlens is None and k.shape[2] > 1:
-        o = _one_query(q, k, y, key_mask, scale)
-        if o is not None:
-            return o
     if scale <= 0:
         # Torch's CPU kernel scales the −∞ of its causal mask as well.
         q, scale = q * scale, 1.0
@@ -58,19 +52,6 @@ def softmax_attention(
         refuse_forward_mode(q, k, y)
         o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]
     return o[..., :E]
-
-
-def _one_query(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float) -> Tensor | None:
-    """The output of a decoding step in one pass over the cache; None where that is not possible."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, y)):
-        return None
-    token = Token(q, k, y[:, :, -1:], y[:, :, :-1], None, key_mask, None, "key", 0.0, 1.0, scale, None)
-    if not fused_step.chosen("auto", token):
-        return None
-    rows = (q if key_mask is None else clean_queries(q, key_mask)).float() * scale
-    B, H, _, D = k.shape
-    decoded = fused_step.run(token, rows.reshape(B * H, -1, D), k.shape[2] - 1)
-    return None if decoded is None else decoded.o
 
 
 def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -1,6 +1,5 @@
 """`one_pass.step` for tensors: when it runs, and its arguments."""
 
-import logging
 import math
 import os
 from functools import cache
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor
 
 from .one_token import Decoded, Token, at_position
-
-logger = logging.getLogger(__name__)
 
 IMPLEMENTATIONS = ("auto", "torch", "numba")
 # Keys of a head below which dividing them costs more than it saves.
@@ -43,15 +40,16 @@ def _stop(reason: str) -> None:
 
 
 def chosen(impl: str, token: Token) -> bool:
-    """Whether the step runs for this token. "auto" takes it where it can; "numba" is obeyed or refused."""
+    """Whether the step runs for this token. "numba" is obeyed or refused."""
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
-    if impl == "torch":
+    # "auto" is torch: the first compilation for a dtype on a machine takes Numba tens of seconds.
+    if impl != "numba":
         return False
     reason = _obstacle(token)
-    if reason and impl == "numba":
+    if reason:
         raise ValueError(f"impl='numba' cannot run: {reason}. Expected 'auto' or 'torch'")
-    return not reason
+    return True
 
 
 def _obstacle(token: Token) -> str:
@@ -73,8 +71,8 @@ def _obstacle(token: Token) -> str:
 
 def run(
     token: Token, rows: Tensor, cached: int, recent_rows: Tensor | None = None, recent: Tensor | None = None
-) -> Decoded | None:
-    """One token; None if Numba fails, which is said once.
+) -> Decoded:
+    """One token.
 
     rows, cached, recent_rows, recent: as in `one_pass.step`, float32.
     """
@@ -125,8 +123,7 @@ def run(
     # Errors of a compiler have no common base class.
     except Exception as error:
         _stop(f"Numba failed: {error}")
-        logger.warning("lucid_attention decodes without Numba, which failed: %s", error)
-        return None
+        raise RuntimeError(f"impl='numba' failed, 'torch' works everywhere: {error}") from error
     return Decoded(o.view(B, H * G, 1, E).to(token.q.dtype), y.view(B, H, 1, E).to(token.y_past.dtype))
 
 
