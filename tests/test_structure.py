@@ -40,6 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": set(),
 }
 TORCH_ONLY = {"ops", "nn"}
+# What files of kernels import besides, by the beginning of their name.
+KERNELS = {"triton": {"triton"}, "numba": {"numba", "numpy", "llvmlite"}}
 LINES = 400
 NAMELESS = {"utils", "util", "common", "helpers", "helper", "misc"}
 # Paths that exist on one machine only: homes, mounts, scratch folders.
@@ -108,11 +110,11 @@ def forbidden_arrows(root: Path) -> list[str]:
 
 
 def foreign_imports(root: Path) -> list[str]:
-    """Imports of `ops` and `nn` beyond torch and the standard library; Triton may be imported by its kernels."""
+    """Imports of `ops` and `nn` beyond torch and the standard library; kernels may import their compiler."""
     found = []
     for folder in sorted(TORCH_ONLY):
         for file in source_files(root, f"{PACKAGE}/{folder}"):
-            allowed = {PACKAGE, "torch"} | ({"triton"} if file.name.startswith("triton_") else set())
+            allowed = {PACKAGE, "torch"} | KERNELS.get(file.name.partition("_")[0], set())
             for each in imports(root, file):
                 if each.target.partition(".")[0] not in allowed | sys.stdlib_module_names:
                     found.append(str(each))

@@ -1,4 +1,4 @@
-"""`one_pass.step` for tensors: when it runs, and its arguments."""
+"""`numba_step.step` for tensors: when it runs, and its arguments."""
 
 import math
 import os
@@ -13,22 +13,20 @@ from .one_token import Decoded, Token, at_position
 IMPLEMENTATIONS = ("auto", "torch", "numba")
 # Keys of a head below which dividing them costs more than it saves.
 LEAST_KEYS = 512
-# Numba has no 16-bit floats. For every dtype of a cache: the dtype with the same bits, and `bits` of `one_pass.step`.
+# Numba has no 16-bit floats. For every dtype of a cache: the dtype with the same bits, and `bits` of `numba_step.step`.
 STORED = {torch.float32: (torch.float32, 32), torch.bfloat16: (torch.uint16, 8), torch.float16: (torch.int16, 16)}
 
 
 @cache
 def _kernel() -> Any:
-    """`one_pass.step` and Numba, or the reason why there is none."""
+    """`step` and `set_threads` of `numba_step`, or the reason why there are none."""
     try:
-        import numba
-
-        from . import one_pass
+        from . import numba_step
     except ImportError as missing:
         return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
     # Numba's threads do not survive a fork, and it would end the process.
     os.register_at_fork(after_in_child=lambda: _stop("this process was forked from one that had decoded"))
-    return one_pass.step, numba
+    return numba_step.step, numba_step.set_threads
 
 
 # Set to a reason when the kernel must not be used any more.
@@ -74,11 +72,11 @@ def run(
 ) -> Decoded:
     """One token.
 
-    rows, cached, recent_rows, recent: as in `one_pass.step`, float32.
+    rows, cached, recent_rows, recent: as in `numba_step.step`, float32.
     """
     (B, H, total, D), n, G = token.k.shape, rows.shape[0], token.groups
     E, position = token.v.shape[3], token.position
-    step, numba = _kernel()
+    step, set_threads = _kernel()
     stored, bits = STORED[token.k.dtype]
     place = total - 1 if position is None else int(position)
     known = token.norm != "row_max"
@@ -94,7 +92,7 @@ def run(
     threads = torch.get_num_threads()
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
     try:
-        numba.set_num_threads(min(threads, numba.config.NUMBA_NUM_THREADS))
+        set_threads(threads)
         step(
             H,
             _array(rows),

@@ -7,6 +7,7 @@ are unsigned, because Numba compiles signed ones with a test for negative values
 
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, prange, types
@@ -383,3 +384,8 @@ def step(
             hidden.shape[1] > 0 and hidden[h // H, place], beta[h], F(strength), U(groups), c[h], factor, bits,
             maxima[h, 0], totals[h, 0], sums[h, 0], o[h], y[h],
         )  # fmt: skip
+
+
+def set_threads(count: int) -> None:
+    """Use that many threads, at most those that Numba has."""
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
