@@ -1,5 +1,6 @@
 """What holds for every test: fixed seeds, and uninitialised memory full of NaN."""
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,12 @@ settings.load_profile("repeatable")
 
 # The tensors here are small: a second thread gains nothing, and beside another busy process its barriers cost minutes.
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """The million objects of imported packages and of the tests stay: the garbage collector need not look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,13 +1,17 @@
 """The command line: its overview, help and errors."""
 
 import argparse
+import os
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from lucid_attention import cli, commands
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_overview_lists_every_command_with_its_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,60 +61,79 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 
 HEAVY = ("torch", "transformers", "numpy", "datasets", "matplotlib", "tokenizers", "pyarrow", "lm_eval", "psutil")
+# Each line is answered in a fork: processes of their own would start Python forty times.
 PARSE = """
-import sys
+import os, sys
 from lucid_attention import cli, commands
-try:
-    raise SystemExit(cli.main(sys.argv[1:]))
-finally:
-    print("imported:", *(name for name in {heavy} if name in sys.modules))
+for line in sys.argv[1:]:
+    sys.stdout.flush()
+    if os.fork() == 0:
+        code = "none"
+        try:
+            code = cli.main(line.split())
+        except SystemExit as exited:
+            code = exited.code
+        finally:
+            print("|", line, "|", code, "|", *(name for name in {heavy} if name in sys.modules))
+            sys.stdout.flush()
+            os._exit(0)
+    os.wait()
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("--help", 0),
-        ("convrt", 2),
-        *((f"{name} --help", 0) for name in commands.COMMANDS),
-        # What follows the tool of `lucid run` is the tool's own.
-        ("run --no-such-option lm_eval", 2),
-        ("run lm_evla", 127),
-        *(
-            (f"{command.example.removeprefix('lucid ')} --no-such-option", 2)
-            for name, command in commands.COMMANDS.items()
-            if name != "run"
-        ),
-    ],
-)
-def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported(words: str, code: int) -> None:
-    program = PARSE.format(heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", program, *words.split()], capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    assert done.stdout.splitlines()[-1].split() == ["imported:"]
+def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported() -> None:
+    helps = ["--help", *(f"{name} --help" for name in commands.COMMANDS)]
+    # What follows the tool of `lucid run` is the tool's own.
+    others = [command.example.removeprefix("lucid ") for name, command in commands.COMMANDS.items() if name != "run"]
+    wrong = ["convrt", "run --no-such-option lm_eval", *(f"{words} --no-such-option" for words in others)]
+    expected = dict.fromkeys(helps, 0) | dict.fromkeys(wrong, 2) | {"run lm_evla": 127}
+    command = [sys.executable, "-c", PARSE.format(heavy=HEAVY), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answers = [line.split("|")[1:] for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert [(line.strip(), code.strip(), heavy.strip()) for line, code, heavy in answers] == [
+        (line, str(code), "") for line, code in expected.items()
+    ]
 
 
 CONVERT = "from lucid_attention.cli import main; raise SystemExit(main(['convert', 'a', 'b']))"
 
 
-@pytest.mark.parametrize(
-    ("package", "call"),
-    [
-        ("transformers", "lucid_attention.enable_lucid()"),
-        ("transformers", CONVERT),
-        ("huggingface_hub", "lucid_attention.LucidConfig"),
-        ("safetensors", "lucid_attention.LucidForCausalLM"),
-    ],
-)
-def test_a_missing_package_is_named_with_what_to_install(package: str, call: str) -> None:
-    program = f"import sys; sys.modules['{package}'] = None; import lucid_attention; {call}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert package in done.stderr
-    assert 'pip install "lucid-attention[transformers]"' in done.stderr
+MISSING = {
+    "enable": ("transformers", "lucid_attention.enable_lucid()"),
+    "convert": ("transformers", CONVERT),
+    "configuration": ("huggingface_hub", "lucid_attention.LucidConfig"),
+    "model": ("safetensors", "lucid_attention.LucidForCausalLM"),
+}
+# In forks of one process, which has imported torch.
+WITHOUT = """
+import os, sys, traceback
+import lucid_attention, torch
+for name, (package, call) in {missing}.items():
+    if os.fork() == 0:
+        sys.modules[package], sys.stderr = None, open(name, "w")
+        code = 0
+        try:
+            exec(call)
+        except SystemExit as exited:
+            code = exited.code
+        except Exception:
+            code = 1
+            traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1, name
+assert "transformers" not in sys.modules
+print(lucid_attention.lucid_attention.__module__)
+"""
 
 
-def test_the_package_and_its_main_function_have_the_same_name() -> None:
-    program = "from lucid_attention import lucid_attention; print(lucid_attention.__module__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+def test_a_missing_package_is_named_with_what_to_install(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", WITHOUT.format(missing=MISSING)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    for name, (package, _) in MISSING.items():
+        message = (tmp_path / name).read_text()
+        assert package in message
+        assert 'pip install "lucid-attention[transformers]"' in message
+    # The package and its main function have the same name.
     assert done.stdout == "lucid_attention.ops.lucid.api\n"

@@ -5,7 +5,7 @@ import torch
 
 from lucid_attention.ops.linear import chunks
 
-from .cases import assert_as_good_as, assert_exact, widened
+from .cases import along_random_directions, assert_as_good_as, assert_exact, widened
 from .linear_cases import OPERATORS, Sizes, call, evaluate, truth
 
 SIZES = [
@@ -62,8 +62,8 @@ def test_gradcheck(operator, monkeypatch):
     def fn(*args):
         return call(operator, dict(zip(tensors, args, strict=True)), impl="chunkwise")
 
-    assert torch.autograd.gradcheck(fn, leaves)
-    assert torch.autograd.gradgradcheck(fn, leaves)
+    assert along_random_directions(fn, leaves)
+    assert torch.autograd.gradgradcheck(fn, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -82,7 +82,7 @@ class Written(TorchDispatchMode):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_work_grows_linearly_forward_and_backward(operator, impl, monkeypatch):
     monkeypatch.setattr(chunks, "CHUNK", 8)
-    monkeypatch.setattr(chunks, "CPU_SEGMENT", 64)
+    monkeypatch.setattr(chunks, "CPU_SEGMENT", 32)
 
     def work(length):
         tensors = Sizes(T=length, H=1, D=4, E=4).tensors(operator)
@@ -92,7 +92,7 @@ def test_work_grows_linearly_forward_and_backward(operator, impl, monkeypatch):
             evaluate(call, operator, tensors, impl=impl)
         return [forward.elements, forward.operations, both.elements, both.operations]
 
-    assert all(b <= 2.1 * a for a, b in zip(work(256), work(512), strict=True))
+    assert all(b <= 2.1 * a for a, b in zip(work(96), work(192), strict=True))
 
 
 @pytest.mark.parametrize(("operator", "operations"), [("delta", 12), ("gated_delta", 14), ("gla", 12), ("gsa", 18)])

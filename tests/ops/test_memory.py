@@ -11,13 +11,13 @@ from lucid_attention import lucid_attention, precondition
 
 from .cases import Case, call
 
-T = 8192
+T = 5120
 KINDS: dict[str, tuple[Case, dict[str, Any]]] = {
     "plain": (Case(T=T, H=1, D=4, E=4), {}),
     "grouped": (Case(T=T, H=1, G=2, D=4, E=3), {}),
-    "masked": (Case(T=T, H=1, D=4, E=4), {"key_mask": torch.arange(T)[None] >= 1000}),
-    "past": (Case(T=6000, S=6000, H=1, D=4, E=4), {}),
-    "packed": (Case(T=T, H=1, D=4, E=4), {"cu_seqlens": torch.tensor([0, 5000, 5001, T])}),
+    "masked": (Case(T=T, H=1, D=4, E=4), {"key_mask": torch.arange(T)[None] >= 500}),
+    "past": (Case(T=4500, S=4500, H=1, D=4, E=4), {}),
+    "packed": (Case(T=T, H=1, D=4, E=4), {"cu_seqlens": torch.tensor([0, 3000, 3001, T])}),
     "row_max": (Case(T=T, H=1, D=4, E=4), {"norm": "row_max"}),
 }
 

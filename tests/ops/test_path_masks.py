@@ -118,7 +118,7 @@ PACKINGS = {
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("borders", PACKINGS.values(), ids=PACKINGS.keys())
 def test_documents_are_computed_as_if_alone_with_all_gradients(borders, operator, masked):
-    case = PathCase(T=borders[-1], G=2, D=4, E=6, beta="edges")
+    case = PathCase(T=borders[-1], H=1, G=2, D=4, E=6, beta="edges")
     tensors, weight = case.tensors(operator, sharpness=True), case.weight(operator)
     options = {"cu_seqlens": torch.tensor(borders, dtype=torch.int32)}
     options["key_mask"] = torch.rand(1, case.T) > 0.2 if masked else None

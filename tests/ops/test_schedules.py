@@ -10,7 +10,7 @@ from lucid_attention.ops.triangular import Schedule, pick_schedule, solve_unit_l
 from . import oracles
 from .cases import Case, assert_exact, evaluate
 
-B, H, T, S, D, E = 2, 3, 50, 9, 4, 5
+B, H, T, S, D, E = 2, 3, 30, 9, 4, 5
 SCHEDULES = {
     "head by head, block 1": Schedule(1, 1, 1),
     "head by head, block 7": Schedule(1, 7, 49),

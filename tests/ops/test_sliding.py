@@ -53,13 +53,13 @@ CASES = {
     "one token": (Case(T=1, B=2, G=2), 3),
     "no more than the window": (Case(T=7, B=2), 7),
     "one more than the window": (Case(T=8, B=2), 7),
-    "itself alone": (Case(T=70, B=2, G=2), 1),
-    "several blocks": (Case(T=150, B=2, G=2, D=5, E=3), 4),
-    "whole blocks": (Case(T=128, G=3, D=3, E=6), 64),
-    "a block of the window": (Case(T=171, D=4, E=4), 80),
-    "a long window": (Case(T=150, D=4, E=1), 149),
-    "past": (Case(T=70, S=9, B=2, G=2), 5),
-    "a past shorter than the window": (Case(T=70, S=3, B=2, G=2), 20),
+    "itself alone": (Case(T=70, B=2, H=1, G=2), 1),
+    "several blocks": (Case(T=150, B=2, H=1, D=5, E=3), 4),
+    "whole blocks": (Case(T=128, H=1, G=3, D=3, E=6), 64),
+    "a block of the window": (Case(T=171, H=1, D=4, E=4), 80),
+    "a long window": (Case(T=150, H=1, D=4, E=1), 149),
+    "past": (Case(T=70, S=9, B=2, H=1, G=2), 5),
+    "a past shorter than the window": (Case(T=70, S=3, G=2), 20),
     "one token behind a past": (Case(T=1, S=30, B=2, G=2), 5),
     "a chunk behind a past": (Case(T=3, S=30, B=2, G=2), 5),
 }
@@ -96,7 +96,7 @@ def test_the_scale_may_be_any_number(scale):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_lower_precision_is_as_good_as_torchs_attention_with_a_dense_mask(dtype):
-    case = Case(T=150, B=2, G=2, D=8, E=8)
+    case = Case(T=150, H=1, G=2, D=8, E=8)
     tensors, weight = case.tensors(dtype), weight_of(case)
     position = torch.arange(150)
     band = (position <= position[:, None]) & (position > position[:, None] - 9)

@@ -89,8 +89,9 @@ class Sentences(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-@pytest.mark.parametrize("attention", ["lucid", ["gated_delta", "lucid_path"]], ids=str)
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+@pytest.mark.parametrize(
+    ("attention", "checkpointing"), [("lucid", True), (["gated_delta", "lucid_path"], False)], ids=["lucid", "mix"]
+)
 @pytest.mark.shows("`Trainer`", model="decoder")
 def test_the_trainer_trains_saves_and_goes_on(attention: str | list[str], checkpointing: bool, tmp_path: Path) -> None:
     model = decoder(attention)
