@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,8 +67,13 @@ def source_files(root: Path, *folders: str) -> Iterator[Path]:
         yield from sorted((root / folder).rglob("*.py"))
 
 
-def imports(root: Path, file: Path) -> Iterator[Import]:
-    """Every import of a file, at any depth, as absolute names."""
+@cache
+def imports(root: Path, file: Path) -> tuple[Import, ...]:
+    """Every import of a file, at any depth, as absolute names. Several rules ask for the same files."""
+    return tuple(_imports(root, file))
+
+
+def _imports(root: Path, file: Path) -> Iterator[Import]:
     relative = file.relative_to(root)
     package = relative.with_suffix("").parts[:-1]
     for node in ast.walk(ast.parse(file.read_text())):

@@ -5,6 +5,7 @@ a word. So the configuration lies under one key, and a sentence stands where suc
 """
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ SENTENCE = (
     "This model has LUCID attention: pip install lucid-attention, then call lucid_attention.enable_lucid() before "
     "loading, or start the program with `lucid run`. `lucid convert --to softmax` makes a plain checkpoint of it"
 )
-# Sizes without which no program makes a model. A concrete class of Transformers does not look at model_type.
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+# Sizes without which no program makes a model. A concrete class of Transformers does not look at model_type. Not
+# vocab_size, with which Transformers compares token ids where it opens a tokenizer: that needs no LUCID.
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+# Programs that take the configuration from Transformers and read the weights themselves, by the name of their package
+# or script. In a process that knows LUCID they would get the configuration of a plain model.
+WEIGHT_READERS = ("convert_hf_to_gguf", "ctranslate2", "lmdeploy", "sglang", "tensorrt_llm")
 # Older checkpoints are plain files with this attn_implementation, or with a dictionary of it by the names of parts.
 OLD_MARK = "lucid (pip install lucid-attention, and call lucid_attention.enable_lucid() before loading)"
 
@@ -41,6 +46,28 @@ def unseal(content: dict[str, Any]) -> dict[str, Any]:
     if not (isinstance(inside, list) and len(inside) == 1 and isinstance(inside[0], dict)):
         raise ValueError(f"{KEY!r} in config.json must be a list of one configuration, got {type(inside).__name__}")
     return dict(inside[0])
+
+
+def is_sealed(folder: str | Path) -> bool:
+    """Whether this is a local folder with the checkpoint of a LUCID model."""
+    file = Path(folder) / "config.json"
+    if not file.is_file():
+        return False
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return isinstance(content, dict) and unseal(content) is not content
+
+
+def refuse_weight_readers() -> None:
+    """Refuse the configuration of a LUCID model to a program in WEIGHT_READERS, if one of them asks for it."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        names = {frame.f_globals.get("__name__", "").partition(".")[0], Path(frame.f_code.co_filename).stem}
+        for reader in names.intersection(WEIGHT_READERS):
+            raise ValueError(
+                f"{reader} cannot open a model with LUCID attention: it reads the weights itself, and would compute "
+                "softmax attention with them. `lucid convert --to softmax` makes a plain checkpoint"
+            )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _without_old_mark(content: dict[str, Any]) -> dict[str, Any]:

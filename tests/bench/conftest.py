@@ -1,6 +1,5 @@
 """What tests of the benchmarks share."""
 
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,11 +15,9 @@ Bench = Callable[..., tuple[int, str]]
 
 @pytest.fixture(autouse=True)
 def timing_without_filled_memory(uninitialised_memory_is_nan: None) -> Iterator[None]:
-    """Filling memory with NaN would be timed too. Frozen objects spare the garbage collection before each timing."""
+    """Filling memory with NaN would be timed too."""
     torch.use_deterministic_algorithms(False)
-    gc.freeze()
     yield
-    gc.unfreeze()
     torch.use_deterministic_algorithms(True)
 
 

@@ -117,10 +117,12 @@ def test_a_sample_depends_on_its_place_alone(folder: str, prose: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_story_is_in_training_and_in_evaluation(task: str) -> None:
+    # Stories of these tasks are short, so that different seeds draw the same ones.
+    draws = 300 if task in ("qa1", "qa4") else 60
     drawn = {
         split: {
             (story.facts, story.question)
-            for story in (draw(Babilong(task, 0, split), random.Random(number)) for number in range(300))
+            for story in (draw(Babilong(task, 0, split), random.Random(number)) for number in range(draws))
         }
         for split in ("train", "test")
     }

@@ -54,8 +54,11 @@ PARTLY = {
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Every test is a new process: nothing that was read before is remembered."""
-    caches = (haystacks.read_prose, haystacks.prose_sha256, harness.task_version, load_tokenizer, results.versions)
+    """Every test is a new process: nothing that was read before is remembered.
+
+    But for the prose, which is made of the standard library and takes seconds to read: files of a test have new names.
+    """
+    caches = (harness.task_version, load_tokenizer, results.versions)
     for cached in caches:
         cached.cache_clear()
     yield

@@ -24,8 +24,9 @@ ROUND = {"median": 1.0, "low": 0.9, "high": 1.2, "rounds": 5}
 
 
 @pytest.fixture(autouse=True)
-def as_its_user_has_it() -> Any:
-    """Filling memory with NaN would be timed too."""
+def as_its_user_has_it(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Filling memory with NaN would be timed too. A few rounds are enough."""
+    monkeypatch.setattr(Settings, "budget", 0.01)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(False)
     yield
@@ -102,10 +103,12 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Both experiments at their smallest."""
     store = Store(tmp_path_factory.mktemp("costs") / "jobs")
     torch.use_deterministic_algorithms(False)
-    for name in ("training_overhead", "decode_latency"):
-        for job in load(name).plan(SMOKE, store):
-            failed = do(job, store.folder)
-            assert failed is None, Path(failed).read_text()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Settings, "budget", 0.01)
+        for name in ("training_overhead", "decode_latency"):
+            for job in load(name).plan(SMOKE, store):
+                failed = do(job, store.folder)
+                assert failed is None, Path(failed).read_text()
     return store
 
 

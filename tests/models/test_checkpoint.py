@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PACKAGE = Path(checkpoint.__file__).parents[1]
 ALLOWED = ("models/checkpoint.py", "data/tokenizer.py")
 
 
+@cache
 def loading_calls(package: Path) -> dict[str, list[ast.Call]]:
     """Calls of a method `from_pretrained` in a package, by file. Examples in docstrings are not calls."""
     calls: dict[str, list[ast.Call]] = {}

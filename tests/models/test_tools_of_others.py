@@ -110,7 +110,9 @@ def accepts(port: int) -> bool:
 @pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("own", False)])
 @pytest.mark.shows("`transformers serve` through `lucid run`", model="drop-in")
 @pytest.mark.shows("`transformers serve` through `lucid run`", model="decoder")
-def test_transformers_serve_answers_with_lucid(
+@pytest.mark.shows("`transformers chat` with that server", model="drop-in")
+@pytest.mark.shows("`transformers chat` with that server", model="decoder")
+def test_transformers_serve_answers_with_lucid_and_chat_shows_it(
     name: str, launch: bool, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     pytest.importorskip("uvicorn", reason="pip install transformers[serving]")
@@ -128,6 +130,13 @@ def test_transformers_serve_answers_with_lucid(
             model=str(folder), messages=[message], temperature=0, max_tokens=NEW, timeout=600
         )
         assert made.choices[0].message.content == expected
+        # A client, which loads no model.
+        chat = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder), address]
+        chat += [f"max_new_tokens={NEW}", "do_sample=False", "--user", "somebody"]
+        said = f"{PROMPT}\n!exit\n"
+        done = subprocess.run(chat, cwd=tmp_path, env=environment(), input=said, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"<{folder}>:\n{expected}" in "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
 
 @pytest.mark.parametrize("name", ["dropin", "own"])

@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {
 
 def write_checkpoints(folder: Path, *, auto_map: bool = False) -> dict[str, Path]:
     """The folders of a Llama, of its conversion, and of the own decoder with the same weights."""
-    tokenizer = _tokenizer()
+    tokenizer = word_tokenizer()
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**SIZES))
     _sharpen(llama)
@@ -55,7 +55,7 @@ def write_checkpoints(folder: Path, *, auto_map: bool = False) -> dict[str, Path
     return folders
 
 
-def _tokenizer() -> Any:
+def word_tokenizer() -> Any:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}

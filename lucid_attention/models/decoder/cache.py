@@ -237,5 +237,6 @@ def check_cache(cache: Any, layer_types: list[str]) -> None:
         raise ValueError(
             "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config) or "
             "StaticCache(config=model.config, max_cache_len=...): "
-            f"expected layers {layer_types}, got {kinds or 'none'}"
+            f"expected layers {layer_types}, got {kinds or 'none'}. PEFT's prefix tuning fills caches itself: use "
+            "PromptTuningConfig, PromptEncoderConfig or LoRA"
         )

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
 from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
-from ..saved import unseal, write_sealed
+from ..saved import is_sealed, refuse_weight_readers, unseal, write_sealed
 from .cache import LAYER_TYPE
 from .settings import (
     NAME,
@@ -125,6 +125,8 @@ def _choose_attention(original: Callable[..., Any]) -> Callable[..., Any]:
             return config._attn_implementation
         if saved is not None:
             _leave_lucid(self, attn_implementation)
+        elif attn_implementation is None:
+            _check_source(self)
         found = original(self, attn_implementation, *args, **kwargs)
         for name, part in parts_of(config).items():
             if uses_lucid(part):
@@ -141,6 +143,23 @@ def _copy_part(config: Any, implementation: Any) -> None:
     part = parts_of(config).get(implementation.part)
     if part is not None and part is not implementation.config:
         put_settings(part, LucidSettings.from_dict(getattr(implementation.config, NAME, None)))
+
+
+def _check_source(model: Any) -> None:
+    """Refuse a configuration without LUCID for the weights of a LUCID model, if nobody asked for softmax attention.
+
+    Transformers reads no config.json where the caller of `from_pretrained` gives a configuration.
+    """
+    config = model.config
+    source = getattr(config, "name_or_path", None)
+    if not source or isinstance(config, LucidConfig) or any(map(uses_lucid, parts_of(config).values())):
+        return
+    if is_sealed(source):
+        raise ValueError(
+            f"{source!r} holds a model with LUCID attention, and the given configuration has none: leave out config=, or "
+            f"make it from AutoConfig.from_pretrained({source!r}). Softmax attention gives other outputs: pass "
+            "attn_implementation='sdpa' for it"
+        )
 
 
 def _leave_lucid(model: Any, implementation: str) -> None:
@@ -212,7 +231,9 @@ def _read(original: Callable[..., Any]) -> Callable[..., Any]:
         content = original(cls, json_file)
         if not isinstance(content, dict):
             return content
-        content = unseal(content)
+        sealed, content = content, unseal(content)
+        if content is not sealed:
+            refuse_weight_readers()
         parts = [value for key, value in content.items() if key.endswith("_config") and isinstance(value, dict)]
         for part in (content, *parts):
             LucidSettings.from_dict(part.get(NAME))

@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, get_peft_model
+from peft import (
+    AutoPeftModelForCausalLM,
+    IA3Config,
+    LoraConfig,
+    PeftModel,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    get_peft_model,
+)
 
 from lucid_attention import ATTENTIONS, LucidForCausalLM, enable_lucid
 from tests.models.decoder.cases import decoder, prompts, relative
@@ -61,3 +69,22 @@ def test_peft_knows_the_modules(tmp_path):
 def test_other_methods_know_the_modules_too():
     model = get_peft_model(decoder(), IA3Config())
     assert model.peft_config["default"].target_modules == {"k_proj", "v_proj", "down_proj"}
+
+
+@pytest.mark.parametrize("attention", ["lucid", "softmax", "delta"])
+@pytest.mark.shows("prefix tuning (PEFT)", model="decoder", refused=True)
+def test_prefix_tuning_is_refused_with_the_way_out(attention):
+    shape = {"token_dim": 16, "num_attention_heads": 2, "num_layers": decoder().config.num_hidden_layers}
+    prefix = PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3, **shape)
+    model, ids = get_peft_model(decoder(attention), prefix), torch.stack(prompts(7, 7))
+    for run in (lambda: model(ids), lambda: model.generate(input_ids=ids, max_new_tokens=2)):
+        with pytest.raises(ValueError, match="use PromptTuningConfig, PromptEncoderConfig or LoRA"):
+            run()
+
+
+@pytest.mark.parametrize("attention", ["lucid", "delta"])
+def test_prompt_tuning_puts_virtual_tokens_before_the_text(attention):
+    base, ids = decoder(attention).double(), torch.stack(prompts(7, 7))
+    model = get_peft_model(base, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).double().eval()
+    embeds = torch.cat([model.get_prompt(2).detach(), base.get_input_embeddings()(ids)], 1)
+    torch.testing.assert_close(model(ids).logits, base(inputs_embeds=embeds).logits)

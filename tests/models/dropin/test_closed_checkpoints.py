@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     LlamaForCausalLM,
     PreTrainedConfig,
     Trainer,
@@ -26,8 +27,9 @@ from lucid_attention.models.dropin.hooks import HOOKS
 from lucid_attention.models.dropin.settings import uses_lucid
 from lucid_attention.models.saved import KEY, OLD_MARK, SENTENCE, seal, unseal
 from tests.models.decoder.cases import decoder
-from tests.models.dropin.cases import A_FEW, ARCHITECTURES, lucid_model, tokens
+from tests.models.dropin.cases import A_FEW, ARCHITECTURES, lucid_model, softmax_model, tokens
 from tests.models.dropin.test_saved_choice import composite, logits, written
+from tests.models.tools_of_others import word_tokenizer
 
 SETTINGS = {"layers": [1], "strength": 0.5, "sharpness": 2.0}
 
@@ -107,10 +109,33 @@ def test_converters_find_no_architecture_that_they_know(checkpoint, stock):
         assert not {"text_config", "llm_config", "thinker_config", "language_config", "decoder"} & set(content)
         # Transformers takes a dictionary with the model type that it looks for, wherever in the file.
         assert not any(isinstance(value, dict) for value in content.values())
-        for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        for size in ("hidden_size", "num_hidden_layers", "num_attention_heads"):
             assert content[size] == SENTENCE
-        assert "intermediate_size" not in content
+        assert not {"vocab_size", "intermediate_size"} & set(content)
     assert SENTENCE not in transformers.CONFIG_MAPPING
+
+
+def test_the_tokenizer_opens_without_the_package(checkpoint, stock):
+    """Transformers reads config.json for it, too."""
+    word_tokenizer().save_pretrained(checkpoint)
+    assert AutoTokenizer.from_pretrained(checkpoint)("w1 w2").input_ids == [5, 6]
+
+
+def test_a_converter_gets_no_plain_configuration_in_a_process_that_knows_lucid(checkpoint, tmp_path):
+    """It would read the weights itself. Under `lucid run` Transformers knows LUCID in every program."""
+    softmax_model("llama").save_pretrained(tmp_path / "plain")
+    script = compile("found = AutoConfig.from_pretrained(folder)", "anywhere/convert_hf_to_gguf.py", "exec")
+    with pytest.raises(ValueError, match="convert_hf_to_gguf cannot open a model with LUCID attention"):
+        exec(script, {"AutoConfig": AutoConfig, "folder": checkpoint})
+    for reader in ("sglang.srt.configs", "lucid_attention"):
+        names = {"AutoConfig": AutoConfig, "folder": checkpoint, "__name__": reader}
+        code = compile("found = AutoConfig.from_pretrained(folder)", "configs.py", "exec")
+        if reader == "lucid_attention":
+            exec(code, names)
+        else:
+            with pytest.raises(ValueError, match="sglang cannot open"):
+                exec(code, names)
+    exec(script, {"AutoConfig": AutoConfig, "folder": tmp_path / "plain"})
 
 
 def test_weights_keep_their_names_and_files(checkpoint):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from lucid_attention import set_strength
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.dropin.settings import uses_lucid
-from tests.models.dropin.cases import lucid_model, softmax_model, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 from tests.models.dropin.test_saved_choice import composite
 
 SETTINGS = {"layers": [1], "strength": 0.5, "sharpness": 2.0}
@@ -116,11 +116,17 @@ def test_a_model_from_the_configuration_of_another_is_lucid(checkpoint, plain):
     assert torch.equal(logits(LlamaForCausalLM.from_pretrained(plain, config=str(checkpoint))), logits(model))
 
 
-def test_a_configuration_that_the_user_brings_decides(checkpoint, plain):
-    config = AutoConfig.from_pretrained(plain)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, config=config)
+@pytest.mark.parametrize("loader", [AutoModelForCausalLM, LlamaForCausalLM])
+def test_a_configuration_without_lucid_is_refused_unless_it_names_its_attention(checkpoint, plain, loader):
+    for config in (AutoConfig.from_pretrained(plain), CONFIGURATIONS["llama"]()):
+        with pytest.raises(
+            ValueError, match="a model with LUCID attention, and the given configuration has none"
+        ):
+            loader.from_pretrained(checkpoint, config=config)
+    model = loader.from_pretrained(checkpoint, config=config, attn_implementation="sdpa")
     assert not uses_lucid(model.config)
     assert torch.equal(logits(model), logits(softmax_model("llama")))
+    assert not uses_lucid(AutoModelForCausalLM.from_config(model.config).config)
 
 
 @pytest.mark.parametrize("loader", [AutoModelForCausalLM, LlamaForCausalLM])
