@@ -17,7 +17,7 @@ from lucid_attention.evals.checkpoint import Checkpoint
 from lucid_attention.evals.families import FAMILIES
 from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_records, read_sealed, summarize
 
-from .checkpoints import forked, lucid, write_checkpoint, write_needle_tokenizer
+from .checkpoints import forked, lucid, write_checkpoint, write_tokenizer
 
 SMALL = (
     "--tasks",
@@ -247,7 +247,10 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: object, command: str =
 WRONG: dict[str, tuple[tuple[object, ...], str]] = {
     "an unknown task": (("--tasks", "mnaih"), "no task 'mnaih' (did you mean 'mniah'?)"),
     "no task": ((), "--tasks list shows all"),
-    "sizes that cannot fit": (("--tasks", "mniah", "--needles", "99", "--lengths", "512"), "99 needles"),
+    "sizes that cannot fit": (
+        ("--tasks", "mniah", "--needles", "99", "--lengths", "512", "--haystack", "noise"),
+        "99 needles",
+    ),
     "a length that is too long": (
         ("--tasks", "sniah", "--lengths", "999999"),
         "--lengths must be at most 131072, got 999999",
@@ -317,7 +320,7 @@ def test_results_of_another_checkpoint_are_not_mixed_in(
 
 
 def test_another_tokenizer_makes_other_cells(lucid_folder: Path, tmp_path: Path, whole: Path) -> None:
-    other = write_needle_tokenizer(tmp_path / "tokenizer", 1000)
+    other = write_tokenizer(tmp_path / "tokenizer", [], 300)
     checkpoint = write_checkpoint(tmp_path / "model", other)
     names = {cell["name"] for cell in ResultsFolder(whole).results()["cells"]}
     cells = runner.plan(Checkpoint(checkpoint), ["mniah"], Options(haystack="noise"), None, "auto")

@@ -116,6 +116,7 @@ def answers(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.shows("`pipeline`", model="decoder")
 def test_a_pipeline_in_a_script_opens_both_kinds_of_checkpoints(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(PIPELINE)
     done = lucid_run("tool.py", *checkpoints.values(), cwd=tmp_path)

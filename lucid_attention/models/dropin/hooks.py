@@ -156,8 +156,8 @@ def _check_source(model: Any) -> None:
         return
     if is_sealed(source):
         raise ValueError(
-            f"{source!r} holds a model with LUCID attention, and the given configuration has none: leave out config=, or "
-            f"make it from AutoConfig.from_pretrained({source!r}). Softmax attention gives other outputs: pass "
+            f"{source!r} holds a model with LUCID attention, and the given configuration has none: leave out config=, "
+            f"or make it from AutoConfig.from_pretrained({source!r}). Softmax attention gives other outputs: pass "
             "attn_implementation='sdpa' for it"
         )
 

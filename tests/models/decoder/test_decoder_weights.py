@@ -135,6 +135,7 @@ torch.save(model(tokens).logits, path + "/logits.pt")
 
 
 @pytest.mark.slow
+@pytest.mark.shows("`enable_lucid()` in any cell of a notebook", model="decoder")
 def test_a_fresh_process_loads_it_by_the_auto_classes(tmp_path: Path) -> None:
     model = decoder("lucid", attention_options={"sharpness": 1.5, "learn_sharpness": True})
     model.save_pretrained(tmp_path)

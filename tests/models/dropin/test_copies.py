@@ -119,9 +119,7 @@ def test_a_model_from_the_configuration_of_another_is_lucid(checkpoint, plain):
 @pytest.mark.parametrize("loader", [AutoModelForCausalLM, LlamaForCausalLM])
 def test_a_configuration_without_lucid_is_refused_unless_it_names_its_attention(checkpoint, plain, loader):
     for config in (AutoConfig.from_pretrained(plain), CONFIGURATIONS["llama"]()):
-        with pytest.raises(
-            ValueError, match="a model with LUCID attention, and the given configuration has none"
-        ):
+        with pytest.raises(ValueError, match="a model with LUCID attention, and the given configuration has none"):
             loader.from_pretrained(checkpoint, config=config)
     model = loader.from_pretrained(checkpoint, config=config, attn_implementation="sdpa")
     assert not uses_lucid(model.config)

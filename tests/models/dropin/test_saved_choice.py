@@ -233,6 +233,7 @@ def fresh_process(tmp_path_factory):
     }
 
 
+@pytest.mark.shows("`enable_lucid()` in any cell of a notebook", model="drop-in")
 def test_a_fresh_process_loads_what_was_saved(fresh_process):
     assert torch.equal(fresh_process["logits"], fresh_process["expected"])
 
