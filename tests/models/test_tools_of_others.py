@@ -130,11 +130,13 @@ def test_transformers_serve_answers_with_lucid_and_chat_shows_it(
             model=str(folder), messages=[message], temperature=0, max_tokens=NEW, timeout=600
         )
         assert made.choices[0].message.content == expected
-        # A client, which loads no model.
+        # A client, which loads no model. Offline mode would keep it from the server.
         chat = [sys.executable, "-m", "transformers.cli.transformers", "chat", str(folder), address]
         chat += [f"max_new_tokens={NEW}", "do_sample=False", "--user", "somebody"]
-        said = f"{PROMPT}\n!exit\n"
-        done = subprocess.run(chat, cwd=tmp_path, env=environment(), input=said, capture_output=True, text=True)
+        # It asks whether an answer of full length is to go on.
+        said = f"{PROMPT}\n!exit\n!exit\n"
+        online = environment(HF_HUB_OFFLINE="0")
+        done = subprocess.run(chat, cwd=tmp_path, env=online, input=said, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert f"<{folder}>:\n{expected}" in "\n".join(line.rstrip() for line in done.stdout.splitlines())
 

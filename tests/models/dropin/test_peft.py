@@ -172,6 +172,16 @@ def test_enable_lucid_asks_for_the_base(saved):
         enable_lucid(get_peft_model(plain(saved), lora()))
 
 
+def test_an_adapter_from_before_the_hooks_carries_lucid(saved, tmp_path):
+    """Of Transformers' own kind, in a model that was made before the first call of `enable_lucid`."""
+    model = plain(saved)
+    model.add_adapter(lora())
+    del model.peft_config["default"]._lucid_base
+    enable_lucid(model, **SETTINGS)
+    model.save_pretrained(tmp_path)
+    assert written(tmp_path)[KEY]["lucid"] == SETTINGS
+
+
 def test_prompts_carry_lucid(saved, tmp_path):
     model = get_peft_model(
         enable_lucid(plain(saved), **SETTINGS), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
