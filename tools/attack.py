@@ -151,7 +151,9 @@ def _group_lives(group: int, seconds: float) -> bool:
 def result_of(command: str, out: Path) -> Any:
     """What a command has computed, without times and machines."""
     if command == "tokens":
-        return {path.name: digest(path) for path in sorted(out.iterdir()) if not path.name.startswith(".lock")}
+        # What was verified has times of files.
+        others = (".lock", ".lock.json", "verified.json")
+        return {path.name: digest(path) for path in sorted(out.iterdir()) if path.name not in others}
     if command == "run":
         entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((out / "summary.json").read_text())
@@ -294,7 +296,8 @@ def damage(world: World, case: Damage, way: str, seed: int) -> str:
     if why := complaint(ended):
         return why
     if ended.code != 0:
-        return refusal(ended)
+        is_named = files[0].name in ended.err or str(files[0].parent) in ended.err
+        return refusal(ended) or ("" if is_named else f"the damaged file is not named: {ended.err.strip()[-150:]}")
     return "" if case.changes else difference(case.command, out, world)
 
 

@@ -45,9 +45,10 @@ DAMAGES = [
     Damage("tokens", "texts", "1.jsonl", changes=True),
     Damage("tokens", "tokens", "manifest.json"),
     Damage("tokens", "tokens", "tokenizer.json"),
+    Damage("tokens", "tokens", "train-*.bin"),
     *(Damage("run", "tokens", name) for name in ("manifest.json", "tokenizer.json", "train-*.bin", "train-*.npy")),
-    *(Damage("run", "run", name, removed=RESUMED) for name in ("recipe.json", "metrics.jsonl")),
-    *(Damage("run", "run", name) for name in ("recipe.json", "metrics.jsonl", "summary.json")),
+    *(Damage("run", "run", name, removed=RESUMED) for name in ("recipe.json", "metrics.jsonl", "inputs.json")),
+    *(Damage("run", "run", name) for name in ("recipe.json", "metrics.jsonl", "inputs.json", "summary.json")),
     *(
         Damage("run", "run", f"checkpoint-4/{name}", removed=RESUMED)
         for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "complete.json")

@@ -14,7 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..base.devices import find_device
-from ..base.files import write_whole
+from ..base.files import write_record, write_whole
 from ..base.tables import text_table
 from ..data import DataError
 from ..models.checkpoint import (
@@ -30,7 +30,7 @@ from ..report.pictures import draw_condition_numbers, draw_maps
 from .arguments import DEFAULTS, WHAT
 from .conditioning import condition_numbers
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
-from .inputs import ModelInput, from_source, from_task, from_text, is_file, read_samples
+from .inputs import ModelInput, from_source, from_task, from_text, read_samples
 from .jacobian import jacobians
 from .maps import attention_maps
 from .progress import Progress, silent
@@ -82,8 +82,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {args.bins}")
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
-    if args.text is not None:
-        is_file(args.text)
 
 
 def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
@@ -247,7 +245,7 @@ def _write(out: Path, head: dict[str, Any], results: dict[str, Any]) -> list[Pat
     """Write numbers and pictures. Maps are large, so they have a file of their own."""
     title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
     numbers = {name: records for name, records in results.items() if name != "maps"}
-    files = [write_whole(out / "analysis.json", json.dumps(head | {"results": numbers}, indent=1) + "\n")]
+    files = [write_record(out / "analysis.json", head | {"results": numbers})]
     if "conditioning" in results:
         files.append(out / "condition_numbers.png")
         draw_condition_numbers(results["conditioning"], files[-1], title)
