@@ -28,10 +28,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attack_cases import BAD_INPUTS, COMMANDS, DAMAGES, READERS, VOCABULARY, WAYS, Damage
+from attack_cases import BAD_INPUTS, COMMANDS, DAMAGES, LLAMA, READERS, VOCABULARY, WAYS, Damage
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 TRACEBACK = "Traceback (most recent call last)"
 # Seconds.
 PYTHON_STARTS = 0.2
@@ -99,14 +100,13 @@ class World:
 
 def lucid(words: list[str], stop: signal.Signals | None = None, after: float = 0.0) -> Ended:
     """Run a command as a terminal does, in a process group of its own. stop: sent to it after so many seconds."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "lucid_attention.cli", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment,
+        env=ENVIRONMENT,
         start_new_session=True,
         # A process in the background of a shell ignores Ctrl-C, and its children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -248,6 +248,9 @@ def build(world: World) -> None:
         world.seconds[name] = ended.seconds
         world.results[name] = result_of(name, folder / name)
         print(f"  undisturbed {name}: {ended.seconds:.1f} s", flush=True)
+    subprocess.run([sys.executable, "-c", LLAMA, str(folder / "llama")], check=True, env=ENVIRONMENT)
+    for path in (folder / "run" / "model").glob("*token*"):
+        shutil.copy(path, folder / "llama")
 
 
 def kill(world: World, command: str, moments: list[float]) -> str:

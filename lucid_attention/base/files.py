@@ -25,7 +25,10 @@ def partial_path(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write `content` (text as UTF-8) beside `path`, then rename it: a reader sees the old file or the new one."""
+    """Write `content` beside `path`, then rename it: a reader sees the old file or the new one.
+
+    Text is written as UTF-8. What UTF-8 lacks, as in names of files in other encodings, becomes an escape.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):
         # The rename would replace a device such as /dev/null by a file, for every program of the machine.
         raise OSError(errno.EINVAL, "not a regular file: choose another place", str(path))
@@ -33,7 +36,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     partial = partial_path(path)
     try:
         with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             finish(file, path)
     except BaseException as error:
         partial.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ from lucid_attention.base.files import UnreadableFile, finish_folder, read_json,
 
 def test_a_write_creates_the_folder_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a"
-    assert write_whole(path, "é") == path
+    assert write_whole(path, "é\udcff") == path
+    assert path.read_text() == "é\\udcff"
     assert write_whole(path, b"bytes") == path
     assert path.read_bytes() == b"bytes"
     assert list(path.parent.iterdir()) == [path]
