@@ -186,7 +186,7 @@ def difference(command: str, out: Path, world: World) -> str:
         result = result_of(command, out)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         return f"wrong result: it cannot be read: {type(error).__name__}: {error}"
-    ours, theirs = json.dumps(result), json.dumps(world.results.get(command))
+    ours, theirs = (json.dumps(each, sort_keys=True) for each in (result, world.results.get(command)))
     if ours == theirs:
         return ""
     pairs = enumerate(zip(ours, theirs, strict=False))

@@ -78,7 +78,8 @@ def _line(step: int, logs: dict[str, Any]) -> str:
     numbers = {key: value for key, value in logs.items() if isinstance(value, (int, float)) and key != "step"}
     # JSON has no NaN and no infinity.
     values = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
-    return json.dumps({"step": step, **values}) + "\n"
+    # Sorted, as in checkpoints: a resumed run writes the same lines.
+    return json.dumps({"step": step, **dict(sorted(values.items()))}) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

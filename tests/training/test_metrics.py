@@ -119,10 +119,17 @@ def test_numbers_that_json_does_not_have_are_written_as_strings(tmp_path: Path) 
 def test_a_resumed_run_has_the_metrics_of_its_checkpoint_whatever_the_file_holds(content: str, tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text(content)
     resumed = state(2)
-    resumed.log_history = [{"loss": 3.0, "step": 1}, {"eval_loss": 2.5, "step": 1}, {"loss": 2.0, "step": 2}]
+    resumed.log_history = [{"loss": 3.0, "step": 1}, {"eval_loss": 2.5, "step": 1}]
     MetricsFile(tmp_path).on_train_begin(None, resumed, None)
-    lines = ['{"step": 1, "loss": 3.0}', '{"step": 1, "eval_loss": 2.5}', '{"step": 2, "loss": 2.0}', ""]
+    lines = ['{"step": 1, "loss": 3.0}', '{"step": 1, "eval_loss": 2.5}', ""]
     assert (tmp_path / METRICS).read_text() == "\n".join(lines)
+    MetricsFile(tmp_path).on_log(None, resumed, None, logs={"loss": 2.0, "epoch": 0.5})
+    written = (tmp_path / METRICS).read_text()
+    assert written.endswith('{"step": 2, "epoch": 0.5, "loss": 2.0}\n')
+    # A checkpoint has its keys in another order than the log.
+    resumed.log_history.append({"epoch": 0.5, "loss": 2.0, "step": 2})
+    MetricsFile(tmp_path).on_train_begin(None, resumed, None)
+    assert (tmp_path / METRICS).read_text() == written
     assert read_metrics(tmp_path / "nowhere") == []
 
 
