@@ -100,6 +100,8 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
     entries = read_metrics(run / METRICS)
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 9))
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [2, 4, 6, 8]
+    # Of all steps, not of those since the kill.
+    assert [entry["train_loss"] for entry in entries if "train_loss" in entry] == [pytest.approx(mean_loss(entries))]
     assert scalars(run, "train/loss") == pytest.approx(losses(run))
 
 
