@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ..base.devices import find_device
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_model(folder, args.dtype).to(device)
         with _progress(model_input.ids.shape[1], device) as progress:
             results = analyse(model, model_input, what, args, progress)
-    except (ValueError, TypeError, DataError) as error:
+    except (ValueError, TypeError, DataError, torch.linalg.LinAlgError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
     ids = model_input.ids[0].tolist()
