@@ -178,6 +178,9 @@ def _explanation(error: BaseException, command: Command, out: object) -> str:
 
     out: where the command writes.
     """
+    if package := missing_package(error):
+        return f'needs the package {package!r}. Install it with: pip install "lucid-attention[{command.extra}]"'
+    # Only now: it imports a package, too.
     from .base.locks import FolderInUse
 
     if isinstance(error, FolderInUse):
@@ -185,8 +188,6 @@ def _explanation(error: BaseException, command: Command, out: object) -> str:
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         kept = f". {command.kept[0].upper()}{command.kept[1:]}" if command.kept and error.errno in DISK_FULL else ""
         return explain_os_error(error, out) + kept
-    if package := missing_package(error):
-        return f'needs the package {package!r}. Install it with: pip install "lucid-attention[{command.extra}]"'
     return ""
 
 

@@ -261,3 +261,21 @@ def test_a_file_in_the_place_of_a_folder_is_named(
     shown = capsys.readouterr().err
     assert "Traceback" not in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_what_the_encoding_of_a_terminal_lacks_is_shown_as_an_escape(encoding: str) -> None:
+    command = [sys.executable, "-m", "lucid_attention.cli", "analyze", "--help"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"\\u03ba" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_takes_nothing(closed: str) -> None:
+    command = f"{sys.executable} -m lucid_attention.cli {{}} {closed}"
+    for words, code in (("--help", 0), ("nonsense", 2)):
+        done = subprocess.run(command.format(words), shell=True, capture_output=True)
+        assert done.returncode == code
+        assert b"Traceback" not in done.stderr

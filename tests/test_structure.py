@@ -44,6 +44,14 @@ TORCH_ONLY = {"ops", "nn"}
 # What files of kernels import besides, by the beginning of their name.
 KERNELS = {"triton": {"triton"}, "numba": {"numba", "numpy", "llvmlite"}}
 LINES = 400
+# The module that reads JSON files, the one that words errors of lines in its own way, and those that read texts which
+# this package has just written.
+READ_JSON = {"base/files.py", "data/readers.py"} | {
+    "bench/cases/memory.py",
+    "experiments/engine/timing.py",
+    "models/saved.py",
+    "training/estimate.py",
+}
 NAMELESS = {"utils", "util", "common", "helpers", "helper", "misc"}
 # Paths that exist on one machine only: homes, mounts, scratch folders.
 MACHINE_PATH = re.compile(
@@ -155,6 +163,19 @@ def long_files(root: Path) -> list[str]:
     return [f"{file.relative_to(root)} has {lines} lines" for file, lines in counted if lines > LINES]
 
 
+def other_json_readers(root: Path) -> list[str]:
+    """Calls of json.load and json.loads: `base.files` also refuses deep nesting, other types and encodings by name."""
+    found = []
+    for file in source_files(root, PACKAGE):
+        name = file.relative_to(root / PACKAGE).as_posix()
+        if name in READ_JSON:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("load", "loads") and ast.unparse(node.value) == "json":
+                found.append(f"{name}:{node.lineno} reads JSON without base.files")
+    return found
+
+
 def nameless_files(root: Path) -> list[str]:
     folders = (PACKAGE, "tests", "examples", "tools")
     found = [file.relative_to(root) for file in source_files(root, *folders)]
@@ -191,6 +212,7 @@ RULES: dict[str, Callable[[Path], list[str]]] = {
     "implementations do not import each other": crossed_implementations,
     "files are short": long_files,
     "file names say what is inside": nameless_files,
+    "JSON files are read in one place": other_json_readers,
     "no path of one machine is written down": machine_paths,
 }
 
@@ -274,6 +296,9 @@ PLANTS: dict[str, Plant] = {
     "blockwise uses tiles": (crossed_implementations, "ops/x/blockwise.py", "from .tiles import f", None),
     "401 lines": (long_files, "ops/a.py", "x = 1\n" * 401, "401 lines"),
     "400 lines": (long_files, "ops/a.py", "x = 1\n" * 400, None),
+    "json.loads": (other_json_readers, "data/a.py", "import json\nx = map(json.loads, [])", "reads JSON"),
+    "json.dumps": (other_json_readers, "data/a.py", "import json\nx = json.dumps([])", None),
+    "base.files may": (other_json_readers, "base/files.py", "import json\nx = json.loads('')", None),
     "utils.py": (nameless_files, "ops/utils.py", "", "utils.py"),
     "a folder called common": (nameless_files, "nn/common/rotary.py", "", "common"),
     "a home": (machine_paths, "a.txt", "see /" + "home/ada/notes.txt", "ada"),

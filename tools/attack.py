@@ -1,8 +1,10 @@
 """Attack the commands: kills, wrong arguments, damaged files, interrupts. Prints what was tried and what was clean.
 
     python tools/attack.py [--quick] [--seed N] [--only kills,inputs,damage,interrupts]
+    python tools/attack.py --folder runs/attack --minutes 5     repeat it until nothing is left
 
-Everything runs in a temporary folder on tiny data. The exit code is 1 if anything was not clean.
+Everything runs on tiny data in a temporary folder, or in --folder, which keeps what was tried: the same command goes on
+from there, and tries again what was not clean. The exit code is 1 if anything was not clean, 3 if attacks are left.
 """
 
 import argparse
@@ -22,18 +24,19 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attack_cases import BAD_INPUTS, COMMANDS, DAMAGES, READERS, VOCABULARY, WAYS, Damage
+from attack_cases import BAD_INPUTS, COMMANDS, DAMAGES, LLAMA, READERS, VOCABULARY, WAYS, Damage
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT = 120.0
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 TRACEBACK = "Traceback (most recent call last)"
-# What the operating system and shells call the end by a signal.
 # Seconds.
 PYTHON_STARTS = 0.2
+# What the operating system and shells call the end by a signal.
 STOP_CODES = {signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}
 # Names of what depends on the speed of the machine.
 TIMED = re.compile("second|time|memory|GB|flos")
@@ -50,12 +53,23 @@ class Ended(NamedTuple):
     left: bool
 
 
-class Outcome(NamedTuple):
-    """The result of one attack; why: empty if it was clean."""
+class Attack(NamedTuple):
+    """number: in its kind. make: makes the attack and says why it was not clean."""
 
     kind: str
+    number: int
+    what: str
+    make: Callable[[], str]
+
+
+class Outcome(NamedTuple):
+    """The result of one attack; why: empty if it was clean. code: the fingerprint of what was attacked."""
+
+    kind: str
+    number: int
     what: str
     why: str
+    code: str
 
 
 class World:
@@ -86,14 +100,13 @@ class World:
 
 def lucid(words: list[str], stop: signal.Signals | None = None, after: float = 0.0) -> Ended:
     """Run a command as a terminal does, in a process group of its own. stop: sent to it after so many seconds."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
     process = subprocess.Popen(
         [sys.executable, "-m", "lucid_attention.cli", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=environment,
+        env=ENVIRONMENT,
         start_new_session=True,
         # A process in the background of a shell ignores Ctrl-C, and its children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -138,7 +151,9 @@ def _group_lives(group: int, seconds: float) -> bool:
 def result_of(command: str, out: Path) -> Any:
     """What a command has computed, without times and machines."""
     if command == "tokens":
-        return {path.name: digest(path) for path in sorted(out.iterdir()) if not path.name.startswith(".lock")}
+        # What was verified has times of files.
+        others = (".lock", ".lock.json", "verified.json")
+        return {path.name: digest(path) for path in sorted(out.iterdir()) if path.name not in others}
     if command == "run":
         entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((out / "summary.json").read_text())
@@ -171,9 +186,9 @@ def difference(command: str, out: Path, world: World) -> str:
         result = result_of(command, out)
     except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         return f"wrong result: it cannot be read: {type(error).__name__}: {error}"
-    if result == world.results.get(command):
+    ours, theirs = (json.dumps(each, sort_keys=True) for each in (result, world.results.get(command)))
+    if ours == theirs:
         return ""
-    ours, theirs = json.dumps(result), json.dumps(world.results.get(command))
     pairs = enumerate(zip(ours, theirs, strict=False))
     place = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
     start = max(0, place - 60)
@@ -233,6 +248,9 @@ def build(world: World) -> None:
         world.seconds[name] = ended.seconds
         world.results[name] = result_of(name, folder / name)
         print(f"  undisturbed {name}: {ended.seconds:.1f} s", flush=True)
+    subprocess.run([sys.executable, "-c", LLAMA, str(folder / "llama")], check=True, env=ENVIRONMENT)
+    for path in (folder / "run" / "model").glob("*token*"):
+        shutil.copy(path, folder / "llama")
 
 
 def kill(world: World, command: str, moments: list[float]) -> str:
@@ -281,12 +299,13 @@ def damage(world: World, case: Damage, way: str, seed: int) -> str:
     if why := complaint(ended):
         return why
     if ended.code != 0:
-        return refusal(ended)
+        is_named = files[0].name in ended.err or str(files[0].parent) in ended.err
+        return refusal(ended) or ("" if is_named else f"the damaged file is not named: {ended.err.strip()[-150:]}")
     return "" if case.changes else difference(case.command, out, world)
 
 
-def attacks(world: World, kinds: list[str], seed: int, quick: bool) -> Iterator[tuple[str, str, Callable[[], str]]]:
-    """Every attack: its kind, its description, and the function that makes it."""
+def attacks(world: World, kinds: list[str], seed: int, quick: bool) -> Iterator[Attack]:
+    """Every attack of these kinds, or some of each."""
     chance = random.Random(seed)
     few = {"kills": 8, "inputs": 30, "damage": 30, "interrupts": 10}
     made: dict[str, list[tuple[str, Callable[[], str]]]] = collections.defaultdict(list)
@@ -306,9 +325,9 @@ def attacks(world: World, kinds: list[str], seed: int, quick: bool) -> Iterator[
             about = f"{stop.name} after {moment:.0%} of its time: {(COMMANDS | READERS)[command]}"
             made["interrupts"].append((about, _call(interrupt, world, command, stop, moment)))
     for kind in kinds:
-        cases = chance.sample(made[kind], min(few[kind], len(made[kind]))) if quick else made[kind]
-        for about, function in cases:
-            yield kind, about, function
+        numbers = range(len(made[kind]))
+        for number in chance.sample(numbers, min(few[kind], len(numbers))) if quick else numbers:
+            yield Attack(kind, number, *made[kind][number])
 
 
 def _call(function: Callable[..., str], *arguments: Any) -> Callable[[], str]:
@@ -321,36 +340,73 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of moments, places and the part (default: 0)")
     parser.add_argument("--only", default=",".join(KINDS), help=f"kinds of attacks (default: {','.join(KINDS)})")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="attacks at a time")
+    parser.add_argument("--folder", type=Path, help="keeps what was tried (default: a temporary folder)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="starts no attack after this time")
     args = parser.parse_args()
     kinds = args.only.split(",")
     if unknown := set(kinds) - set(KINDS):
         parser.error(f"--only must be of {', '.join(KINDS)}, got {', '.join(unknown)}")
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="lucid-attack-") as folder:
-        world = World(Path(folder) / "world")
-        build(world)
+    end = time.monotonic() + 60 * args.minutes
+    with tempfile.TemporaryDirectory(prefix="lucid-attack-") as temporary:
+        folder = (args.folder or Path(temporary)).resolve()
+        code = fingerprint()
+        world = open_world(folder, code)
         cases = list(attacks(world, kinds, args.seed, args.quick))
-        with ThreadPoolExecutor(args.processes) as pool:
-            futures = {pool.submit(function): (kind, about) for kind, about, function in cases}
-            for number, future in enumerate(as_completed(futures), 1):
-                kind, about = futures[future]
-                why = future.result()
-                outcomes.append(Outcome(kind, about, why))
-                word = f"not clean ({why})" if why else "clean"
-                print(f"  {number}/{len(cases)} {kind}: {word}: {about[:150]}", flush=True)
-    return summarize(outcomes, kinds)
+        record = folder / f"tried-seed-{args.seed}.jsonl"
+        kept = [Outcome(*json.loads(line)) for line in record.read_text().splitlines()] if record.exists() else []
+        tried = {outcome[:2]: outcome for outcome in kept}
+        left = [case for case in cases if case[:2] not in tried or tried[case[:2]].why]
+        with record.open("a") as log, ThreadPoolExecutor(args.processes) as pool:
+            for outcome in pool.map(lambda case: attempt(case, code, end), left):
+                if outcome is None:
+                    continue
+                tried[outcome[:2]] = outcome
+                log.write(json.dumps(outcome) + "\n")
+                log.flush()
+                word = f"not clean ({outcome.why})" if outcome.why else "clean"
+                print(f"  {outcome.kind} {outcome.number}: {word}: {outcome.what[:150]}", flush=True)
+    return summarize([tried[case[:2]] for case in cases if case[:2] in tried], kinds, len(cases), code)
 
 
-def summarize(outcomes: list[Outcome], kinds: list[str]) -> int:
+def fingerprint() -> str:
+    """Of the code that is attacked and of the attacks."""
+    files = [*sorted((ROOT / "lucid_attention").rglob("*.py")), *sorted((ROOT / "tools").glob("attack*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+
+
+def open_world(folder: Path, code: str) -> World:
+    """The world in this folder, made anew if there is none or if other code made it."""
+    world, made = World(folder / "world"), folder / "world.json"
+    shutil.rmtree(folder / "attacks", ignore_errors=True)
+    if made.exists() and (kept := json.loads(made.read_text()))["code"] == code:
+        world.seconds, world.results = kept["seconds"], kept["results"]
+        return world
+    made.unlink(missing_ok=True)
+    shutil.rmtree(world.folder, ignore_errors=True)
+    build(world)
+    made.write_text(json.dumps({"code": code, "seconds": world.seconds, "results": world.results}))
+    return world
+
+
+def attempt(case: Attack, code: str, end: float) -> Outcome | None:
+    """Make one attack; None if there is no time for it any more."""
+    return Outcome(*case[:3], case.make(), code) if time.monotonic() < end else None
+
+
+def summarize(outcomes: list[Outcome], kinds: list[str], total: int, code: str) -> int:
     """Print every failure, then the table. Returns the exit code."""
     for outcome in sorted(item for item in outcomes if item.why):
-        print(f"\n{outcome.kind}: {outcome.what}\n    {outcome.why}")
+        print(f"\n{outcome.kind} {outcome.number}: {outcome.what}\n    {outcome.why}")
     print(f"\n{'attack':<12} {'tried':>5} {'clean':>5} {'tracebacks':>10} {'wrong results':>13}")
     for kind in kinds:
         whys = [outcome.why for outcome in outcomes if outcome.kind == kind]
         tracebacks, wrong = (sum(why.startswith(word) for why in whys) for word in ("traceback", "wrong result"))
         print(f"{kind:<12} {len(whys):>5} {whys.count(''):>5} {tracebacks:>10} {wrong:>13}")
-    return int(any(outcome.why for outcome in outcomes))
+    if older := sum(outcome.code != code for outcome in outcomes):
+        print(f"{older} of these {len(outcomes)} were tried on other versions of the code")
+    if left := total - len(outcomes):
+        print(f"{left} of {total} attacks are left")
+    return 1 if any(outcome.why for outcome in outcomes) else 3 if left else 0
 
 
 if __name__ == "__main__":

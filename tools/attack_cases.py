@@ -18,11 +18,18 @@ COMMANDS = {
     # None of its jobs depends on a measured time.
     "experiment": "experiment learnability --scale smoke --out {out}",
 }
+# Makes a checkpoint of Transformers, for `convert`.
+LLAMA = """
+import sys
+from transformers import LlamaConfig, LlamaForCausalLM
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes)).save_pretrained(sys.argv[1])
+"""
 # Commands that only read.
 READERS = {
     "report": "report {run} {scores} {experiment} --out {out}.html",
     "analyze": "analyze {model} --what conditioning --text {prose} --length 16 --out {out}",
-    "convert": "convert {model} {out}",
+    "convert": "convert {llama} {out}",
     "compare": "compare {scores} {scores} --out {out}",
 }
 
@@ -45,16 +52,17 @@ DAMAGES = [
     Damage("tokens", "texts", "1.jsonl", changes=True),
     Damage("tokens", "tokens", "manifest.json"),
     Damage("tokens", "tokens", "tokenizer.json"),
+    Damage("tokens", "tokens", "train-*.bin"),
     *(Damage("run", "tokens", name) for name in ("manifest.json", "tokenizer.json", "train-*.bin", "train-*.npy")),
-    *(Damage("run", "run", name, removed=RESUMED) for name in ("recipe.json", "metrics.jsonl")),
-    *(Damage("run", "run", name) for name in ("recipe.json", "metrics.jsonl", "summary.json")),
+    *(Damage("run", "run", name, removed=RESUMED) for name in ("recipe.json", "metrics.jsonl", "inputs.json")),
+    *(Damage("run", "run", name) for name in ("recipe.json", "metrics.jsonl", "inputs.json", "summary.json")),
     *(
         Damage("run", "run", f"checkpoint-4/{name}", removed=RESUMED)
         for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "complete.json")
     ),
     *(
-        Damage(command, "run", f"model/{name}", changes=True)
-        for command in ("scores", "analyze", "convert")
+        Damage(command, "llama" if command == "convert" else "run", place.format(name), changes=True)
+        for command, place in (("scores", "model/{}"), ("analyze", "model/{}"), ("convert", "{}"))
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     ),
     Damage("scores", "scores", "samples/*.jsonl"),

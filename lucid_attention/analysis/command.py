@@ -11,10 +11,11 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ..base.devices import find_device
-from ..base.files import write_whole
+from ..base.files import write_record, write_whole
 from ..base.tables import text_table
 from ..data import DataError
 from ..models.checkpoint import (
@@ -31,7 +32,7 @@ from .arguments import DEFAULTS, WHAT
 from .conditioning import condition_numbers
 from .disturbance import disturbances
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
-from .inputs import ModelInput, from_source, from_task, from_text, is_file, read_samples
+from .inputs import ModelInput, from_source, from_task, from_text, read_samples
 from .jacobian import jacobians
 from .maps import attention_maps
 from .progress import Progress, silent
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         model = load_model(folder, args.dtype).to(device)
         with _progress(model_input.ids.shape[1], device) as progress:
             results = analyse(model, model_input, what, args, progress)
-    except (ValueError, TypeError, DataError) as error:
+    except (ValueError, TypeError, DataError, torch.linalg.LinAlgError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
     ids = model_input.ids[0].tolist()
@@ -83,8 +84,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {args.bins}")
     if args.limit < 1:
         raise ValueError(f"--limit must be at least 1, got {args.limit}")
-    if args.text is not None:
-        is_file(args.text)
 
 
 def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
@@ -254,7 +253,7 @@ def _write(out: Path, head: dict[str, Any], results: dict[str, Any]) -> list[Pat
     """Write numbers and pictures. Maps are large, so they have a file of their own."""
     title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
     numbers = {name: records for name, records in results.items() if name != "maps"}
-    files = [write_whole(out / "analysis.json", json.dumps(head | {"results": numbers}, indent=1) + "\n")]
+    files = [write_record(out / "analysis.json", head | {"results": numbers})]
     if "conditioning" in results:
         files.append(out / "condition_numbers.png")
         draw_condition_numbers(results["conditioning"], files[-1], title)

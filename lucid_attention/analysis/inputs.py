@@ -45,10 +45,11 @@ def is_file(text: str) -> bool:
     A line looks like one if it ends with a suffix of text files, or has a slash and no space.
     """
     # os.path, because Path raises for names that no file can have.
-    if os.path.isfile(text):
-        return True
     if os.path.isdir(text):
         raise ValueError(f"--text must be a text or a file, got the folder {text!r}, which --tokens-from can read")
+    # Pipes and devices, too: reading refuses them by name.
+    if os.path.exists(text):
+        return True
     one_line = len(text.splitlines()) == 1
     has_path = any(slash in text for slash in SLASHES) and not any(map(str.isspace, text))
     if one_line and (text.lower().endswith(SUFFIXES) or has_path):

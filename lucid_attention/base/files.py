@@ -1,6 +1,7 @@
 """Files: written whole or not at all, also after a kill or a loss of power; read with checks."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 PARTIAL = ".partial"
+# The key of a record's hash.
+SEAL = "content_sha256"
 # The names of JSON's types.
 JSON_TYPES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
 
@@ -22,7 +25,10 @@ def partial_path(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write `content` (text as UTF-8) beside `path`, then rename it: a reader sees the old file or the new one."""
+    """Write `content` beside `path`, then rename it: a reader sees the old file or the new one.
+
+    Text is written as UTF-8. What UTF-8 lacks, as in names of files in other encodings, becomes an escape.
+    """
     if path.exists() and not (path.is_file() or path.is_dir()):
         # The rename would replace a device such as /dev/null by a file, for every program of the machine.
         raise OSError(errno.EINVAL, "not a regular file: choose another place", str(path))
@@ -30,7 +36,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     partial = partial_path(path)
     try:
         with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
             finish(file, path)
     except BaseException as error:
         partial.unlink(missing_ok=True)
@@ -39,6 +45,16 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             error.filename = str(path)
         raise
     return path
+
+
+def write_record(path: Path, content: dict[str, Any], *, allow_nan: bool = True) -> Path:
+    """Write an object as JSON, with a hash that `read_json` compares: what a later command trusts is not altered."""
+    text = json.dumps(content, allow_nan=allow_nan)
+    return write_whole(path, json.dumps(content | {SEAL: _content_hash(json.loads(text))}, indent=1) + "\n")
+
+
+def _content_hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def finish(file: IO[bytes], path: Path) -> None:
@@ -94,7 +110,10 @@ def read_json(path: Path, expected: type = dict) -> Any:
 
 
 def parse_json(content: bytes | str, where: str, expected: type = dict) -> Any:
-    """The value that a JSON text holds, which must be of a type. where: the file, and the line, for errors."""
+    """The value that a JSON text holds, which must be of a type. where: the file, and the line, for errors.
+
+    The hash of `write_record` is compared and left out.
+    """
     text = _decoded(content, where) if isinstance(content, bytes) else content
     try:
         value = json.loads(text)
@@ -106,6 +125,8 @@ def parse_json(content: bytes | str, where: str, expected: type = dict) -> Any:
     if not isinstance(value, expected):
         got = JSON_TYPES.get(type(value), "a number")
         raise UnreadableFile(f"{where}: expected {JSON_TYPES[expected]}, got {got}")
+    if isinstance(value, dict) and (digest := value.pop(SEAL, None)) not in (None, _content_hash(value)):
+        raise UnreadableFile(f"{where}: was altered: its content does not match its {SEAL}, {str(digest)[:12]}")
     return value
 
 

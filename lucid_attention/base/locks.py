@@ -10,6 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from .files import read_json
+
 LOCK = ".lock"
 
 
@@ -45,9 +47,9 @@ def _holder_file(lock: Path) -> Path:
 
 def _message(folder: Path, lock: Path) -> str:
     try:
-        holder = json.loads(_holder_file(lock).read_text())
+        holder = read_json(_holder_file(lock))
         who = f"`{holder['command']}` (process {holder['process']} on {holder['machine']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError):
         who = "process"
     return (
         f"{folder} is being written by another {who}: wait for it to end, or choose another folder. "

@@ -1,6 +1,5 @@
 """What a benchmark consists of, the records that it makes, and the file that keeps them."""
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.devices import find_device
-from ..base.files import write_whole
+from ..base.files import read_json, write_record
 from ..base.fingerprint import fingerprint
+from ..base.messages import first_line
 from .harness import Spread, least_rounds
 
 if TYPE_CHECKING:
@@ -155,7 +155,13 @@ class Results:
         """Read the records of earlier runs. Returns why new records cannot join them, or an empty string."""
         if not self.path.exists():
             return ""
-        data = json.loads(self.path.read_text())
+        try:
+            return self._take(read_json(self.path))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self.records, self.commands, self.outdated = {}, [], []
+            return f"{self.path} is damaged ({type(error).__name__}: {first_line(error)})"
+
+    def _take(self, data: dict[str, Any]) -> str:
         for name, value in self.about.items():
             if data["about"].get(name) != value:
                 return f"{self.path} was made with another {name}: {data['about'].get(name)}, now {value}"
@@ -192,4 +198,4 @@ class Results:
             extra = {"checks": checks, "verdict": record.verdict, "code": self.benchmarks[record.benchmark].code}
             records[key] = asdict(record) | extra
         data = {"about": self.about, "commands": self.commands, "records": records}
-        write_whole(self.path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+        write_record(self.path, data)

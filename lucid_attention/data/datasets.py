@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..base.files import UnreadableFile, parse_json, read_text
 from ..base.labels import IGNORED
 from .readers import DataError
 from .shards import SPLITS, open_folder, read_ends, read_ids, shard_files
@@ -219,19 +220,19 @@ def _read_prompts(path: Path) -> list[dict[str, str]]:
         raise DataError(f"{path}: there is no such file")
     try:
         # Not splitlines, which also splits at characters such as U+2028 that a JSON string may hold.
-        texts = path.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: is not UTF-8 at byte {error.start}") from error
+        texts = read_text(path).split("\n")
+    except UnreadableFile as error:
+        raise DataError(str(error)) from error
     lines = []
     for number, text in enumerate(texts, 1):
         if not text.strip():
             continue
         try:
-            line = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON: {error}") from error
+            line = parse_json(text, f"{path}, line {number}")
+        except UnreadableFile as error:
+            raise DataError(str(error)) from error
         for key in ("prompt", "answer"):
-            if not isinstance(line, dict) or not isinstance(line.get(key), str):
+            if not isinstance(line.get(key), str):
                 raise DataError(f'{path}, line {number}: expected {{"prompt": text, "answer": text}}, got no {key!r}')
         lines.append({"prompt": line["prompt"], "answer": line["answer"]})
     if not lines:

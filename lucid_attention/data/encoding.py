@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from ..base.files import write_whole
+from ..base.files import read_json, write_record
 from ..base.processes import WorkerPool
 from .readers import DataError, Part, stop_at
 from .shards import UNFINISHED, Shard, ShardWriter, check_shard, id_type
@@ -142,19 +142,19 @@ def encode_part(source: Source, encoder: Encoder, part: Part, job: Job, report: 
     settings = (part.number, job.limit, job.limit_tokens, job.validation, content)
     record = Record(*settings, documents, size, empty, short, bad, bad_example, hashes, files, written)
     entry = record._asdict() | {"shards": [shard._asdict() for shard in record.shards]}
-    write_whole(_record_file(job.out, part.number), json.dumps(entry))
+    write_record(_record_file(job.out, part.number), entry)
     return record
 
 
 def read_record(job: Job, part: Part, encoder: Encoder) -> Record | None:
     """The record of a part that is finished, with the files of now and whole shards; None for any other."""
     try:
-        entry = json.loads(_record_file(job.out, part.number).read_bytes())
+        entry = read_json(_record_file(job.out, part.number))
         shards = tuple(Shard(**shard) for shard in entry.pop("shards"))
         record = Record(shards=shards, **entry)
         for shard in shards:
             check_shard(job.out, shard, id_type(encoder.vocab_size), encoder.sha256)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     is_same = record.validation == job.validation and record.content == content_of(part)
     # A run without --skip-bad must stop at bad documents that an earlier run left out.

@@ -189,6 +189,9 @@ def _parse_line(line: bytes, offset: int, field: str) -> str:
         raise DataError(f"not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise DataError("not JSON: nested too deeply") from None
+    # A number with too many digits.
+    except ValueError as error:
+        raise DataError(f"not JSON that can be read: {error}") from None
     if not isinstance(record, dict):
         raise DataError(f"expected one JSON object a line, got {type(record).__name__}")
     if field not in record:

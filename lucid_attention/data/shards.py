@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.files import finish, partial_path, write_whole
+from ..base.files import finish, partial_path, read_json, write_whole
 from ..base.messages import first_line
 from .readers import DataError
 
@@ -131,11 +131,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             raise DataError(f"{folder} is not finished: run the same `lucid tokenize` again to resume it")
         raise DataError(f"{folder} holds no {MANIFEST}: expected a folder written by `lucid tokenize`")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest: dict[str, Any] = read_json(folder / MANIFEST)
         version = manifest["format"], manifest["version"]
         if version == (FORMAT, VERSION):
             _check_manifest(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{folder / MANIFEST} is damaged: {type(error).__name__}: {first_line(error)}") from error
     if version != (FORMAT, VERSION):
         raise DataError(f"{folder / MANIFEST} must be of format {FORMAT} {VERSION}, got {version[0]} {version[1]}")
@@ -190,8 +190,8 @@ def _verify(opened: TokenFolder) -> None:
     """Compare checksums of all shards. Files with the size and time of an earlier comparison are not read again."""
     file = opened.path / VERIFIED
     try:
-        earlier = dict(json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        earlier = read_json(file)
+    except (OSError, ValueError):
         earlier = {}
     verified = {}
     for shard in opened.shards:

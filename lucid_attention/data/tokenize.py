@@ -6,7 +6,6 @@ end OUT/manifest.json is written and OUT/unfinished/ is removed.
 """
 
 import argparse
-import json
 import math
 import re
 import shutil
@@ -18,13 +17,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..base.files import PARTIAL, write_whole
+from ..base.files import PARTIAL, read_json, write_record, write_whole
 from ..base.locks import locked
 from ..base.processes import available_cores
 from .arguments import SMALLEST_SHARD
 from .encoding import Job, Record, encode_part, encode_parts, read_record
 from .readers import Bad, DataError, Part, stop_at
-from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, read_manifest, shard_files
+from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, open_folder, read_manifest, shard_files
 from .shuffling import ShuffledSource
 from .sources import Source, open_source
 from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
@@ -148,6 +147,7 @@ def _finished(out: Path, source: Source, settings: dict[str, Any]) -> dict[str, 
         return None
     manifest = read_manifest(out)
     _check_same(out, manifest["settings"], settings)
+    open_folder(out, verify=True)
     if changed := source.changed_after((out / MANIFEST).stat().st_mtime_ns):
         raise DataError(f"{changed} of SOURCE changed after OUT {str(out)!r} was finished: choose another OUT")
     # A kill between writing the manifest and removing this folder leaves the folder behind.
@@ -190,16 +190,16 @@ def _begun(out: Path, settings: dict[str, Any]) -> Iterator[None]:
         if first_settings["source"] != settings["source"] and settings["tokenizer_sha256"] is None:
             # Train the tokenizer again. If it becomes another one, no earlier shard is used.
             (out / "tokenizer.json").unlink(missing_ok=True)
-        write_whole(file, json.dumps(settings))
+        write_record(file, settings)
         yield
 
 
 def _read_settings(file: Path) -> dict[str, Any] | None:
     """The settings that OUT was begun with; None if it has none, or damaged ones: then its records decide."""
     try:
-        settings = json.loads(file.read_bytes())
+        settings = read_json(file)
         _flat(settings), settings["source"]["name"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return dict(settings)
 
@@ -331,7 +331,7 @@ def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[
     for file in out.iterdir():
         if SHARDS_AND_LEFTOVERS.fullmatch(file.name) and file.name not in listed:
             file.unlink()
-    write_whole(out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+    write_record(out / MANIFEST, manifest)
     shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     return manifest
 

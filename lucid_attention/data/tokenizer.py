@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ..base.files import parse_json
 from ..base.messages import first_line
 from .readers import Bad, DataError, Part, require
 from .sources import Source
@@ -151,9 +152,9 @@ class Encoder:
         # Not the number of entries: ids may have gaps.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         try:
-            eos = json.loads(files["tokenizer_config.json"]).get("eos_token")
-        except (ValueError, AttributeError) as error:
-            raise DataError(f"{name!r}: tokenizer_config.json is not a JSON object") from error
+            eos = parse_json(files["tokenizer_config.json"], f"{name!r}: tokenizer_config.json").get("eos_token")
+        except ValueError as error:
+            raise DataError(str(error)) from error
         self.eos_token = eos.get("content") if isinstance(eos, dict) else eos
         eos_id = self._tokenizer.token_to_id(self.eos_token) if self.eos_token else None
         if eos_id is None:

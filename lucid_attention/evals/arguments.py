@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..models.arguments import DTYPES
-from .benchmarks.babi import TASKS as STORIES
 from .cells import arguments, counts, names, ranges
 
 # What `lucid make-data` makes.
@@ -91,7 +90,6 @@ def make_data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", type=Path, help=".jsonl file to be written")
     parser.add_argument(
         "--data-dir",
-        default="",
         metavar="FOLDER",
         help="folder with the files of LongBench or SCROLLS (default: the hub)",
     )
@@ -99,31 +97,24 @@ def make_data_arguments(parser: argparse.ArgumentParser) -> None:
     samples.add_argument(
         "--tasks",
         type=names,
-        default=tuple(STORIES),
         metavar="LIST",
         help="stories of babilong (default: all, qa1 to qa5)",
     )
-    samples.add_argument(
-        "--needles", type=_named(counts), default=(4,), metavar="LIST", help="numbers of needles (default: 4)"
-    )
+    samples.add_argument("--needles", type=_named(counts), metavar="LIST", help="numbers of needles (default: 4)")
     samples.add_argument(
         "--lengths",
         type=_named(counts),
-        default=(0, 1024, 2048, 4096),
         metavar="LIST",
-        help="in tokens; 0 for stories of babilong without background",
+        help="in tokens; 0 for stories of babilong without background (default: 0,1024,2048,4096)",
     )
-    samples.add_argument("--samples", type=int, default=1000, metavar="N", help="prompts for each task and length")
-    samples.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the samples (default: 0)")
+    samples.add_argument("--samples", type=int, metavar="N", help="prompts for each task and length (default: 1000)")
+    samples.add_argument("--seed", type=int, metavar="N", help="seed of the samples (default: 0)")
+    samples.add_argument("--tokenizer", metavar="FOLDER", help="tokenizer of the model that is to be trained")
     samples.add_argument(
-        "--tokenizer", default="", metavar="FOLDER", help="tokenizer of the model that is to be trained"
-    )
-    samples.add_argument(
-        "--haystack", default="prose", metavar="WHAT", help="noise, prose, essays, pg19, or a text file or folder"
+        "--haystack", metavar="WHAT", help="noise, prose, essays, pg19, or a text file or folder (default: prose)"
     )
     samples.add_argument(
         "--babilong-hub",
-        default="",
         metavar="NAME",
         help="published stories instead of ours: RMT-team/babilong-train-5k-samples, or a folder with its data/",
     )

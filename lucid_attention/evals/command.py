@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ..base.processes import distributed_state
 from ..base.tables import text_table
@@ -16,18 +17,24 @@ from .results import RESULTS, SAMPLES, results_table
 from .runner import Evaluation, prepare
 
 
-def _flags(names: Iterable[str]) -> str:
+def flags(names: Iterable[str]) -> str:
+    """Options as they are written on the command line."""
     return ", ".join(f"--{name.replace('_', '-')}" for name in dict.fromkeys(names))
+
+
+def given_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of tasks that the command line has."""
+    options = {option.name: getattr(args, option.name) for option in fields(Options) if option.metadata}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_options(args: argparse.Namespace) -> Options:
     """The options on the command line. An option that no given task takes is an error."""
-    options = {option.name: getattr(args, option.name) for option in fields(Options) if option.metadata}
-    options = {name: value for name, value in options.items() if value is not None}
+    options = given_options(args)
     known_options = [name for family in find_families(args.tasks).values() for name in family.takes]
     unused = [name for name in options if name not in known_options]
     if unused:
-        raise EvalError(f"{', '.join(args.tasks)} takes {_flags(known_options)}, and not {_flags(unused)}")
+        raise EvalError(f"{', '.join(args.tasks)} takes {flags(known_options)}, and not {flags(unused)}")
     return Options(**options)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.tables import text_table
 from .cells import EvalError
-from .command import prepare_checkpoint, print_or_explain
+from .command import flags, given_options, prepare_checkpoint, print_or_explain
 from .means import means
 from .results import RESULTS, ResultsFolder, Summary, format_labels, format_metric, format_score
 from .runner import Evaluation
@@ -136,6 +136,12 @@ def _compared(args: argparse.Namespace) -> str:
         raise EvalError(f"expected two folders or more to compare, got {len(args.folders)}")
     # All folders are checked before the first one is evaluated.
     checked = [_open(folder, args) for folder in args.folders]
+    if not any(isinstance(folder, Evaluation) for folder in checked):
+        more = [name for name in ("tokenizer", "limit") if getattr(args, name) is not None]
+        if given := [*given_options(args), *more]:
+            raise EvalError(
+                f"{flags(given)} is for checkpoints, and these folders hold results: expected --tasks at most"
+            )
     opened = [_evaluated(folder) for folder in checked]
     names = [folder.results()["checkpoint"]["name"] for folder in opened]
     unique = len(set(names)) == len(names)

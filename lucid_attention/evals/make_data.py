@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..base.files import finish, partial_path
+from .benchmarks.babi import TASKS as STORIES
 from .benchmarks.babilong import Babilong, published_samples
 from .benchmarks.babilong import make_sample as make_story_sample
 from .benchmarks.haystacks import warn_of_repeats
@@ -17,6 +18,7 @@ from .benchmarks.longqa import HALVED, documents
 from .benchmarks.needles import Needles
 from .benchmarks.needles import make_sample as make_needle_sample
 from .cells import LONGEST, TRAINING_SEED, EvalError, check_seed
+from .command import flags
 from .tokens import load_tokenizer
 
 Line = dict[str, Any]
@@ -109,6 +111,30 @@ def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]
             yield {"prompt": document["prompt"], "answer": f" {document['answers'][0].strip()}"}
 
 
+# The options of every kind, with their defaults.
+SAMPLES: dict[str, Any] = {
+    "lengths": (0, 1024, 2048, 4096),
+    "samples": 1000,
+    "seed": 0,
+    "tokenizer": "",
+    "haystack": "prose",
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "needles": SAMPLES | {"needles": (4,)},
+    "babilong": SAMPLES | {"tasks": tuple(STORIES), "babilong_hub": ""},
+    **{kind: {"data_dir": ""} for kind in ("longbench", "qasper", "qmsum")},
+}
+
+
+def _with_defaults(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with the defaults of their kind. An option that the kind does not take is an error."""
+    defaults = OPTIONS[args.kind]
+    given = {name: value for name, value in vars(args).items() if value is not None and name not in ("kind", "out")}
+    if unused := [name for name in given if name not in defaults]:
+        raise EvalError(f"{args.kind} takes {flags(defaults)}, and not {flags(unused)}")
+    return argparse.Namespace(kind=args.kind, out=args.out, **(defaults | given))
+
+
 def _babilong(args: argparse.Namespace) -> Iterator[Line]:
     if args.babilong_hub:
         return published_lines(args.babilong_hub, args.tasks, args.lengths, args.samples)
@@ -154,7 +180,7 @@ def write_lines(lines: Iterator[Line], out: Path) -> int:
 def run(args: argparse.Namespace) -> int:
     """`lucid make-data`."""
     try:
-        number = write_lines(MAKERS[args.kind](args), args.out)
+        number = write_lines(MAKERS[args.kind](_with_defaults(args)), args.out)
     except ValueError as error:
         print(f"lucid make-data: error: {error}", file=sys.stderr)
         return 1

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..base.files import UnreadableFile, parse_json, read_json, write_whole
+from ..base.files import UnreadableFile, parse_json, read_json, write_record, write_whole
 from ..base.tables import text_table
 from ..report.pictures import draw_heatmap
 from ..report.records import checked_evaluation
@@ -134,7 +134,7 @@ class ResultsFolder:
         # A mean over a cell that is gone goes with it.
         if kept := [mean for mean in means if names.issuperset(mean["cells"])]:
             content["means"] = kept
-        write_whole(self.path / RESULTS, json.dumps(content, indent=1) + "\n")
+        write_record(self.path / RESULTS, content)
 
 
 def _identity(content: bytes) -> dict[str, Any]:

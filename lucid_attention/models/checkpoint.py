@@ -1,6 +1,8 @@
 """The one module that opens a checkpoint folder: configuration, model, tokenizer. It never runs the folder's code."""
 
 import hashlib
+import math
+import re
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -125,12 +127,34 @@ def load_model(folder: str | Path, dtype: str | torch.dtype = "auto", *, config:
     # As above.
     except Exception as error:
         raise CheckpointError(f"{str(folder)!r} cannot be loaded: {short_reason(error)}") from error
-    missing = sorted(info["missing_keys"]) if config is None else []
+    if config is None:
+        _check_names(model, folder, sorted(info["missing_keys"]), sorted(info["unexpected_keys"]))
+    _check_finite(model, folder)
+    return model
+
+
+def _check_names(model: Any, folder: str | Path, missing: list[str], unexpected: list[str]) -> None:
+    """Refuse a folder that lacks weights of its model, or has more layers than its configuration says."""
     if missing:
         raise CheckpointError(
             f"{str(folder)!r} must hold all weights of its model, and lacks {len(missing)}, among them {missing[0]}"
         )
-    return model
+    # Other weights that a model does not use, such as heads for training, are left alone.
+    layer = re.compile(rf"{re.escape(model.base_model_prefix)}\.(layers|h|blocks)\.\d+\.")
+    if beyond := [name for name in unexpected if layer.match(name)]:
+        raise CheckpointError(
+            f"{str(folder)!r} has a config.json with fewer layers than its weights, among them {beyond[0]}"
+        )
+
+
+def _check_finite(model: Any, folder: str | Path) -> None:
+    """Refuse weights that are no numbers, as a training that diverged leaves them."""
+    for name, weight in model.named_parameters():
+        # Eight bits are those of quantized weights.
+        if not weight.is_floating_point() or weight.itemsize == 1 or not weight.numel():
+            continue
+        if not all(math.isfinite(end.item()) for end in torch.aminmax(weight.detach())):
+            raise CheckpointError(f"{str(folder)!r} must hold finite weights, got others in {name}")
 
 
 def load_tokenizer(folder: str | Path) -> Any:
@@ -144,7 +168,9 @@ def load_tokenizer(folder: str | Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # As above.
     except Exception as error:
-        raise CheckpointError(f"{str(folder)!r} has no tokenizer that can be loaded: {first_line(error)}") from error
+        raise CheckpointError(
+            f"{str(folder)!r} has no tokenizer that can be loaded: {short_reason(error).splitlines()[0]}"
+        ) from error
     if not tokenizer.is_fast or not tokenizer.backend_tokenizer.encode("The quick brown fox.").ids:
         raise CheckpointError(f"{str(folder)!r} must have a tokenizer in its fast form (tokenizer.json)")
     return tokenizer
@@ -155,5 +181,8 @@ def short_reason(error: BaseException) -> str:
     if isinstance(error, UnpicklingError):
         # torch's own text advises weights_only=False, with which the file could run code.
         return "its weights are damaged, or hold something other than tensors, which could run code"
+    if "trust_remote_code" in str(error):
+        # Transformers' own text advises trust_remote_code=True.
+        return "it needs code of its own, which is never run"
     text = str(error).strip() or type(error).__name__
     return text if len(text) < LONGEST_REASON else text[:LONGEST_REASON] + " ..."

@@ -11,6 +11,8 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from ..base.files import read_json
+
 # The configuration is the one element of a list: Transformers searches dictionaries in the file for a model type.
 KEY = "lucid_attention"
 SENTENCE = (
@@ -114,7 +116,7 @@ def add_auto_map(folder: Path) -> None:
     """
     (folder / CODE_FILE).write_text(CODE, encoding="utf-8")
     file = folder / "config.json"
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = read_json(file)
     assert KEY in content, "only a checkpoint with LUCID needs the package"
     content = {"auto_map": {"AutoConfig": f"{Path(CODE_FILE).stem}.LucidCheckpoint"}, **content}
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

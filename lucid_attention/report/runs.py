@@ -65,6 +65,7 @@ def read_training(folder: Path) -> Result:
             expect(summary, "median_tokens_per_second", NUMBER, str(folder / SUMMARY))
             facts.append(["tokens per second", f"{summary['median_tokens_per_second']:,.0f}"])
         loss = expect(summary, "validation_loss", NUMBER, str(folder / SUMMARY))
+        _check_metrics(folder / METRICS, summary.get("metrics_sha256"))
         outcome = f"validation loss {loss:.4f} after {summary['steps']} steps"
     figure = loss_figure(entries, attention)
     return {
@@ -80,6 +81,15 @@ def read_training(folder: Path) -> Result:
         "figures": [figure] if figure["series"] else [],
         "tables": [],
     }
+
+
+def _check_metrics(file: Path, expected: Any) -> None:
+    """Refuse other metrics than those of the finished run. A summary may be moved without them."""
+    if expected and file.exists() and hashlib.sha256(file.read_bytes()).hexdigest() != expected:
+        raise ReportError(
+            f"{file}: not the file that the run wrote: remove {SUMMARY}, and the same `lucid train` command writes "
+            "both again"
+        )
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import re
 import shutil
 from pathlib import Path
 
-from ..base.files import finish_folder, write_whole
+from ..base.files import finish_folder, read_json, write_whole
 
 COMPLETE = "complete.json"
 UNFINISHED = "unfinished"
@@ -45,7 +45,7 @@ def finish_checkpoint(written: Path, checkpoint: Path) -> None:
 def find_damage(checkpoint: Path) -> str | None:
     """The damage of a checkpoint, in a sentence; None for a whole checkpoint."""
     try:
-        files = json.loads((checkpoint / COMPLETE).read_text())["files"]
+        files = read_json(checkpoint / COMPLETE)["files"]
         listed = [(checkpoint / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()]
     except FileNotFoundError:
         return f"{checkpoint}: {COMPLETE} is missing, the checkpoint was not written to the end"

@@ -25,12 +25,12 @@ def input_hashes(recipe: Recipe) -> dict[str, str]:
 
 
 def changed_inputs(recorded: Path, hashes: dict[str, str]) -> list[str]:
-    """The names in `hashes` whose hash differs from that in the file `recorded`. A name without a record passes."""
+    """The names in `hashes` whose hash differs from that in the file `recorded`. All pass if there is no such file."""
     try:
         before = read_json(recorded)
-    except (FileNotFoundError, UnreadableFile):
+    except FileNotFoundError:
         return []
-    return [name for name, digest in hashes.items() if before.get(name, digest) != digest]
+    return [name for name, digest in hashes.items() if before.get(name) != digest]
 
 
 def _data_hash(recipe: Recipe) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from ..base.files import write_whole
+from ..base.files import UnreadableFile, parse_json, read_bytes, write_whole
 
 METRICS = "metrics.jsonl"
 
@@ -54,17 +54,14 @@ class Progress(TrainerCallback):
 
 
 class MetricsFile(TrainerCallback):
-    """Writes every log entry as a line of JSON. A resumed run drops the entries that its checkpoint does not have."""
+    """Writes every log entry as a line of JSON. A resumed run begins with the entries of its checkpoint."""
 
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            entries = [entry for entry in read_metrics(self.path) if entry["step"] <= state.global_step]
-            # A run that ended after its last checkpoint has entries of that step which it will write again.
-            entries = entries[: len(state.log_history)]
-            write_whole(self.path, "".join(json.dumps(entry) + "\n" for entry in entries))
+            write_whole(self.path, "".join(_line(entry["step"], entry) for entry in state.log_history))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         # The trainer logs the mean loss since the last entry. A checkpoint does not hold that sum: log before saving.
@@ -73,21 +70,26 @@ class MetricsFile(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and logs:
-            numbers = {key: value for key, value in logs.items() if isinstance(value, (int, float))}
-            # JSON has no NaN and no infinity.
-            values = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
             with self.path.open("a") as file:
-                file.write(json.dumps({"step": state.global_step, **values}) + "\n")
+                file.write(_line(state.global_step, logs))
+
+
+def _line(step: int, logs: dict[str, Any]) -> str:
+    numbers = {key: value for key, value in logs.items() if isinstance(value, (int, float)) and key != "step"}
+    # JSON has no NaN and no infinity.
+    values = {key: value if math.isfinite(value) else str(value) for key, value in numbers.items()}
+    # Sorted, as in checkpoints: a resumed run writes the same lines.
+    return json.dumps({"step": step, **dict(sorted(values.items()))}) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The entries of a metrics file. A line that a kill cut off, and any other that is no entry, is left out."""
     entries = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for number, line in enumerate(read_bytes(path).splitlines() if path.exists() else [], 1):
         try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
+            entry = parse_json(line, f"{path}, line {number}")
+        except UnreadableFile:
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+        if isinstance(entry.get("step"), int):
             entries.append(entry)
     return entries

@@ -1,6 +1,5 @@
 """A training run in a folder: start, resume, finish."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,9 +11,10 @@ from typing import Any
 from transformers import default_data_collator, set_seed
 from transformers.utils import logging
 
-from ..base.files import PARTIAL, finish_folder, partial_path, write_whole
+from ..base.files import PARTIAL, UnreadableFile, finish_folder, partial_path, read_json, write_record
 from ..base.locks import LOCK, locked
 from ..base.processes import distributed_state
+from ..data.shards import file_hash
 from ..models.ramps import SharpnessRamp, StrengthRamp
 from ..report.pictures import draw_loss
 from .checkpoints import UNFINISHED, newest_whole
@@ -47,7 +47,7 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         _check_inputs(recipe, run)
         if is_first:
             print(f"{run}: finished already. --restart trains again, another --out starts another run")
-        return _read_summary(run / SUMMARY)
+        return _read_summary(run)
     check_fits(recipe, parallel=parallel)
     if not (restart and (run / RECIPE).exists()):
         # Also before the lock, which would leave a file in a folder that is not ours.
@@ -116,14 +116,20 @@ def _ramps(recipe: Recipe, model: Any) -> list[Any]:
     return [ramp]
 
 
-def _read_summary(file: Path) -> dict[str, Any]:
+def _read_summary(run: Path) -> dict[str, Any]:
+    file = run / SUMMARY
     try:
-        summary = json.loads(file.read_bytes())
+        summary = read_json(file)
         _ = summary["steps"] + summary["validation_loss"] + (summary["median_tokens_per_second"] or 0), summary["model"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{file} is damaged: remove it, and the same command finishes the run again from its last checkpoint"
         ) from error
+    if not (run / METRICS).is_file() or file_hash(run / METRICS) != summary.get("metrics_sha256"):
+        raise RunError(
+            f"{run / METRICS} is not the file that the run wrote: remove {file}, and the same command writes both "
+            "again from the last checkpoint"
+        )
     return dict(summary)
 
 
@@ -162,8 +168,8 @@ def _remove(run: Path) -> None:
 
 def _check_same(recipe: Recipe, run: Path) -> None:
     try:
-        before = Recipe.from_dict(json.loads((run / RECIPE).read_text()))
-    except (ValueError, TypeError, RecursionError) as error:
+        before = Recipe.from_dict(read_json(run / RECIPE))
+    except (ValueError, TypeError) as error:
         raise RunError(f"{run / RECIPE} cannot be read: {error}") from error
     changes = [
         f"{name} was {old!r}, is {new!r}"
@@ -188,7 +194,12 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
 def _check_inputs(recipe: Recipe, run: Path) -> dict[str, str]:
     """The hashes of data and start, which must be those that the run began with."""
     hashes = input_hashes(recipe)
-    changed = changed_inputs(run / INPUTS, hashes)
+    try:
+        changed = changed_inputs(run / INPUTS, hashes)
+    except UnreadableFile as error:
+        raise RunError(
+            f"{error}. It says which data the run began with: if they are the same now, remove it and resume"
+        ) from error
     if changed:
         paths = {"data": recipe.data, "start": recipe.start}
         names = " and ".join(f"{name} {paths[name]}" for name in changed)
@@ -205,8 +216,8 @@ def _open(recipe: Recipe, run: Path, hashes: dict[str, str], is_first: bool) -> 
     if is_first:
         run.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run / UNFINISHED, ignore_errors=True)
-        write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
-        write_whole(run / INPUTS, json.dumps(hashes, indent=1))
+        write_record(run / RECIPE, asdict(recipe))
+        write_record(run / INPUTS, dict(hashes))
     distributed_state().wait_for_everyone()
     checkpoint, damages = newest_whole(run)
     if is_first:
@@ -240,6 +251,6 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         finish_folder(partial, run / MODEL)
         draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}", recipe.attention)
-        write_whole(run / SUMMARY, json.dumps(summary, indent=1))
+        write_record(run / SUMMARY, summary | {"metrics_sha256": file_hash(run / METRICS)})
     trainer.accelerator.wait_for_everyone()
     return summary

@@ -1,6 +1,7 @@
 """`lucid analyze`, from the command line to the files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,7 @@ ERRORS = {
     "a path that is not there": (["{lucid}", "--text", "no/such/file"], "got 'no/such/file', which looks like"),
     "a name with a space": (["{lucid}", "--text", "my prompt.TXT"], "got 'my prompt.TXT', which looks like a file"),
     "a folder as a text": (["{lucid}", "--text", "."], "got the folder '.', which --tokens-from can read"),
+    "a pipe as a text": (["{lucid}", "--text", "pipe"], "pipe: expected a file, got a pipe or device"),
     "a file in another encoding": (["{lucid}", "--text", "{latin}"], "expected text in UTF-8, got the byte 0xe9 at 1"),
     "last": (["{lucid}", "--text", "The sky is", "--find", "The", "--last", "99"], "--last must be 1 to"),
     "task": (["{lucid}", "--task", "neddles"], "--task must be one of memory_update, needles, got 'neddles'"),
@@ -169,6 +171,7 @@ ERRORS = {
 @pytest.mark.parametrize(("words", "message"), ERRORS.values(), ids=ERRORS)
 def test_errors_name_what_was_expected_and_what_it_got(words, message, checkpoints, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin.txt").write_bytes("h\xe9".encode("latin-1"))
     monkeypatch.setitem(checkpoints, "latin", tmp_path / "latin.txt")
     if message.startswith("--task needles has"):

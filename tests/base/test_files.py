@@ -1,16 +1,18 @@
 """A file is written whole or not at all, and read with checks."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.files import UnreadableFile, finish_folder, read_json, read_text, write_whole
+from lucid_attention.base.files import UnreadableFile, finish_folder, read_json, read_text, write_record, write_whole
 
 
 def test_a_write_creates_the_folder_and_leaves_no_other_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a"
-    assert write_whole(path, "é") == path
+    assert write_whole(path, "é\udcff") == path
+    assert path.read_text() == "é\\udcff"
     assert write_whole(path, b"bytes") == path
     assert path.read_bytes() == b"bytes"
     assert list(path.parent.iterdir()) == [path]
@@ -90,3 +92,18 @@ def test_a_device_or_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     # Reading it would wait forever.
     with pytest.raises(UnreadableFile, match="expected a file, got a pipe"):
         read_json(pipe)
+
+
+def test_a_record_comes_back_as_it_was_written_and_an_altered_one_is_named(tmp_path: Path) -> None:
+    content = {"mean": 0.1, "nothing": None, "names": ("a", "ü"), "by_number": {10: 1, 9: float("inf")}}
+    file = write_record(tmp_path / "record.json", content)
+    as_json = json.loads(json.dumps(content))
+    assert read_json(file) == as_json
+    text = file.read_text()
+    assert list(json.loads(text))[:-1] == list(content)
+    for old, new in (("0.1", "0.2"), ("null", "0"), ("Infinity", "7"), ('"a"', '"b"')):
+        file.write_text(text.replace(old, new))
+        with pytest.raises(UnreadableFile, match=r"record\.json: was altered"):
+            read_json(file)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_record(file, content, allow_nan=False)

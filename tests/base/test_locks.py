@@ -27,6 +27,10 @@ def test_a_second_run_is_refused_with_the_first_one_named_and_a_kill_releases_th
         with named as refused, locked(tmp_path / "run", "lucid train"):
             pass
         assert str(tmp_path / "run") in str(refused.value)
+        for content in ("", "[]", "[" * 100_000):
+            (tmp_path / "run" / ".lock.json").write_text(content)
+            with pytest.raises(FolderInUse, match="another process"), locked(tmp_path / "run", "lucid train"):
+                pass
         holder.kill()
     with locked(tmp_path / "run", "lucid train"):
         pass

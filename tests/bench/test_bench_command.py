@@ -94,6 +94,16 @@ def test_results_of_another_machine_are_put_aside_and_not_resumed(
     assert json.loads((tmp_path / "results.json").read_text())["about"]["machine"] == {"CPU": "another"}
 
 
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"about": [], "records": {}}', "[" * 100_000], ids=lambda c: c[:9]
+)
+def test_damaged_results_are_put_aside_and_not_resumed(content: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(content)
+    file = Results(tmp_path, {"machine": machine(), "quick": True}, BENCHMARKS)
+    assert file.load().startswith(f"{tmp_path / 'results.json'} is damaged (")
+    assert file.records == {}
+
+
 def test_a_quick_run_of_the_family_leaves_tables_a_picture_and_a_page(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

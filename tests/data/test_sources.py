@@ -124,6 +124,8 @@ BAD: dict[str, tuple[str, bytes | Callable[[Path], None], str]] = {
     "utf-16": ("a.txt", "text".encode("utf-16"), r"UTF-16"),
     "latin-1 in the second line": ("a.jsonl", lines(["x"]) + b'{"text": "\xff"}\n', r"line 2: .* 0xff at offset 33"),
     "not JSON": ("a.jsonl", lines(["x", "y"]) + b"{'text': 3}\n", r"line 3: not JSON: .* column 2"),
+    "a long number": ("a.jsonl", b'{"text": "a", "n": %s}' % (b"1" * 5000), r"line 1: not JSON.*digits"),
+    "deep": ("a.jsonl", lines(["x"]) + b"[" * 100_000, r"line 2: not JSON: nested too deeply"),
     "a list": ("a.json", b"[1, 2]\n", r"line 1: expected one JSON object a line, got list"),
     "another field": ("a.jsonl", lines(["x"], "body"), r"line 1: no field 'text', got 'id', 'body': .*--field"),
     "a number": ("a.jsonl", b'{"text": 3}\n', r"line 1: .*'text' must be a string, got int"),

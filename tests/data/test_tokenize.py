@@ -93,7 +93,23 @@ def test_a_second_run_has_nothing_to_do_and_other_settings_are_refused(tmp_path:
     (tmp_path / "in/a003.txt").write_text("shorter")
     with pytest.raises(DataError, match=r"source.bytes was \d+, is \d+"):
         tokenize(str(tmp_path / "in"), out, **SMALL)
+    (out / "verified.json").unlink()
     assert contents(out) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "train-000000-000.bin", "train-000000-000.ends.npy", "manifest.json"]
+)
+def test_a_finished_folder_that_was_altered_is_not_called_finished(name: str, tmp_path: Path) -> None:
+    write_texts(tmp_path / "in", 10)
+    out = tmp_path / "out"
+    tokenize(str(tmp_path / "in"), out, **SMALL)
+    content = (out / name).read_bytes()
+    # In the manifest, a digit of a count.
+    at = content.index(b'"tokens": ') + 10 if name == "manifest.json" else len(content) - 2
+    (out / name).write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+    with pytest.raises(DataError, match=name):
+        tokenize(str(tmp_path / "in"), out, **SMALL)
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:

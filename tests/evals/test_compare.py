@@ -104,6 +104,8 @@ def test_checkpoints_are_compared_on_the_same_samples(
         assert f"{file} is not the file that results.json describes" in complaint(capsys, *pair, command="compare")
         cell["sha256"] = sha256(file.read_bytes()).hexdigest()
         (better.path / "results.json").write_text(json.dumps(content))
+    message = complaint(capsys, *pair, "--lengths", 99, "--limit", 1, command="compare")
+    assert "--lengths, --limit is for checkpoints, and these folders hold results" in message
     assert lucid("compare", *pair) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("+100.0 [+100.0, +100.0] *")

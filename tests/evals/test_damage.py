@@ -8,6 +8,8 @@ import pytest
 
 from lucid_attention.base.locks import locked
 from lucid_attention.evals.results import RecordWriter, read_sealed
+from lucid_attention.report.records import ReportError
+from lucid_attention.report.runs import read_evaluation
 
 from .checkpoints import lucid
 from .test_runner import GRID, complaint, contents, generated, whole  # noqa: F401
@@ -68,19 +70,20 @@ def test_a_damaged_file_of_samples_is_named_and_its_samples_are_asked_again(
     }
 
 
-def test_an_altered_mean_is_made_again_from_the_samples(
+def test_an_altered_mean_is_named(
     whole: Path,  # noqa: F811
     lucid_folder: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = Path(shutil.copytree(whole, tmp_path / "out"))
     file = out / "results.json"
     file.write_text(file.read_text().replace('"mean": 0.0', '"mean": 0.75'))
-    sizes = generated(monkeypatch)
-    assert lucid("eval", lucid_folder, *GRID, "--out", out) == 0
-    assert not sizes
-    assert contents(out) == contents(whole)
+    message = f"{file}: was altered"
+    assert message in complaint(capsys, lucid_folder, *GRID, "--out", out)
+    assert message in complaint(capsys, out, whole, command="compare")
+    with pytest.raises(ReportError, match="was altered"):
+        read_evaluation(file)
 
 
 BAD_RESULTS = {

@@ -15,7 +15,7 @@ from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
 from lucid_attention.evals.benchmarks.haystacks import read_prose
 from lucid_attention.evals.benchmarks.longqa import HALVED, documents
 from lucid_attention.evals.cells import TRAINING_SEED, EvalError, Options
-from lucid_attention.evals.make_data import MAKERS, needle_lines
+from lucid_attention.evals.make_data import MAKERS, OPTIONS, needle_lines
 from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 
 from .checkpoints import write_tokenizer
@@ -100,6 +100,17 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path, capsys: pytest.C
     assert make("qasper", out, "--data-dir", "nowhere") == 1
     assert "OUT must be new" in capsys.readouterr().err
     assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("needles", "--tasks"), ("babilong", "--needles"), ("qasper", "--samples")]
+)
+def test_an_option_of_another_kind_is_refused(
+    kind: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make(kind, tmp_path / "out.jsonl", option, 1) == 1
+    assert f", and not {option}" in capsys.readouterr().err
+    assert set(OPTIONS) == set(MAKERS)
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,27 @@
-"""`lucid eval` on a model that was trained for seconds."""
+"""`lucid eval` on a model that was trained for seconds, and what its tasks and the recipes have in common."""
 
+import argparse
 import json
 import multiprocessing
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from lucid_attention.data.synthetic import MemoryUpdate, Needles
+from lucid_attention.evals.benchmarks import recall
+from lucid_attention.evals.benchmarks.recall import TRAINED_BY
+from lucid_attention.evals.cells import Options
+from lucid_attention.training.arguments import train_arguments
+from lucid_attention.training.command import recipe_from
+from lucid_attention.training.inputs import load_inputs
 from lucid_attention.training.recipes import tiny_needle
 from lucid_attention.training.run import train
 
 from .checkpoints import lucid
-
-pytestmark = pytest.mark.slow
 
 CHANCE = 1 / 64
 
@@ -39,6 +46,21 @@ def _train(out: Path) -> None:
     train(recipe, out)
 
 
+@pytest.mark.parametrize("kind", TRAINED_BY, ids=lambda kind: kind.__name__)
+def test_a_task_asks_what_its_recipe_trains_unless_options_say_otherwise(kind: Any) -> None:
+    words = TRAINED_BY[kind].split()
+    parser = argparse.ArgumentParser()
+    train_arguments(parser)
+    recipe = recipe_from(parser.parse_args(words[2:]))
+    assert recipe.data == {Needles: "needles", MemoryUpdate: "memory_update"}[kind]
+    cells = {Needles: recall.needles, MemoryUpdate: recall.memory_update}[kind](Options())
+    lengths = {cell.length for cell in cells}
+    assert lengths == {recipe.sequence_length}
+    vocabulary = load_inputs(replace(recipe, evaluation_sequences=1)).vocab_size
+    assert {kind(cell.labels["needles"], cell.length).vocab_size for cell in cells} == {vocabulary}
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_tiny_needle_recalls_far_above_chance(tmp_path: Path) -> None:
     # In a process of its own: a trainer changes global state that other tests would see.
     process = multiprocessing.get_context("fork").Process(target=_train, args=(tmp_path / "run",))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lucid_attention import experiments
+from lucid_attention.base.files import parse_json, read_json
 from lucid_attention.base.locks import FolderInUse, locked
 from lucid_attention.experiments.engine import study
 from lucid_attention.experiments.engine.jobs import Job, Store
@@ -24,6 +25,7 @@ from lucid_attention.experiments.engine.study import (
     run_experiment,
     run_together,
 )
+from lucid_attention.report.records import ReportError, read_result
 
 from .probing import Probes, probing
 
@@ -68,14 +70,18 @@ def test_a_finished_experiment_is_concluded_again_without_any_work(probes: Probe
         os.utime(record, (time.time() - 3 * 86400,) * 2)
     run(tmp_path)
     assert probes.runs() == ["a", "b", "c", "d"]
-    again = json.loads(path.read_bytes())
+    again = read_json(path)
     three_days_ago = datetime.fromtimestamp(time.time() - 3 * 86400, UTC).date().isoformat()
-    assert again == json.loads(written) | {"finished": three_days_ago}
+    assert again == parse_json(written, "") | {"finished": three_days_ago}
 
 
 def test_the_result_is_what_the_report_reads(probes: Probes, tmp_path: Path) -> None:
     result = run(tmp_path)
-    assert json.loads((tmp_path / "probe-smoke" / "result.json").read_text()) == result
+    file = tmp_path / "probe-smoke" / "result.json"
+    assert read_json(file) == result
+    file.write_text(file.read_text().replace('"seconds": ', '"seconds": 1'))
+    with pytest.raises(ReportError, match=r"result\.json: was altered"):
+        read_result(file)
     assert set(result) == {
         *("format", "name", "scale", "title", "section", "claim", "paper", "ours", "verdict", "because", "command"),
         *("machine", "finished", "seconds", "seeds", "figures", "tables"),

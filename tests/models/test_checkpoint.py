@@ -152,6 +152,15 @@ def without_a_weight(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def change_weight(value: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][1] = value
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return damage
+
+
 def cut(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-40])
@@ -161,6 +170,12 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (put("model.safetensors", b"nothing"), "model.safetensors: damaged weights: .*header"),
     "cut weights": (cut, "model.safetensors: damaged weights: "),
     "a weight that is missing": (without_a_weight, "lacks 1, among them model.norm.weight"),
+    "a weight that is no number": (change_weight(float("nan")), r"must hold finite weights, got others in model\.norm"),
+    "a weight that is infinite": (change_weight(-float("inf")), r"must hold finite weights, got others in model\.norm"),
+    "fewer layers": (
+        change_config(num_hidden_layers=1),
+        r"fewer layers than its weights, among them model\.layers\.1\.",
+    ),
     "code in a pickle": (binary(lambda folder: {"a": Code(folder / "marker")}), "other than tensors, which could run"),
     "no pickle": (binary(b"garbage" * 99), "its weights are damaged"),
     "an empty pickle": (binary(b""), "cannot be loaded: EOFError"),
@@ -266,7 +281,9 @@ def test_code_of_a_checkpoint_is_never_run_nor_asked_about(
     own = own_code(Path(shutil.copytree(folder, tmp_path / "own")), marker, files)
     # Transformers asks on the terminal where trust_remote_code is left out.
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises((CheckpointError, ConversionError)):
+    with pytest.raises((CheckpointError, ConversionError)) as refused:
         load(own)
+    # Nobody can follow such an advice here.
+    assert "trust_remote_code" not in str(refused.value)
     assert not marker.exists()
     assert "[y/N]" not in capsys.readouterr().out

@@ -110,7 +110,11 @@ def test_every_changed_byte_of_the_list_is_found(tmp_path: Path) -> None:
                 assert json.loads(changed) == json.loads(content)
 
 
-@pytest.mark.parametrize("content", ["", "null", "[]", "{}", '{"files": []}', '{"files": 3}', '{"files": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "null", "[]", "{}", '{"files": []}', '{"files": 3}', '{"files": {"a": 1}}', "[" * 100_000],
+    ids=lambda content: content[:20],
+)
 def test_a_list_of_another_form_is_damage(content: str, tmp_path: Path) -> None:
     listed = write_checkpoint(tmp_path, 1) / "complete.json"
     listed.write_text(content)

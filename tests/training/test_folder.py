@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from lucid_attention.base.files import read_json
 from lucid_attention.base.locks import locked
 from lucid_attention.data.tokenize import tokenize
 from lucid_attention.data.tokenizer import train as train_tokenizer
+from lucid_attention.report.records import ReportError
+from lucid_attention.report.runs import read_training
 from lucid_attention.training.checkpoints import checkpoints
 from lucid_attention.training.recipe import Recipe
 
@@ -29,7 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_recipe_as_it_ran_is_in_the_folder(whole: Path) -> None:
-    recipe = Recipe.from_dict(json.loads((whole / "recipe.json").read_text()))
+    recipe = Recipe.from_dict(read_json(whole / "recipe.json"))
     assert (recipe.steps, recipe.model["hidden_size"], recipe.data_options) == (8, 32, {"n": [2, 4, 8]})
 
 
@@ -102,6 +106,25 @@ def test_a_damaged_summary_is_named_and_written_again(content: str, whole: Path,
         (run / "summary.json").unlink()
         finished(words("tiny_needle", run))
         assert_same(run, whole, same_lines=True)
+
+
+def test_altered_numbers_of_a_finished_run_are_named_and_written_again(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    files = {name: run / name for name in ("summary.json", "metrics.jsonl")}
+    for name, file in files.items():
+        before = file.read_bytes()
+        file.write_bytes(re.sub(rb'loss": (\d)', lambda match: b'loss": 1' + match[1], before, count=1))
+        assert file.read_bytes() != before
+        ended = lucid(words("tiny_needle", run))
+        assert ended.code == 1
+        assert str(file) in ended.err
+        with pytest.raises(ReportError, match=name):
+            read_training(run)
+        if name == "summary.json":
+            file.write_bytes(before)
+    files["summary.json"].unlink()
+    finished(words("tiny_needle", run))
+    assert_same(run, whole, same_lines=True)
 
 
 def test_restart_trains_again(whole: Path, tmp_path: Path) -> None:
@@ -206,6 +229,14 @@ def test_a_run_on_other_tokens_at_the_same_path_is_not_resumed(tmp_path: Path, i
     # The same content, tokenized again, is the same data.
     shutil.rmtree(tokens)
     token_folder(tokens, "apples and pears")
+    inputs = tmp_path / "run" / "inputs.json"
+    before = inputs.read_bytes()
+    for content, complaint in (("{", f"{inputs}: not JSON"), ("{}", f"data {tokens} has changed since it began")):
+        inputs.write_text(content)
+        ended = lucid(argv)
+        assert ended.code == 1
+        assert complaint in ended.err
+    inputs.write_bytes(before)
     assert lucid(argv).code == 0
 
 

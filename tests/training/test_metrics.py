@@ -100,6 +100,8 @@ def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
     entries = read_metrics(run / METRICS)
     assert [entry["step"] for entry in entries if "loss" in entry] == list(range(1, 9))
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [2, 4, 6, 8]
+    # Of all steps, not of those since the kill.
+    assert [entry["train_loss"] for entry in entries if "train_loss" in entry] == [pytest.approx(mean_loss(entries))]
     assert scalars(run, "train/loss") == pytest.approx(losses(run))
 
 
@@ -115,16 +117,27 @@ def test_numbers_that_json_does_not_have_are_written_as_strings(tmp_path: Path) 
     assert json.loads((tmp_path / METRICS).read_text()) == {"step": 1, "loss": "nan", "grad_norm": "inf"}
 
 
-def test_metrics_after_the_checkpoint_and_half_lines_are_removed(tmp_path: Path) -> None:
-    (tmp_path / METRICS).write_text('{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n{"step": 3, "loss": 1}\n{"ste')
-    assert len(read_metrics(tmp_path / METRICS)) == 3
-    MetricsFile(tmp_path).on_train_begin(None, state(2), None)
-    assert (tmp_path / METRICS).read_text() == '{"step": 1, "loss": 3}\n{"step": 2, "loss": 2}\n'
+@pytest.mark.parametrize("content", ["", '{"step": 1, "loss": 4}\n', '{"step": 3, "loss": 1}\n{"ste'])
+def test_a_resumed_run_has_the_metrics_of_its_checkpoint_whatever_the_file_holds(content: str, tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text(content)
+    resumed = state(2)
+    resumed.log_history = [{"loss": 3.0, "step": 1}, {"eval_loss": 2.5, "step": 1}]
+    MetricsFile(tmp_path).on_train_begin(None, resumed, None)
+    lines = ['{"step": 1, "loss": 3.0}', '{"step": 1, "eval_loss": 2.5}', ""]
+    assert (tmp_path / METRICS).read_text() == "\n".join(lines)
+    MetricsFile(tmp_path).on_log(None, resumed, None, logs={"loss": 2.0, "epoch": 0.5})
+    written = (tmp_path / METRICS).read_text()
+    assert written.endswith('{"step": 2, "epoch": 0.5, "loss": 2.0}\n')
+    # A checkpoint has its keys in another order than the log.
+    resumed.log_history.append({"epoch": 0.5, "loss": 2.0, "step": 2})
+    MetricsFile(tmp_path).on_train_begin(None, resumed, None)
+    assert (tmp_path / METRICS).read_text() == written
     assert read_metrics(tmp_path / "nowhere") == []
 
 
 def test_lines_that_are_no_entries_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / METRICS).write_text('[]\n{}\n3\n{"step": "x"}\n' + "[" * 100_000 + '\n{"step": 1}\n')
+    others = [b"[]", b"{}", b"3", b'{"step": "x"}', b"[" * 100_000, b'{"step": 2, "about": "\xff"}']
+    (tmp_path / METRICS).write_bytes(b"\n".join([*others, b'{"step": 1}', b""]))
     assert read_metrics(tmp_path / METRICS) == [{"step": 1}]
 
 

@@ -69,6 +69,8 @@ def check_head(model: Any, input_ids: Tensor) -> None:
         model_logits = model(input_ids=few_ids, use_cache=False).logits.float()
         h = getattr(model, model.base_model_prefix)(input_ids=few_ids, use_cache=False)[0]
         our_logits = _logits(model.get_output_embeddings(), h, cap)
+    if not model_logits.isfinite().all():
+        raise EvalError(f"the outputs of {type(model).__name__} must be finite, and are not: try another --dtype")
     if not torch.allclose(model_logits, our_logits, rtol=1e-2, atol=1e-2 * float(model_logits.abs().max())):
         raise EvalError(f"{type(model).__name__} changes its logits after the head: its losses cannot be computed here")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base.files import write_whole
+from ...base.files import read_json, write_whole
 from ...base.fingerprint import fingerprint
 from ...base.locks import locked
 from ...training.estimate import Estimate
@@ -106,10 +106,9 @@ def _code() -> str:
 
 def _done(root: Path) -> dict[str, object]:
     try:
-        content = json.loads((root / DONE).read_text(encoding="utf-8"))
+        return dict(read_json(root / DONE))
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 class _Run:

@@ -1,12 +1,11 @@
 """The conclusion of a full recipe: read what its commands have written, and judge it against the paper's numbers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...base.files import read_json
+from ...base.files import parse_json, read_json, read_text
 from ...base.messages import first_line
 from ...report.records import RESULT
 from ...training.metrics import METRICS
@@ -62,7 +61,7 @@ def read_steps(steps: Sequence[Step], root: Path = Path(), sizes: Sizes | None =
             found = READERS[command](name, content, sizes or {})
             if command == "train" and (worst := _worst_loss(file.with_name(METRICS))) is not None:
                 found[Place(name, WORST)] = Measure(worst)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"{file} is not what {step.line} writes ({type(error).__name__}: {first_line(error)}): "
                 "remove it and run that command again"
@@ -94,9 +93,9 @@ def _losses(name: str, summary: dict[str, Any], sizes: Sizes) -> Numbers:
 
 def _worst_loss(metrics: Path) -> float | None:
     """The largest validation loss on the way; None without any."""
-    lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    losses = [entry["eval_loss"] for entry in map(json.loads, lines) if entry.get("eval_loss") is not None]
-    return max(losses, default=None)
+    lines = read_text(metrics).splitlines() if metrics.exists() else []
+    entries = [parse_json(line, f"{metrics}, line {number}") for number, line in enumerate(lines, 1)]
+    return max((entry["eval_loss"] for entry in entries if entry.get("eval_loss") is not None), default=None)
 
 
 def _scores(name: str, results: dict[str, Any], sizes: Sizes) -> Numbers:

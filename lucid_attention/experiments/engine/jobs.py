@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...base.files import PARTIAL, write_whole
+from ...base.files import PARTIAL, read_json, write_whole
 from ...base.fingerprint import fingerprint
 from ...base.messages import first_line
 
@@ -162,12 +162,7 @@ class Store(Mapping[Job, Record]):
 
 def _checked(path: Path) -> dict[str, Any]:
     """The content of a record's file. Raises ValueError if it, or a file that its job made, is not what was written."""
-    try:
-        entry = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("expected an object, got lists or objects too deep to read") from None
-    if not isinstance(entry, dict):
-        raise ValueError(f"expected an object, got {type(entry).__name__}")
+    entry: dict[str, Any] = read_json(path)
     if entry.pop("sha256", None) != _hash(entry):
         raise ValueError("its content does not match its hash")
     now = _hashes(path.parent)

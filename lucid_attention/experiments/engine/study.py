@@ -1,6 +1,5 @@
 """Run an experiment: plan, run the jobs that are not finished, plan again, conclude, write the result."""
 
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ...base.files import write_whole
+from ...base.files import write_record
 from ...base.locks import locked
 from ...base.messages import did_you_mean
 from ...bench.harness import machine
@@ -202,8 +201,7 @@ def save_result(
         "figures": list(conclusion.figures),
         "tables": list(conclusion.tables),
     }
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(result_file(name, scale, out), text)
+    write_record(result_file(name, scale, out), result, allow_nan=False)
     return result
 
 
