@@ -89,6 +89,8 @@ def lucid_decode(
 
 
 def _decode(token: Token, fused: bool) -> Decoded:
+    if fused:
+        return fused_step.run(token)
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     assert token.inverse_norms is not None
@@ -102,8 +104,6 @@ def _decode(token: Token, fused: bool) -> Decoded:
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
     new = at_position(keys, position, 1).to(wide)
     rows = torch.cat([queries * token.scale, new * weight], 1)
-    if fused:
-        return fused_step.run(token, rows, total if position is not None else total - 1)
     scores = cache_product(rows, keys.mT)
     if token.norm == "qk":
         scores[:, :G].mul_(inverse * math.sqrt(D))
