@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .job import BLOCK, Job
+from .job import Job, scratch_size
 from .one_token import Decoded, Token
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,6 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 LEAST_KEYS = 512
 # Numbers of a cache below which waking a second thread costs more than it saves.
 LEAST_NUMBERS = 64 * 1024
-# Why the kernel must not be used any more in this process: at most one reason.
-_stopped: list[str] = []
 # Whether this process was forked: OpenMP's threads do not survive that.
 _forked: list[bool] = []
 
@@ -35,11 +34,11 @@ def _kernel(dtype: torch.dtype) -> Any:
         return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
     # Errors of a compiler have no common base class, and a folder where nothing can be written is one of them.
     try:
-        return numba_step.compiled(DTYPES[dtype], cache=True).ctypes
+        return numba_step.compiled(DTYPES[dtype], cache=True)
     except Exception:
         logger.debug("Numba could not keep or read its compiled code", exc_info=True)
     try:
-        return numba_step.compiled(DTYPES[dtype], cache=False).ctypes
+        return numba_step.compiled(DTYPES[dtype], cache=False)
     except Exception as error:
         logger.warning("lucid_attention decodes by torch, because Numba failed: %s", error)
         return f"Numba failed: {error}"
@@ -75,7 +74,7 @@ def _obstacle(token: Token) -> str:
     k, y = token.k, token.y_past
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
         return "it is not part of graphs"
-    if torch._C._functorch.maybe_current_level() is not None:
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return "it is not part of transforms"
     if not all(type(x) is Tensor and not x.is_neg() for x in (token.q, k, token.v, y)):
         return "it is for plain tensors"
@@ -116,8 +115,8 @@ def run(
 
     threads = 1 if _forked or n * total * (D + E) < LEAST_NUMBERS else torch.get_num_threads()
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
-    scratch_size = R * (2 * D + BLOCK + 1)
-    memory = torch.empty(threads * scratch_size + n * pieces * R * (E + 3))
+    size = scratch_size(R, D, E)
+    memory = torch.empty(threads * size + n * pieces * R * (E + 3))
     scratch = memory.data_ptr()
     job = Job(
         *(q.data_ptr(), rows[0].data_ptr() if rows else 0, k.data_ptr(), rows[1].data_ptr() if rows else 0),
@@ -129,16 +128,16 @@ def run(
         *k.stride()[:3],
         *past.stride()[:3],
         *((0, 0) if inverse is None else inverse.stride()[:2]),
-        *(0 if mask is None else mask.stride(0), scratch, scratch_size, scratch + 4 * threads * scratch_size),
+        *(0 if mask is None else mask.stride(0), scratch, size, scratch + 4 * threads * size),
         *(0, 0, 0, 0, token.scale, 0.0 if c is not None else token.sharpness, token.strength),
     )
     address = ctypes.addressof(job)
     job.counters = address + Job.slots.offset
     kernel = _kernel(k.dtype)
     if threads == 1:
-        kernel(address)
+        kernel.ctypes(address)
     else:
-        _parallel()(kernel, address, threads, 0)
+        _parallel()(kernel.address, address, threads, 0)
     return Decoded(o, y)
 
 

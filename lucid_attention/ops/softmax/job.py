@@ -21,6 +21,8 @@ import ctypes
 
 # Keys that are read at a time: their scores stay in the first cache of a core.
 BLOCK = 256
+# 16-bit keys and values that are widened at a time.
+WIDENED = 16
 
 INTEGERS = (
     *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
@@ -33,3 +35,8 @@ NUMBERS = ("scale", "sharpness", "strength")
 
 class Job(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in INTEGERS] + [(name, ctypes.c_double) for name in NUMBERS]
+
+
+def scratch_size(R: int, D: int, E: int) -> int:
+    """Floats of a thread: rows for cached and for recent keys, scores of the new key, scores of a block, wide rows."""
+    return R * (2 * D + 1 + BLOCK) + WIDENED * max(D, E)

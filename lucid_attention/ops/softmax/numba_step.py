@@ -17,13 +17,15 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from .job import BLOCK, INTEGERS, NUMBERS
+from .job import BLOCK, INTEGERS, NUMBERS, WIDENED
 
 # Everything that lets LLVM vectorise sums, but NaN and infinities keep their meaning.
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
 INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 F = np.float32
 ZERO, INFINITE, NOTHING, BYTE = F(0), F(np.inf), F(-np.inf), np.uint8(0)
+# Numba has no 16-bit floats: integers hold their bits.
+BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
 # The square of the smallest norm that is not zero.
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
@@ -113,57 +115,75 @@ def _exponential(x: Any) -> Any:
 
 
 @njit(**INNER)
-def _scores(rows: Any, R: int, D: int, keys: Any, first: int, stride: int, count: int, scores: Any) -> None:
-    """scores[r, j] = rows[r] · key j, for the `count` keys from index `first` on, four at a time."""
+def _in_place(address: int, stride: int, count: int, size: int, into: int) -> int:
+    """float32 rows are read where they are."""
+    return address
+
+
+@njit(**INNER)
+def _widened_bfloat16(address: int, stride: int, count: int, size: int, into: int) -> int:
+    """Write the `count` rows of `size` numbers, `stride` apart, to `into` as float32, one behind the other."""
+    rows, wide = _pointer(address, BFLOAT16), _pointer(into, ZERO)
+    for j in range(count):
+        for d in range(size):
+            wide[j * size + d] = _wide(rows[j * stride + d])
+    return into
+
+
+@njit(**INNER)
+def _widened_float16(address: int, stride: int, count: int, size: int, into: int) -> int:
+    rows, wide = _pointer(address, FLOAT16), _pointer(into, ZERO)
+    for j in range(count):
+        for d in range(size):
+            wide[j * size + d] = _wide(rows[j * stride + d])
+    return into
+
+
+@njit(**INNER)
+def _scores(rows: Any, R: int, D: int, keys: Any, stride: int, count: int, scores: Any) -> None:
+    """scores[r, j] = rows[r] · key j, four keys at a time."""
     fours = count - count % 4
     for j in range(0, fours, 4):
-        k0 = first + j * stride
-        k1 = k0 + stride
-        k2 = k1 + stride
-        k3 = k2 + stride
+        k0 = j * stride
+        k1, k2, k3 = k0 + stride, k0 + 2 * stride, k0 + 3 * stride
         for r in range(R):
             x, at = r * D, r * BLOCK + j
             s0 = s1 = s2 = s3 = ZERO
             for d in range(D):
-                s0 += rows[x + d] * _wide(keys[k0 + d])
-                s1 += rows[x + d] * _wide(keys[k1 + d])
-                s2 += rows[x + d] * _wide(keys[k2 + d])
-                s3 += rows[x + d] * _wide(keys[k3 + d])
+                s0 += rows[x + d] * keys[k0 + d]
+                s1 += rows[x + d] * keys[k1 + d]
+                s2 += rows[x + d] * keys[k2 + d]
+                s3 += rows[x + d] * keys[k3 + d]
             scores[at] = s0
             scores[at + 1] = s1
             scores[at + 2] = s2
             scores[at + 3] = s3
     for j in range(fours, count):
-        k0 = first + j * stride
         for r in range(R):
             s0 = ZERO
             for d in range(D):
-                s0 += rows[r * D + d] * _wide(keys[k0 + d])
+                s0 += rows[r * D + d] * keys[j * stride + d]
             scores[r * BLOCK + j] = s0
 
 
 @njit(**INNER)
-def _add_values(weights: Any, R: int, E: int, values: Any, first: int, stride: int, count: int, sums: Any) -> None:
-    """sums[r] += Σ_j weights[r, j] · value j, for the `count` values from index `first` on, four at a time."""
+def _add_values(weights: Any, R: int, E: int, values: Any, stride: int, count: int, sums: Any) -> None:
+    """sums[r] += Σ_j weights[r, j] · value j, four values at a time."""
     fours = count - count % 4
     for j in range(0, fours, 4):
-        v0 = first + j * stride
-        v1 = v0 + stride
-        v2 = v1 + stride
-        v3 = v2 + stride
+        v0 = j * stride
+        v1, v2, v3 = v0 + stride, v0 + 2 * stride, v0 + 3 * stride
         for r in range(R):
             s, at = r * E, r * BLOCK + j
             w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
             for e in range(E):
-                sums[s + e] += (w0 * _wide(values[v0 + e]) + w1 * _wide(values[v1 + e])) + (
-                    w2 * _wide(values[v2 + e]) + w3 * _wide(values[v3 + e])
+                sums[s + e] += (w0 * values[v0 + e] + w1 * values[v1 + e]) + (
+                    w2 * values[v2 + e] + w3 * values[v3 + e]
                 )
     for j in range(fours, count):
-        v0 = first + j * stride
         for r in range(R):
-            s, w0 = r * E, weights[r * BLOCK + j]
             for e in range(E):
-                sums[s + e] += w0 * _wide(values[v0 + e])
+                sums[r * E + e] += weights[r * BLOCK + j] * values[j * stride + e]
 
 
 @njit(**INNER)
@@ -243,6 +263,19 @@ def _prepare(job: Any, h: int, rows: Any, recent_rows: Any, own: Any, example: A
 
 
 @njit(**INNER)
+def _start(job: Any, sums: Any, own: Any) -> None:
+    """The results of a task before it has read anything."""
+    state = job.R * job.E
+    for e in range(state):
+        sums[e] = ZERO
+    for r in range(job.R):
+        # What is known of the key's row needs no largest score.
+        sums[state + 3 * r] = ZERO if r == job.G and job.known != 0 else NOTHING
+        sums[state + 3 * r + 1] = ZERO
+        sums[state + 3 * r + 2] = own[r]
+
+
+@njit(**INNER)
 def _join(job: Any, h: int) -> None:
     """Join the pieces of a head into its first one."""
     R, E, size = job.R, job.E, job.R * (job.E + 3)
@@ -295,35 +328,29 @@ def _finish(job: Any, h: int, example: Any) -> None:
             o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
 
 
-def _kernel(example: Any) -> Any:
-    """The step for caches of numbers like `example`."""
+def _kernel(example: Any, load: Any, chunk: int) -> Any:
+    """The step for caches of numbers like `example`, of which `load` makes float32, `chunk` keys at a time."""
 
     def step(pointer: Any) -> None:
         job = carray(pointer, 1)[0]
-        R, D, E, H, pieces = job.R, job.D, job.E, job.H, job.pieces
+        R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
         tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
         scratch = job.scratch + 4 * _ticket(job.counters) * job.scratch_size
         rows, recent_rows = _pointer(scratch, ZERO), _pointer(scratch + 4 * R * D, ZERO)
-        weights = _pointer(scratch + 8 * R * D, ZERO)
-        own = _pointer(scratch + 4 * R * (2 * D + BLOCK), ZERO)
+        own, weights = scratch + 8 * R * D, scratch + 8 * R * D + 4 * R
+        wide = weights + 4 * R * BLOCK
+        key_t, value_t = (job.key_t, job.value_t) if chunk == BLOCK else (D, E)
         task = _ticket(job.counters + 8)
         while task < tasks:
             h, p = task // pieces, task % pieces
             b, i = h // H, h % H
             results = job.results + 4 * task * R * (E + 3)
             sums = _pointer(results, ZERO)
-            _prepare(job, h, rows, recent_rows, own, example)
-            for e in range(R * E):
-                sums[e] = ZERO
-            for r in range(R):
-                at = R * E + 3 * r
-                # The key's row has no largest score: what is known needs no other.
-                sums[at] = ZERO if r == job.G and job.known != 0 else NOTHING
-                sums[at + 1] = ZERO
-                sums[at + 2] = own[r]
-            keys = _pointer(job.keys + job.itemsize * (b * job.key_b + i * job.key_h), example)
-            values = _pointer(job.values + job.itemsize * (b * job.value_b + i * job.value_h), example)
-            recent = _pointer(job.recent + 4 * h * (job.live + 1) * D, ZERO)
+            _prepare(job, h, rows, recent_rows, _pointer(own, ZERO), example)
+            _start(job, sums, _pointer(own, ZERO))
+            keys = job.keys + bytes_ * (b * job.key_b + i * job.key_h)
+            values = job.values + bytes_ * (b * job.value_b + i * job.value_h)
+            recent = job.recent + 4 * h * (job.live + 1) * D
             c = F(job.sharpness) if job.c == 0 else _pointer(job.c, ZERO)[h]
             for part in range(3):
                 # Keys before the new one; those after it, in a buffer; recent ones.
@@ -336,14 +363,16 @@ def _kernel(example: Any) -> Any:
                     begin, end, shift = 0, job.live if p == 0 else 0, job.cached
                 for first in range(begin, end, BLOCK):
                     count, place = min(BLOCK, end - first), shift + first
-                    if part < 2:
-                        _scores(rows, R, D, keys, first * job.key_t, job.key_t, count, weights)
-                    else:
-                        _scores(recent_rows, R, D, recent, first * D, D, count, weights)
+                    if part == 2:
+                        _scores(recent_rows, R, D, _pointer(recent + 4 * first * D, ZERO), D, count, _pointer(weights, ZERO))
+                    for j in range(0, count if part < 2 else 0, chunk):
+                        few = min(chunk, count - j)
+                        at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
+                        _scores(rows, R, D, _pointer(at, ZERO), key_t, few, _pointer(weights + 4 * j, ZERO))
                     inverse = _pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
                     mask = _pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
-                        row, known = _pointer(scratch + 4 * (2 * R * D + r * BLOCK), ZERO), r == job.G and job.known != 0
+                        row, known = _pointer(weights + 4 * r * BLOCK, ZERO), r == job.G and job.known != 0
                         if known or (job.qk != 0 and r < job.G):
                             factor = F(1.0) if known else root
                             for j in range(count):
@@ -356,7 +385,10 @@ def _kernel(example: Any) -> Any:
                         else:
                             state = _pointer(results + 4 * (R * E + 3 * r), ZERO)
                             _to_weights(row, count, state, _pointer(results + 4 * r * E, ZERO), E)
-                    _add_values(weights, R, E, values, place * job.value_t, job.value_t, count, sums)
+                    for j in range(0, count, chunk):
+                        few = min(chunk, count - j)
+                        at = load(values + bytes_ * (place + j) * job.value_t, job.value_t, few, E, wide)
+                        _add_values(_pointer(weights + 4 * j, ZERO), R, E, _pointer(at, ZERO), value_t, few, sums)
             if _ticket(job.counters + 16) == tasks - 1:
                 for done in range(job.n):
                     if pieces > 1:
@@ -367,9 +399,13 @@ def _kernel(example: Any) -> Any:
     return step
 
 
-EXAMPLES = {"float32": F(0), "bfloat16": np.uint16(0), "float16": np.int16(0)}
+KERNELS = {
+    "float32": _kernel(ZERO, _in_place, BLOCK),
+    "bfloat16": _kernel(BFLOAT16, _widened_bfloat16, WIDENED),
+    "float16": _kernel(FLOAT16, _widened_float16, WIDENED),
+}
 
 
 def compiled(dtype: str, cache: bool) -> Any:
     """A C function that takes the address of a `Job` and works until all of it is done, from any thread."""
-    return cfunc(types.void(types.CPointer(JOB)), cache=cache, **FAST)(_kernel(EXAMPLES[dtype]))
+    return cfunc(types.void(types.CPointer(JOB)), cache=cache, **FAST)(KERNELS[dtype])
