@@ -5,7 +5,7 @@ A peer is the code that a reader of the paper who knows torch would write.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +154,13 @@ class Cache:
         inverse_norms[:, :, : T - 1] = inverse_key_norms(k[:, :, :-1])
         new_token = (x[:, :, -1:].clone() for x in (q, k, v))
         return cls(keys, stored, inverse_norms, k_rn, T - 1, *new_token)
+
+    def to(self, dtype: torch.dtype) -> "Cache":
+        """A copy in which all but 1/‖k‖ has another dtype."""
+        cast = {
+            name: x.to(dtype) for name, x in vars(self).items() if isinstance(x, Tensor) and name != "inverse_norms"
+        }
+        return replace(self, inverse_norms=self.inverse_norms.clone(), **cast)
 
     def append_key(self) -> Tensor:
         self.k[:, :, self.length] = self.new_k[:, :, 0]

@@ -120,7 +120,11 @@ def run(
     scratch = memory.data_ptr()
     job = Job(
         *(q.data_ptr(), rows[0].data_ptr() if rows else 0, k.data_ptr(), rows[1].data_ptr() if rows else 0),
-        *(recent.data_ptr() if recent is not None else 0, past.data_ptr(), 0 if inverse is None else inverse.data_ptr()),
+        *(
+            recent.data_ptr() if recent is not None else 0,
+            past.data_ptr(),
+            0 if inverse is None else inverse.data_ptr(),
+        ),
         *(0 if mask is None else mask.data_ptr(), v.data_ptr(), 0 if c is None else c.data_ptr()),
         *(0 if beta is None else beta.data_ptr(), o.data_ptr(), y.data_ptr()),
         *(n, H, G, R, D, E, k.element_size(), cached, 0 if recent is None else recent.shape[1] - 1, place, pieces),

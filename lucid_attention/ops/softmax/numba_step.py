@@ -30,6 +30,7 @@ BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
 
+
 @intrinsic
 def _pointer(context: Any, address: Any, example: Any) -> Any:
     """The memory at an address as numbers like `example`."""
@@ -177,9 +178,7 @@ def _add_values(weights: Any, R: int, E: int, values: Any, stride: int, count: i
             s, at = r * E, r * BLOCK + j
             w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
             for e in range(E):
-                sums[s + e] += (w0 * values[v0 + e] + w1 * values[v1 + e]) + (
-                    w2 * values[v2 + e] + w3 * values[v3 + e]
-                )
+                sums[s + e] += (w0 * values[v0 + e] + w1 * values[v1 + e]) + (w2 * values[v2 + e] + w3 * values[v3 + e])
     for j in range(fours, count):
         for r in range(R):
             for e in range(E):
@@ -364,7 +363,9 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                 for first in range(begin, end, BLOCK):
                     count, place = min(BLOCK, end - first), shift + first
                     if part == 2:
-                        _scores(recent_rows, R, D, _pointer(recent + 4 * first * D, ZERO), D, count, _pointer(weights, ZERO))
+                        _scores(
+                            recent_rows, R, D, _pointer(recent + 4 * first * D, ZERO), D, count, _pointer(weights, ZERO)
+                        )
                     for j in range(0, count if part < 2 else 0, chunk):
                         few = min(chunk, count - j)
                         at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
