@@ -244,8 +244,6 @@ def _publish(results: Results, names: Sequence[str], docs: Path) -> None:
             caption = f"{page.caption}, {machine_label(results.about['machine'])}"
             published.picture = f"![{caption}]({picture.relative_to(docs).as_posix()})"
         others = [PAGES[other] for other in PAGES if other != name]
-        see = [
-            other for other in others if (docs / other.file).exists() or other.file in (PAGES[n].file for n in names)
-        ]
+        see = [other for other in others if (docs / other.file).exists()]
         file.write_text(published.render(page.title, _on_page(name), see, results.about["quick"]))
         _say(f"published: docs/{page.file}" + (f", docs/images/{picture.name}" if picture else ""))

@@ -118,19 +118,12 @@ def run(
     size = scratch_size(R, D, E)
     memory = torch.empty(threads * size + n * pieces * R * (E + 3))
     scratch = memory.data_ptr()
+    moving, meeting = rows or (None, None)
+    addresses = (q, moving, k, meeting, recent, past, inverse, mask, v, c, beta, o, y)
     job = Job(
-        *(q.data_ptr(), rows[0].data_ptr() if rows else 0, k.data_ptr(), rows[1].data_ptr() if rows else 0),
-        *(
-            recent.data_ptr() if recent is not None else 0,
-            past.data_ptr(),
-            0 if inverse is None else inverse.data_ptr(),
-        ),
-        *(0 if mask is None else mask.data_ptr(), v.data_ptr(), 0 if c is None else c.data_ptr()),
-        *(0 if beta is None else beta.data_ptr(), o.data_ptr(), y.data_ptr()),
+        *(0 if x is None else x.data_ptr() for x in addresses),
         *(n, H, G, R, D, E, k.element_size(), cached, 0 if recent is None else recent.shape[1] - 1, place, pieces),
-        *(token.norm != "row_max", token.norm == "qk"),
-        *k.stride()[:3],
-        *past.stride()[:3],
+        *(token.norm != "row_max", token.norm == "qk", *k.stride()[:3], *past.stride()[:3]),
         *((0, 0) if inverse is None else inverse.stride()[:2]),
         *(0 if mask is None else mask.stride(0), scratch, size, scratch + 4 * threads * size),
         *(0, 0, 0, 0, token.scale, 0.0 if c is not None else token.sharpness, token.strength),

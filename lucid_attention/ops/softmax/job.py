@@ -10,7 +10,8 @@ Addresses are integers, 0 for what is not there; strides are in elements; n = B�
         the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
     inverse: [B, H, total], float32, 1/‖k‖, with the strides of its first two dimensions; mask: [B, total],
         bool, False for masked keys, with the stride of its first one.
-    c, beta: [n], float32; without c it is `sharpness` for all heads. known: whether c is the largest exponent of the key's row.
+    c, beta: [n], float32; without c it is `sharpness` for all heads. known: whether c is the largest exponent of the
+        key's row.
     qk: whether queries and keys are normalised for the scores.
     place: of the new key in the sequence. pieces: into which the keys of a head are divided.
     counters: address of slots, next and done, which threads count up from 0.

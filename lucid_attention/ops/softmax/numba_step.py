@@ -363,9 +363,8 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                 for first in range(begin, end, BLOCK):
                     count, place = min(BLOCK, end - first), shift + first
                     if part == 2:
-                        _scores(
-                            recent_rows, R, D, _pointer(recent + 4 * first * D, ZERO), D, count, _pointer(weights, ZERO)
-                        )
+                        at = recent + 4 * first * D
+                        _scores(recent_rows, R, D, _pointer(at, ZERO), D, count, _pointer(weights, ZERO))
                     for j in range(0, count if part < 2 else 0, chunk):
                         few = min(chunk, count - j)
                         at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
