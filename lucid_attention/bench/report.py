@@ -136,8 +136,8 @@ def table(benchmark: Benchmark, records: Sequence[Record]) -> list[str]:
 
 INTRODUCTION = (
     "Every number comes from a comparison within one run: contestants take turns, in a new order each round. A cell is "
-    "a median over rounds, with the quartiles in parentheses. Ratios are taken round by round. Before anything is timed, "
-    "every contestant has to agree with the defining equation in float64, on correlated keys."
+    "a median over rounds, with the quartiles in parentheses. Ratios are taken round by round. Before anything is timed"
+    ", every contestant has to agree with the defining equation in float64, on correlated keys."
 )
 
 

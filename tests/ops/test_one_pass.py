@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lucid_attention import inverse_key_norms, lucid_decode
+from lucid_attention.ops import native
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
 from lucid_attention.ops.softmax import fused_step
@@ -272,9 +273,9 @@ def test_a_named_implementation_is_obeyed_or_refused() -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """No kernel is known before and after the test."""
-    fused_step._kernel.cache_clear()
+    native.compiled.cache_clear()
     yield
-    fused_step._kernel.cache_clear()
+    native.compiled.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
@@ -303,7 +304,7 @@ def test_if_numba_fails_it_is_said_once_and_torch_answers(
     for _ in range(2):
         assert torch.equal(step(cache(), "auto").o, step(cache(), "torch").o)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "lucid_attention decodes by torch, because Numba failed: no such CPU"
+        "lucid_attention goes on with torch, because Numba failed: no such CPU"
     ]
     with pytest.raises(ValueError, match="impl='numba' cannot run: Numba failed: no such CPU"):
         step(cache(), "numba")

@@ -1,19 +1,13 @@
 """`numba_step` for tensors: when it runs, its arguments and its threads, which are torch's own."""
 
-import ctypes
-import logging
-import os
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from .. import native
 from .job import Job, scratch_size
 from .one_token import Decoded, Token
-
-logger = logging.getLogger(__name__)
 
 IMPLEMENTATIONS = ("auto", "torch", "numba")
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -21,40 +15,6 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 LEAST_KEYS = 512
 # Numbers of a cache below which waking a second thread costs more than it saves.
 LEAST_NUMBERS = 64 * 1024
-# Whether this process was forked: OpenMP's threads do not survive that.
-_forked: list[bool] = []
-
-
-@cache
-def _kernel(dtype: torch.dtype) -> Any:
-    """The compiled step, or the reason why there is none. The first one of a machine compiles, later ones are read."""
-    try:
-        from . import numba_step
-    except ImportError as missing:
-        return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
-    # Errors of a compiler have no common base class, and a folder where nothing can be written is one of them.
-    try:
-        return numba_step.compiled(DTYPES[dtype], cache=True)
-    except Exception:
-        logger.debug("Numba could not keep or read its compiled code", exc_info=True)
-    try:
-        return numba_step.compiled(DTYPES[dtype], cache=False)
-    except Exception as error:
-        logger.warning("lucid_attention decodes by torch, because Numba failed: %s", error)
-        return f"Numba failed: {error}"
-
-
-@cache
-def _parallel() -> Any:
-    """OpenMP's entry that runs a function in several threads, out of the library that torch itself uses; or None."""
-    try:
-        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-    except (OSError, AttributeError):
-        return None
-    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    parallel.restype = None
-    os.register_at_fork(after_in_child=lambda: _forked.append(True))
-    return parallel
 
 
 def chosen(impl: str, token: Token) -> bool:
@@ -72,24 +32,22 @@ def chosen(impl: str, token: Token) -> bool:
 def _obstacle(token: Token) -> str:
     """Why the step cannot run; empty if it can."""
     k, y = token.k, token.y_past
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
-        return "it is not part of graphs"
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
-        return "it is not part of transforms"
-    if not all(type(x) is Tensor and not x.is_neg() for x in (token.q, k, token.v, y)):
-        return "it is for plain tensors"
-    if k.device.type != "cpu":
-        return f"it is for CPUs, got tensors on {k.device.type}"
+    if reason := native.obstacle(k, y, token.q, token.v):
+        return reason
     if k.dtype not in DTYPES:
         return f"it is for float32, bfloat16 and float16, got {k.dtype}"
     if token.q.dtype != k.dtype:
         return f"queries must have the dtype of the keys, {k.dtype}, got {token.q.dtype}"
     if k.stride(-1) != 1 or y.stride(-1) != 1:
         return "the entries of a key and of a value must lie side by side"
-    if torch.get_num_threads() > 1 and _parallel() is None:
-        return "this torch has no OpenMP for its threads, so it is for torch.set_num_threads(1)"
-    kernel = _kernel(k.dtype)
-    return kernel if isinstance(kernel, str) else ""
+    if native.threads() < torch.get_num_threads():
+        return "torch's threads cannot be had here, so it is for torch.set_num_threads(1)"
+    function = _function(k.dtype)
+    return function if isinstance(function, str) else ""
+
+
+def _function(dtype: torch.dtype) -> Any:
+    return native.compiled(".softmax.numba_step", DTYPES[dtype])
 
 
 def run(
@@ -113,7 +71,7 @@ def run(
     c = token.sharpness.float().contiguous() if isinstance(token.sharpness, Tensor) else None
     o, y = q.new_empty(B, H * G, 1, E), v.new_empty(B, H, 1, E)
 
-    threads = 1 if _forked or n * total * (D + E) < LEAST_NUMBERS else torch.get_num_threads()
+    threads = native.threads() if n * total * (D + E) >= LEAST_NUMBERS else 1
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
     size = scratch_size(R, D, E)
     memory = torch.empty(threads * size + n * pieces * R * (E + 3))
@@ -128,13 +86,7 @@ def run(
         *(0 if mask is None else mask.stride(0), scratch, size, scratch + 4 * threads * size),
         *(0, 0, 0, 0, token.scale, 0.0 if c is not None else token.sharpness, token.strength),
     )
-    address = ctypes.addressof(job)
-    job.counters = address + Job.slots.offset
-    kernel = _kernel(k.dtype)
-    if threads == 1:
-        kernel.ctypes(address)
-    else:
-        _parallel()(kernel.address, address, threads, 0)
+    native.run(_function(k.dtype), job, threads)
     return Decoded(o, y)
 
 

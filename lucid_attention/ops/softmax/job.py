@@ -20,6 +20,8 @@ Addresses are integers, 0 for what is not there; strides are in elements; n = BÂ
 
 import ctypes
 
+from ..native import COUNTERS
+
 # Keys that are read at a time: their scores stay in the first cache of a core.
 BLOCK = 256
 # 16-bit keys and values that are widened at a time.
@@ -29,7 +31,8 @@ INTEGERS = (
     *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
     *("n", "H", "G", "R", "D", "E", "itemsize", "cached", "live", "place", "pieces", "known", "qk"),
     *("key_b", "key_h", "key_t", "value_b", "value_h", "value_t", "inverse_b", "inverse_h", "mask_b"),
-    *("scratch", "scratch_size", "results", "counters", "slots", "next", "done"),
+    *("scratch", "scratch_size", "results"),
+    *COUNTERS,
 )
 NUMBERS = ("scale", "sharpness", "strength")
 

@@ -17,49 +17,15 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
+from ..numba_parts import FAST, INNER, ZERO, F, exponential, pointer, ticket
 from .job import BLOCK, INTEGERS, NUMBERS, WIDENED
 
-# Everything that lets LLVM vectorise sums, but NaN and infinities keep their meaning.
-FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-F = np.float32
-ZERO, INFINITE, NOTHING, BYTE = F(0), F(np.inf), F(-np.inf), np.uint8(0)
+INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
 # Numba has no 16-bit floats: integers hold their bits.
 BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
 # The square of the smallest norm that is not zero.
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
-
-
-@intrinsic
-def _pointer(context: Any, address: Any, example: Any) -> Any:
-    """The memory at an address as numbers like `example`."""
-
-    def cast(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
-
-    return types.CPointer(example)(types.int64, example), cast
-
-
-@intrinsic
-def _ticket(context: Any, address: Any) -> Any:
-    """The number at an address, which is one more afterwards. No two threads get the same."""
-
-    def take(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "acq_rel")
-
-    return types.int64(types.int64), take
-
-
-@intrinsic
-def _bits_to_float(context: Any, bits: Any) -> Any:
-    return types.float32(types.uint32), lambda _, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
-
-
-@intrinsic
-def _float_to_bits(context: Any, x: Any) -> Any:
-    return types.uint32(types.float32), lambda _, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
 
 
 @intrinsic
@@ -101,21 +67,6 @@ def _bfloat16_bits(builder: Any, x: Any) -> Any:
 
 
 @njit(**INNER)
-def _exponential(x: Any) -> Any:
-    """exp(x) for x ≤ 0 (a little more does no harm), within 3e-7 of it; 0 below −87. In a form that LLVM vectorises."""
-    n = np.int32(x * F(1.4426950408889634) - F(0.5))
-    f = (x - F(n) * F(0.693359375)) - F(n) * F(-2.12194440e-4)
-    p = F(1.9875691500e-4)
-    p = p * f + F(1.3981999507e-3)
-    p = p * f + F(8.3334519073e-3)
-    p = p * f + F(4.1665795894e-2)
-    p = p * f + F(1.6666665459e-1)
-    p = p * f + F(5.0000001201e-1)
-    p = p * f * f + f + F(1.0)
-    return ZERO if x < F(-87.0) else p * _bits_to_float(np.uint32((n + np.int32(127)) << np.int32(23)))
-
-
-@njit(**INNER)
 def _in_place(address: int, stride: int, count: int, size: int, into: int) -> int:
     """float32 rows are read where they are."""
     return address
@@ -124,7 +75,7 @@ def _in_place(address: int, stride: int, count: int, size: int, into: int) -> in
 @njit(**INNER)
 def _widened_bfloat16(address: int, stride: int, count: int, size: int, into: int) -> int:
     """Write the `count` rows of `size` numbers, `stride` apart, to `into` as float32, one behind the other."""
-    rows, wide = _pointer(address, BFLOAT16), _pointer(into, ZERO)
+    rows, wide = pointer(address, BFLOAT16), pointer(into, ZERO)
     for j in range(count):
         for d in range(size):
             wide[j * size + d] = _wide(rows[j * stride + d])
@@ -133,7 +84,7 @@ def _widened_bfloat16(address: int, stride: int, count: int, size: int, into: in
 
 @njit(**INNER)
 def _widened_float16(address: int, stride: int, count: int, size: int, into: int) -> int:
-    rows, wide = _pointer(address, FLOAT16), _pointer(into, ZERO)
+    rows, wide = pointer(address, FLOAT16), pointer(into, ZERO)
     for j in range(count):
         for d in range(size):
             wide[j * size + d] = _wide(rows[j * stride + d])
@@ -198,11 +149,11 @@ def _to_weights(scores: Any, count: int, state: Any, sums: Any, E: int) -> None:
     shift = ZERO if top == NOTHING else top
     total = ZERO
     for j in range(count):
-        w = _exponential(scores[j] - shift)
+        w = exponential(scores[j] - shift)
         scores[j] = w
         total += w
     if top > before:
-        change = _exponential(before - top)
+        change = exponential(before - top)
         state[0] = top
         state[1] *= change
         for e in range(E):
@@ -214,7 +165,7 @@ def _to_weights(scores: Any, count: int, state: Any, sums: Any, E: int) -> None:
 def _to_row(scores: Any, count: int, c: Any) -> None:
     """The key's row of P, where its largest exponent is known."""
     for j in range(count):
-        scores[j] = _exponential(scores[j] - c)
+        scores[j] = exponential(scores[j] - c)
 
 
 @njit(**INNER)
@@ -224,19 +175,19 @@ def _prepare(job: Any, h: int, rows: Any, recent_rows: Any, own: Any, example: A
     rows, recent_rows: [R, D]; own: [R].
     """
     b, i, G, R, D = h // job.H, h % job.H, job.G, job.R, job.D
-    q = _pointer(job.q + job.itemsize * h * G * D, example)
+    q = pointer(job.q + job.itemsize * h * G * D, example)
     key = b * job.key_b + i * job.key_h + job.place * job.key_t
-    k = _pointer(job.keys + job.itemsize * key, example)
-    given, given_recent = _pointer(job.rows, ZERO), _pointer(job.recent_rows, ZERO)
-    recent = _pointer(job.recent + 4 * (h * (job.live + 1) + job.live) * D, ZERO)
-    hidden = job.mask != 0 and _pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
+    k = pointer(job.keys + job.itemsize * key, example)
+    given, given_recent = pointer(job.rows, ZERO), pointer(job.recent_rows, ZERO)
+    recent = pointer(job.recent + 4 * (h * (job.live + 1) + job.live) * D, ZERO)
+    hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
     inverse = F(1.0)
     if job.inverse != 0:
-        inverse = _pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
+        inverse = pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
     for r in range(R):
         factor = F(job.scale)
         if r == G:
-            c = F(job.sharpness) if job.c == 0 else _pointer(job.c, ZERO)[h]
+            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             factor = c * inverse if job.known != 0 else c / F(D)
         elif job.qk != 0:
             squares = 0.0
@@ -278,7 +229,7 @@ def _start(job: Any, sums: Any, own: Any) -> None:
 def _join(job: Any, h: int) -> None:
     """Join the pieces of a head into its first one."""
     R, E, size = job.R, job.E, job.R * (job.E + 3)
-    results = _pointer(job.results + 4 * h * job.pieces * size, ZERO)
+    results = pointer(job.results + 4 * h * job.pieces * size, ZERO)
     for r in range(R):
         at = R * E + 3 * r
         top = results[at]
@@ -286,7 +237,7 @@ def _join(job: Any, h: int) -> None:
             top = max(top, results[p * size + at])
         for p in range(job.pieces):
             largest = results[p * size + at]
-            factor = F(1.0) if largest == top else _exponential(largest - top)
+            factor = F(1.0) if largest == top else exponential(largest - top)
             if p == 0:
                 results[at + 1] *= factor
             else:
@@ -302,13 +253,13 @@ def _join(job: Any, h: int) -> None:
 def _finish(job: Any, h: int, example: Any) -> None:
     """The new token itself: its stored value, and the outputs of its queries."""
     G, R, E = job.G, job.R, job.E
-    sums = _pointer(job.results + 4 * h * job.pieces * R * (E + 3), ZERO)
-    v, y = _pointer(job.v + job.itemsize * h * E, example), _pointer(job.y + job.itemsize * h * E, example)
-    hidden = job.mask != 0 and _pointer(job.mask, BYTE)[h // job.H * job.mask_b + job.place] == 0
-    beta = F(1.0) if job.beta == 0 else _pointer(job.beta, ZERO)[h]
+    sums = pointer(job.results + 4 * h * job.pieces * R * (E + 3), ZERO)
+    v, y = pointer(job.v + job.itemsize * h * E, example), pointer(job.y + job.itemsize * h * E, example)
+    hidden = job.mask != 0 and pointer(job.mask, BYTE)[h // job.H * job.mask_b + job.place] == 0
+    beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
     take, at = F(job.strength), R * E + 3 * G
     if R > G and job.known == 0:
-        take *= ZERO if sums[at] == NOTHING else _exponential(min(ZERO, sums[at] - sums[at + 2]))
+        take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
     for e in range(E):
         x = _wide(v[e])
         if R > G:
@@ -317,12 +268,12 @@ def _finish(job: Any, h: int, example: Any) -> None:
     for r in range(G):
         top, total, own = sums[R * E + 3 * r], sums[R * E + 3 * r + 1], sums[R * E + 3 * r + 2]
         both = own if own > top else top
-        past = F(1.0) if top == NOTHING else _exponential(top - both)
-        weight = ZERO if own == NOTHING else _exponential(own - both)
+        past = F(1.0) if top == NOTHING else exponential(top - both)
+        weight = ZERO if own == NOTHING else exponential(own - both)
         total = total * past + weight
         # A query that sees no other key sees the new one, whose value is zero if it is masked.
         factor = ZERO if total == ZERO else F(1.0) / total
-        o = _pointer(job.o + job.itemsize * (h * G + r) * E, example)
+        o = pointer(job.o + job.itemsize * (h * G + r) * E, example)
         for e in range(E):
             o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
 
@@ -330,27 +281,27 @@ def _finish(job: Any, h: int, example: Any) -> None:
 def _kernel(example: Any, load: Any, chunk: int) -> Any:
     """The step for caches of numbers like `example`, of which `load` makes float32, `chunk` keys at a time."""
 
-    def step(pointer: Any) -> None:
-        job = carray(pointer, 1)[0]
+    def step(address: Any) -> None:
+        job = carray(address, 1)[0]
         R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
         tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
-        scratch = job.scratch + 4 * _ticket(job.counters) * job.scratch_size
-        rows, recent_rows = _pointer(scratch, ZERO), _pointer(scratch + 4 * R * D, ZERO)
+        scratch = job.scratch + 4 * ticket(job.counters) * job.scratch_size
+        rows, recent_rows = pointer(scratch, ZERO), pointer(scratch + 4 * R * D, ZERO)
         own, weights = scratch + 8 * R * D, scratch + 8 * R * D + 4 * R
         wide = weights + 4 * R * BLOCK
         key_t, value_t = (job.key_t, job.value_t) if chunk == BLOCK else (D, E)
-        task = _ticket(job.counters + 8)
+        task = ticket(job.counters + 8)
         while task < tasks:
             h, p = task // pieces, task % pieces
             b, i = h // H, h % H
             results = job.results + 4 * task * R * (E + 3)
-            sums = _pointer(results, ZERO)
-            _prepare(job, h, rows, recent_rows, _pointer(own, ZERO), example)
-            _start(job, sums, _pointer(own, ZERO))
+            sums = pointer(results, ZERO)
+            _prepare(job, h, rows, recent_rows, pointer(own, ZERO), example)
+            _start(job, sums, pointer(own, ZERO))
             keys = job.keys + bytes_ * (b * job.key_b + i * job.key_h)
             values = job.values + bytes_ * (b * job.value_b + i * job.value_h)
             recent = job.recent + 4 * h * (job.live + 1) * D
-            c = F(job.sharpness) if job.c == 0 else _pointer(job.c, ZERO)[h]
+            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             for part in range(3):
                 # Keys before the new one; those after it, in a buffer; recent ones.
                 begin, end, shift = p * size, min(job.cached, p * size + size), 0
@@ -364,15 +315,15 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                     count, place = min(BLOCK, end - first), shift + first
                     if part == 2:
                         at = recent + 4 * first * D
-                        _scores(recent_rows, R, D, _pointer(at, ZERO), D, count, _pointer(weights, ZERO))
+                        _scores(recent_rows, R, D, pointer(at, ZERO), D, count, pointer(weights, ZERO))
                     for j in range(0, count if part < 2 else 0, chunk):
                         few = min(chunk, count - j)
                         at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
-                        _scores(rows, R, D, _pointer(at, ZERO), key_t, few, _pointer(weights + 4 * j, ZERO))
-                    inverse = _pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
-                    mask = _pointer(job.mask + b * job.mask_b + place, BYTE)
+                        _scores(rows, R, D, pointer(at, ZERO), key_t, few, pointer(weights + 4 * j, ZERO))
+                    inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
+                    mask = pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
-                        row, known = _pointer(weights + 4 * r * BLOCK, ZERO), r == job.G and job.known != 0
+                        row, known = pointer(weights + 4 * r * BLOCK, ZERO), r == job.G and job.known != 0
                         if known or (job.qk != 0 and r < job.G):
                             factor = F(1.0) if known else root
                             for j in range(count):
@@ -383,18 +334,18 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                         if known:
                             _to_row(row, count, c)
                         else:
-                            state = _pointer(results + 4 * (R * E + 3 * r), ZERO)
-                            _to_weights(row, count, state, _pointer(results + 4 * r * E, ZERO), E)
+                            state = pointer(results + 4 * (R * E + 3 * r), ZERO)
+                            _to_weights(row, count, state, pointer(results + 4 * r * E, ZERO), E)
                     for j in range(0, count, chunk):
                         few = min(chunk, count - j)
                         at = load(values + bytes_ * (place + j) * job.value_t, job.value_t, few, E, wide)
-                        _add_values(_pointer(weights + 4 * j, ZERO), R, E, _pointer(at, ZERO), value_t, few, sums)
-            if _ticket(job.counters + 16) == tasks - 1:
+                        _add_values(pointer(weights + 4 * j, ZERO), R, E, pointer(at, ZERO), value_t, few, sums)
+            if ticket(job.counters + 16) == tasks - 1:
                 for done in range(job.n):
                     if pieces > 1:
                         _join(job, done)
                     _finish(job, done, example)
-            task = _ticket(job.counters + 8)
+            task = ticket(job.counters + 8)
 
     return step
 
