@@ -36,8 +36,8 @@ def _obstacle(token: Token) -> str:
         return reason
     if k.dtype not in DTYPES:
         return f"it is for float32, bfloat16 and float16, got {k.dtype}"
-    if token.q.dtype != k.dtype:
-        return f"queries must have the dtype of the keys, {k.dtype}, got {token.q.dtype}"
+    if not token.q.dtype == token.v.dtype == y.dtype == k.dtype:
+        return f"all must have the dtype of the keys, {k.dtype}: q has {token.q.dtype}, v {token.v.dtype}, y {y.dtype}"
     if k.stride(-1) != 1 or y.stride(-1) != 1:
         return "the entries of a key and of a value must lie side by side"
     if native.threads() < torch.get_num_threads():

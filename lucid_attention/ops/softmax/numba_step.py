@@ -169,44 +169,50 @@ def _to_row(scores: Any, count: int, c: Any) -> None:
 
 
 @njit(**INNER)
-def _prepare(job: Any, h: int, rows: Any, recent_rows: Any, own: Any, example: Any) -> None:
+def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
     """Write what meets the cached keys of a head, what meets its recent ones, and the scores of its new key.
 
-    rows, recent_rows: [R, D]; own: [R].
+    rows, recent_rows: addresses of [R, D]; own: [R].
     """
     b, i, G, R, D = h // job.H, h % job.H, job.G, job.R, job.D
-    q = pointer(job.q + job.itemsize * h * G * D, example)
+    q = job.q + job.itemsize * h * G * D
     key = b * job.key_b + i * job.key_h + job.place * job.key_t
     k = pointer(job.keys + job.itemsize * key, example)
-    given, given_recent = pointer(job.rows, ZERO), pointer(job.recent_rows, ZERO)
     recent = pointer(job.recent + 4 * (h * (job.live + 1) + job.live) * D, ZERO)
     hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
     inverse = F(1.0)
     if job.inverse != 0:
         inverse = pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
     for r in range(R):
-        factor = F(job.scale)
-        if r == G:
+        row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
+        score = ZERO
+        if job.rows != 0:
+            at = 4 * (h * R + r) * D
+            given, given_meeting = pointer(job.rows + at, ZERO), pointer(job.recent_rows + at, ZERO)
+            for d in range(D):
+                row[d] = given[d]
+            for d in range(D):
+                meeting[d] = given_meeting[d]
+                score += given_meeting[d] * recent[d]
+        elif r == G:
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             factor = c * inverse if job.known != 0 else c / F(D)
-        elif job.qk != 0:
-            squares = 0.0
             for d in range(D):
-                squares += np.float64(_wide(q[r * D + d])) * np.float64(_wide(q[r * D + d]))
-            factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
-        score = ZERO
-        for d in range(D):
-            if job.rows != 0:
-                rows[r * D + d] = given[(h * R + r) * D + d]
-                x, new = given_recent[(h * R + r) * D + d], recent[d]
-            else:
-                new = _wide(k[d])
-                x = (new if r == G else _wide(q[r * D + d])) * factor
+                row[d] = _wide(k[d]) * factor
+                score += _wide(k[d]) * _wide(k[d]) * factor
+        else:
+            x, factor = pointer(q + job.itemsize * r * D, example), F(job.scale)
+            if job.qk != 0:
+                squares = 0.0
+                for d in range(D):
+                    squares += np.float64(_wide(x[d])) * np.float64(_wide(x[d]))
+                factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
+            for d in range(D):
                 # At a masked position, queries that are not finite read as zero.
-                x = ZERO if hidden and r < G and not abs(x) < INFINITE else x
-                rows[r * D + d] = x
-            recent_rows[r * D + d] = x
-            score += x * new
+                broken = hidden and not abs(_wide(x[d])) < INFINITE
+                row[d] = ZERO if broken else _wide(x[d]) * factor
+            for d in range(D):
+                score += row[d] * _wide(k[d])
         if job.qk != 0 and r < G:
             score *= inverse * F(math.sqrt(D))
         own[r] = NOTHING if hidden and r < G else score
@@ -286,7 +292,7 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
         R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
         tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
         scratch = job.scratch + 4 * ticket(job.counters) * job.scratch_size
-        rows, recent_rows = pointer(scratch, ZERO), pointer(scratch + 4 * R * D, ZERO)
+        rows, recent_rows = scratch, scratch + 4 * R * D
         own, weights = scratch + 8 * R * D, scratch + 8 * R * D + 4 * R
         wide = weights + 4 * R * BLOCK
         key_t, value_t = (job.key_t, job.value_t) if chunk == BLOCK else (D, E)
@@ -315,11 +321,13 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                     count, place = min(BLOCK, end - first), shift + first
                     if part == 2:
                         at = recent + 4 * first * D
-                        _scores(recent_rows, R, D, pointer(at, ZERO), D, count, pointer(weights, ZERO))
+                        _scores(pointer(recent_rows, ZERO), R, D, pointer(at, ZERO), D, count, pointer(weights, ZERO))
                     for j in range(0, count if part < 2 else 0, chunk):
                         few = min(chunk, count - j)
                         at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
-                        _scores(rows, R, D, pointer(at, ZERO), key_t, few, pointer(weights + 4 * j, ZERO))
+                        _scores(
+                            pointer(rows, ZERO), R, D, pointer(at, ZERO), key_t, few, pointer(weights + 4 * j, ZERO)
+                        )
                     inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
                     mask = pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
