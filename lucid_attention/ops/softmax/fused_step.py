@@ -73,14 +73,28 @@ def run(
 
     threads = native.threads() if n * total * (D + E) >= LEAST_NUMBERS else 1
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
-    size = scratch_size(R, D, E)
-    memory = torch.empty(threads * size + n * pieces * R * (E + 3))
+    even = R + R % 2
+    size = scratch_size(even, D)
+    memory = torch.empty(threads * size + n * pieces * even * (E + 3))
     scratch = memory.data_ptr()
     moving, meeting = rows or (None, None)
     addresses = (q, moving, k, meeting, recent, past, inverse, mask, v, c, beta, o, y)
     job = Job(
         *(0 if x is None else x.data_ptr() for x in addresses),
-        *(n, H, G, R, D, E, k.element_size(), cached, 0 if recent is None else recent.shape[1] - 1, place, pieces),
+        *(
+            n,
+            H,
+            G,
+            R,
+            even,
+            D,
+            E,
+            k.element_size(),
+            cached,
+            0 if recent is None else recent.shape[1] - 1,
+            place,
+            pieces,
+        ),
         *(token.norm != "row_max", token.norm == "qk", *k.stride()[:3], *past.stride()[:3]),
         *((0, 0) if inverse is None else inverse.stride()[:2]),
         *(0 if mask is None else mask.stride(0), scratch, size, scratch + 4 * threads * size),

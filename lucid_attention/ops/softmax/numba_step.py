@@ -18,7 +18,8 @@ from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
 from ..numba_parts import FAST, INNER, ZERO, F, exponential, pointer, ticket
-from .job import BLOCK, INTEGERS, NUMBERS, WIDENED
+from ..numba_tiles import LANES, MORE, WIDE, add_few_to_two, add_to_more, add_to_two, scores_of_more, scores_of_two
+from .job import BLOCK, INTEGERS, NUMBERS
 
 INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
 # Numba has no 16-bit floats: integers hold their bits.
@@ -67,73 +68,60 @@ def _bfloat16_bits(builder: Any, x: Any) -> Any:
 
 
 @njit(**INNER)
-def _in_place(address: int, stride: int, count: int, size: int, into: int) -> int:
-    """float32 rows are read where they are."""
-    return address
-
-
-@njit(**INNER)
-def _widened_bfloat16(address: int, stride: int, count: int, size: int, into: int) -> int:
-    """Write the `count` rows of `size` numbers, `stride` apart, to `into` as float32, one behind the other."""
-    rows, wide = pointer(address, BFLOAT16), pointer(into, ZERO)
-    for j in range(count):
-        for d in range(size):
-            wide[j * size + d] = _wide(rows[j * stride + d])
-    return into
-
-
-@njit(**INNER)
-def _widened_float16(address: int, stride: int, count: int, size: int, into: int) -> int:
-    rows, wide = pointer(address, FLOAT16), pointer(into, ZERO)
-    for j in range(count):
-        for d in range(size):
-            wide[j * size + d] = _wide(rows[j * stride + d])
-    return into
-
-
-@njit(**INNER)
-def _scores(rows: Any, R: int, D: int, keys: Any, stride: int, count: int, scores: Any) -> None:
-    """scores[r, j] = rows[r] · key j, four keys at a time."""
-    fours = count - count % 4
+def _scores(
+    rows: int, R: int, D: int, keys: int, stride: int, count: int, scores: int, size: int, example: Any
+) -> None:
+    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; the numbers of a key have `size` bytes."""
+    whole, fours = D - D % LANES, count - count % 4
     for j in range(0, fours, 4):
-        k0 = j * stride
-        k1, k2, k3 = k0 + stride, k0 + 2 * stride, k0 + 3 * stride
+        four, r = keys + size * j * stride, 0
+        while r < R:
+            at = scores + 4 * (r * BLOCK + j)
+            if r + MORE <= R:
+                scores_of_more(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
+                r += MORE
+            else:
+                scores_of_two(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
+                r += 2
+    # What does not fill vectors: all of the last keys, the last numbers of the others.
+    row, key, out = pointer(rows, ZERO), pointer(keys, example), pointer(scores, ZERO)
+    for j in range(fours if whole == D else 0, count):
         for r in range(R):
-            x, at = r * D, r * BLOCK + j
-            s0 = s1 = s2 = s3 = ZERO
-            for d in range(D):
-                s0 += rows[x + d] * keys[k0 + d]
-                s1 += rows[x + d] * keys[k1 + d]
-                s2 += rows[x + d] * keys[k2 + d]
-                s3 += rows[x + d] * keys[k3 + d]
-            scores[at] = s0
-            scores[at + 1] = s1
-            scores[at + 2] = s2
-            scores[at + 3] = s3
-    for j in range(fours, count):
-        for r in range(R):
-            s0 = ZERO
-            for d in range(D):
-                s0 += rows[r * D + d] * keys[j * stride + d]
-            scores[r * BLOCK + j] = s0
+            first = 0 if j >= fours else whole
+            s = ZERO if j >= fours else out[r * BLOCK + j]
+            for d in range(first, D):
+                s += row[r * D + d] * _wide(key[j * stride + d])
+            out[r * BLOCK + j] = s
 
 
 @njit(**INNER)
-def _add_values(weights: Any, R: int, E: int, values: Any, stride: int, count: int, sums: Any) -> None:
-    """sums[r] += Σ_j weights[r, j] · value j, four values at a time."""
-    fours = count - count % 4
-    for j in range(0, fours, 4):
-        v0 = j * stride
-        v1, v2, v3 = v0 + stride, v0 + 2 * stride, v0 + 3 * stride
-        for r in range(R):
-            s, at = r * E, r * BLOCK + j
-            w0, w1, w2, w3 = weights[at], weights[at + 1], weights[at + 2], weights[at + 3]
-            for e in range(E):
-                sums[s + e] += (w0 * values[v0 + e] + w1 * values[v1 + e]) + (w2 * values[v2 + e] + w3 * values[v3 + e])
-    for j in range(fours, count):
-        for r in range(R):
-            for e in range(E):
-                sums[r * E + e] += weights[r * BLOCK + j] * values[j * stride + e]
+def _add_values(
+    weights: int, R: int, E: int, values: int, stride: int, count: int, sums: int, size: int, example: Any
+) -> None:
+    """sums[r] += Σ_j weights[r, j] · value j. R is even."""
+    e = 0
+    while e + WIDE <= E:
+        r = 0
+        while r < R:
+            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
+            if r + MORE <= R:
+                add_to_more(w, BLOCK, values + size * e, stride, count, into, E, example)
+                r += MORE
+            else:
+                add_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
+                r += 2
+        e += WIDE
+    while e + LANES <= E:
+        for r in range(0, R, 2):
+            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
+            add_few_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
+        e += LANES
+    if E % LANES > 0:
+        weight, value, out = pointer(weights, ZERO), pointer(values, example), pointer(sums, ZERO)
+        for j in range(count):
+            for r in range(R):
+                for e in range(E - E % LANES, E):
+                    out[r * E + e] += weight[r * BLOCK + j] * _wide(value[j * stride + e])
 
 
 @njit(**INNER)
@@ -221,7 +209,7 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
 @njit(**INNER)
 def _start(job: Any, sums: Any, own: Any) -> None:
     """The results of a task before it has read anything."""
-    state = job.R * job.E
+    state = job.even * job.E
     for e in range(state):
         sums[e] = ZERO
     for r in range(job.R):
@@ -234,10 +222,10 @@ def _start(job: Any, sums: Any, own: Any) -> None:
 @njit(**INNER)
 def _join(job: Any, h: int) -> None:
     """Join the pieces of a head into its first one."""
-    R, E, size = job.R, job.E, job.R * (job.E + 3)
+    R, E, size = job.R, job.E, job.even * (job.E + 3)
     results = pointer(job.results + 4 * h * job.pieces * size, ZERO)
     for r in range(R):
-        at = R * E + 3 * r
+        at = job.even * E + 3 * r
         top = results[at]
         for p in range(1, job.pieces):
             top = max(top, results[p * size + at])
@@ -259,11 +247,11 @@ def _join(job: Any, h: int) -> None:
 def _finish(job: Any, h: int, example: Any) -> None:
     """The new token itself: its stored value, and the outputs of its queries."""
     G, R, E = job.G, job.R, job.E
-    sums = pointer(job.results + 4 * h * job.pieces * R * (E + 3), ZERO)
+    sums = pointer(job.results + 4 * h * job.pieces * job.even * (E + 3), ZERO)
     v, y = pointer(job.v + job.itemsize * h * E, example), pointer(job.y + job.itemsize * h * E, example)
     hidden = job.mask != 0 and pointer(job.mask, BYTE)[h // job.H * job.mask_b + job.place] == 0
     beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
-    take, at = F(job.strength), R * E + 3 * G
+    take, at = F(job.strength), job.even * E + 3 * G
     if R > G and job.known == 0:
         take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
     for e in range(E):
@@ -272,7 +260,8 @@ def _finish(job: Any, h: int, example: Any) -> None:
             x -= take * sums[G * E + e]
         y[e] = _narrow(ZERO if hidden else x * beta, example)
     for r in range(G):
-        top, total, own = sums[R * E + 3 * r], sums[R * E + 3 * r + 1], sums[R * E + 3 * r + 2]
+        at = job.even * E + 3 * r
+        top, total, own = sums[at], sums[at + 1], sums[at + 2]
         both = own if own > top else top
         past = F(1.0) if top == NOTHING else exponential(top - both)
         weight = ZERO if own == NOTHING else exponential(own - both)
@@ -284,23 +273,26 @@ def _finish(job: Any, h: int, example: Any) -> None:
             o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
 
 
-def _kernel(example: Any, load: Any, chunk: int) -> Any:
-    """The step for caches of numbers like `example`, of which `load` makes float32, `chunk` keys at a time."""
+def _kernel(example: Any) -> Any:
+    """The step for caches of numbers like `example`."""
 
     def step(address: Any) -> None:
         job = carray(address, 1)[0]
         R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
+        even = job.even
         tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
         scratch = job.scratch + 4 * ticket(job.counters) * job.scratch_size
-        rows, recent_rows = scratch, scratch + 4 * R * D
-        own, weights = scratch + 8 * R * D, scratch + 8 * R * D + 4 * R
-        wide = weights + 4 * R * BLOCK
-        key_t, value_t = (job.key_t, job.value_t) if chunk == BLOCK else (D, E)
+        rows, recent_rows = scratch, scratch + 4 * even * D
+        weights = scratch + 8 * even * D
+        own = weights + 4 * even * BLOCK
+        for i in range(D if even > R else 0):
+            # A row of zeros makes their number even.
+            pointer(rows + 4 * R * D, ZERO)[i] = pointer(recent_rows + 4 * R * D, ZERO)[i] = ZERO
         task = ticket(job.counters + 8)
         while task < tasks:
             h, p = task // pieces, task % pieces
             b, i = h // H, h % H
-            results = job.results + 4 * task * R * (E + 3)
+            results = job.results + 4 * task * even * (E + 3)
             sums = pointer(results, ZERO)
             _prepare(job, h, rows, recent_rows, pointer(own, ZERO), example)
             _start(job, sums, pointer(own, ZERO))
@@ -320,14 +312,10 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                 for first in range(begin, end, BLOCK):
                     count, place = min(BLOCK, end - first), shift + first
                     if part == 2:
-                        at = recent + 4 * first * D
-                        _scores(pointer(recent_rows, ZERO), R, D, pointer(at, ZERO), D, count, pointer(weights, ZERO))
-                    for j in range(0, count if part < 2 else 0, chunk):
-                        few = min(chunk, count - j)
-                        at = load(keys + bytes_ * (first + j) * job.key_t, job.key_t, few, D, wide)
-                        _scores(
-                            pointer(rows, ZERO), R, D, pointer(at, ZERO), key_t, few, pointer(weights + 4 * j, ZERO)
-                        )
+                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, 4, ZERO)
+                    else:
+                        at = keys + bytes_ * first * job.key_t
+                        _scores(rows, even, D, at, job.key_t, count, weights, bytes_, example)
                     inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
                     mask = pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
@@ -342,12 +330,10 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
                         if known:
                             _to_row(row, count, c)
                         else:
-                            state = pointer(results + 4 * (R * E + 3 * r), ZERO)
+                            state = pointer(results + 4 * (even * E + 3 * r), ZERO)
                             _to_weights(row, count, state, pointer(results + 4 * r * E, ZERO), E)
-                    for j in range(0, count, chunk):
-                        few = min(chunk, count - j)
-                        at = load(values + bytes_ * (place + j) * job.value_t, job.value_t, few, E, wide)
-                        _add_values(pointer(weights + 4 * j, ZERO), R, E, pointer(at, ZERO), value_t, few, sums)
+                    at = values + bytes_ * place * job.value_t
+                    _add_values(weights, even, E, at, job.value_t, count, results, bytes_, example)
             if ticket(job.counters + 16) == tasks - 1:
                 for done in range(job.n):
                     if pieces > 1:
@@ -358,11 +344,7 @@ def _kernel(example: Any, load: Any, chunk: int) -> Any:
     return step
 
 
-KERNELS = {
-    "float32": _kernel(ZERO, _in_place, BLOCK),
-    "bfloat16": _kernel(BFLOAT16, _widened_bfloat16, WIDENED),
-    "float16": _kernel(FLOAT16, _widened_float16, WIDENED),
-}
+KERNELS = {"float32": _kernel(ZERO), "bfloat16": _kernel(BFLOAT16), "float16": _kernel(FLOAT16)}
 
 
 def compiled(dtype: str, cache: bool) -> Any:
