@@ -66,8 +66,9 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch" (also "auto"), or "numba": one pass over the cache on a CPU, float32 or 16-bit, after
-            `pip install "lucid-attention[cpu]"`. The first use on a machine compiles, for tens of seconds.
+        impl: "torch"; "numba", one pass over a cache of float32 or 16 bits on a CPU, after
+            `pip install "lucid-attention[cpu]"`; "auto", the second where it can run. Its first use of a dtype on a
+            machine compiles for a few seconds, later ones read what was compiled.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
