@@ -149,6 +149,22 @@ def test_buffers_with_a_position(place: int) -> None:
     assert_right(tensors, key_mask=mask, position=torch.tensor(place))
 
 
+@pytest.mark.parametrize("place", [-1, 300])
+def test_a_position_outside_of_the_buffer_is_refused(place: int) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    with pytest.raises(IndexError, match=rf"position must be in \[0, M\) = \[0, 300\), got {place}"):
+        step(tensors, "numba", key_mask=torch.ones(2, 300, dtype=torch.bool), position=torch.tensor(place))
+
+
+@pytest.mark.parametrize("name", ["q", "v", "y_past"])
+def test_a_mixture_of_dtypes_under_autocast_is_torchs(name: str, runs: list[Any]) -> None:
+    tensors = cache()
+    with torch.autocast("cpu", torch.bfloat16):
+        step(tensors | {name: tensors[name].bfloat16()}, "auto")
+    assert not runs
+
+
 def test_parts_of_larger_buffers() -> None:
     whole = cache(S=200)
     k, y = torch.zeros(2, 2, 400, 12), torch.zeros(2, 2, 400, 20)

@@ -5,7 +5,7 @@ A peer is the code that a reader of the paper who knows torch would write.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -157,10 +157,10 @@ class Cache:
 
     def to(self, dtype: torch.dtype) -> "Cache":
         """A copy in which all but 1/‖k‖ has another dtype."""
-        cast = {
-            name: x.to(dtype) for name, x in vars(self).items() if isinstance(x, Tensor) and name != "inverse_norms"
-        }
-        return replace(self, inverse_norms=self.inverse_norms.clone(), **cast)
+        k, values, k_rn, *new = (
+            x.to(dtype) for x in (self.k, self.values, self.k_rn, self.new_q, self.new_k, self.new_v)
+        )
+        return Cache(k, values, self.inverse_norms.clone(), k_rn, self.length, *new)
 
     def append_key(self) -> Tensor:
         self.k[:, :, self.length] = self.new_k[:, :, 0]

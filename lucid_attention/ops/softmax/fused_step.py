@@ -62,7 +62,10 @@ def run(
     (B, H, total, D), G, E, n = k.shape, token.groups, v.shape[3], k.shape[0] * k.shape[1]
     R = G if token.inverse_norms is None else G + 1
     place = total - 1 if position is None else int(position)
-    cached = pending if pending is not None else total if position is not None else total - 1
+    if not 0 <= place < total:
+        raise IndexError(f"position must be in [0, M) = [0, {total}), got {place}")
+    # In a buffer, what stands behind the new key is masked.
+    cached = place if pending is None else pending
     inverse = None if token.norm == "row_max" else _side_by_side(token.inverse_norms)
     mask = token.key_mask
     if mask is not None and mask.stride(-1) != 1:

@@ -300,18 +300,14 @@ def _kernel(example: Any) -> Any:
             values = job.values + bytes_ * (b * job.value_b + i * job.value_h)
             recent = job.recent + 4 * h * (job.live + 1) * D
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
-            for part in range(3):
-                # Keys before the new one; those after it, in a buffer; recent ones.
+            for part in range(2):
+                # Keys of the cache, then recent ones.
                 begin, end, shift = p * size, min(job.cached, p * size + size), 0
-                if part == 0:
-                    end = min(end, job.place)
-                elif part == 1:
-                    begin = max(begin, job.place + 1)
-                else:
+                if part == 1:
                     begin, end, shift = 0, job.live if p == 0 else 0, job.cached
                 for first in range(begin, end, BLOCK):
                     count, place = min(BLOCK, end - first), shift + first
-                    if part == 2:
+                    if part == 1:
                         _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, 4, ZERO)
                     else:
                         at = keys + bytes_ * first * job.key_t
