@@ -345,6 +345,19 @@ def test_a_folder_that_cannot_be_written_is_no_failure(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
+def test_code_of_other_sources_is_not_taken_from_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lucid_attention.ops.softmax import numba_step
+
+    kernel = numba_step.compiled("float32", cache=True)
+    key = kernel._cache._index_key(kernel._sig, kernel._library.codegen)
+    monkeypatch.setattr(numba_step, "sources", lambda: 12345)
+    monkeypatch.setattr(numba_step, "cfunc", lambda sig, **_: lambda function: (sig, function))
+    _, other = numba_step.compiled("float32", cache=True)
+    from numba.core.caching import FunctionCache
+
+    assert FunctionCache(other)._index_key(kernel._sig, kernel._library.codegen) != key
+
+
 @pytest.mark.slow
 def test_it_compiles_where_no_folder_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
