@@ -110,7 +110,11 @@ def test_masked_keys_take_no_part(kind: str, norm: str) -> None:
     assert_right(tensors, norm=norm, key_mask=mask)
     tensors["k"][~mask[:, None].expand(2, 2, 301)] = torch.nan
     tensors["k"][:, :, -1] = 1
-    assert step(tensors, "numba", norm=norm, key_mask=mask).o.isfinite().all()
+    for name in ("q", "v"):
+        tensors[name][~mask[:, -1]] = torch.nan
+    decoded = step(tensors, "numba", norm=norm, key_mask=mask)
+    assert decoded.o.isfinite().all()
+    assert decoded.y.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -85,13 +85,13 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
-    with torch.no_grad(), no_autocast(k):
-        return _decode(token, fused_step.chosen(impl, token))
-
-
-def _decode(token: Token, fused: bool) -> Decoded:
-    if fused:
+    if fused_step.chosen(impl, token):
         return fused_step.run(token)
+    with torch.no_grad(), no_autocast(k):
+        return _decode(token)
+
+
+def _decode(token: Token) -> Decoded:
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     assert token.inverse_norms is not None
