@@ -74,7 +74,7 @@ def bench_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--publish",
         action="store_true",
-        help="write the pages whose benchmarks are all in --out, with pictures, into docs/ of a checkout",
+        help="put the tables of --out into the pages in docs/ of a checkout, beside those of other machines",
     )
 
 

@@ -30,6 +30,7 @@ from .cases import (
 )
 from .gate import WrongAnswer
 from .harness import attention_speed, machine, threads, today
+from .pages import Published, machine_label
 from .report import PAGES, Page, brief, cells, count, document, plot_growth, plot_linear
 from .results import Benchmark, Case, Record, Results, Settings
 
@@ -144,7 +145,7 @@ def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settin
     out = args.out or OUT
     results = Results(out, {"machine": machine(), "quick": settings.quick}, BENCHMARKS)
     _load(results, args.resume)
-    pages = _complete_pages(names, results) if args.publish else []
+    pages = _pages(names) if args.publish else []
     results.add_command(_command(args, settings), today(), names)
     cases = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
     if args.resume:
@@ -207,17 +208,12 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _complete_pages(names: Sequence[str], results: Results) -> list[str]:
-    """Pages that can be published once `names` have run. Raises an error if `names` complete no page."""
-    available = {record.benchmark for record in results.records.values()} | set(names)
-    missing = {
-        page: [benchmark.name for benchmark in _on_page(page) if benchmark.name not in available] for page in PAGES
-    }
-    pages = {BENCHMARKS[name].page for name in names} - {""}
-    if all(missing[page] for page in pages):
-        lacks = "; ".join(f"{PAGES[page].file} lacks {', '.join(missing[page])}" for page in PAGES if page in pages)
-        raise UsageError(f"--publish needs all benchmarks of a page in --out: {lacks}. Run them first")
-    return [page for page in PAGES if not missing[page]]
+def _pages(names: Sequence[str]) -> list[str]:
+    """The pages of benchmarks. Raises an error if none of them has one."""
+    pages = {BENCHMARKS[name].page for name in names}
+    if pages == {""}:
+        raise UsageError(f"--publish: no page of docs/ has tables of {', '.join(names)}")
+    return [page for page in PAGES if page in pages]
 
 
 def _draw(results: Results, page: Page, folder: Path) -> Path | None:
@@ -239,12 +235,15 @@ def _write(results: Results, out: Path) -> None:
 
 
 def _publish(results: Results, names: Sequence[str], docs: Path) -> None:
+    """Put the tables of this machine into pages of docs/, beside those of other machines."""
     for name in names:
-        page = PAGES[name]
-        picture = _draw(results, page, docs / "images")
-        pictures = {picture.relative_to(docs).as_posix(): page.caption} if picture else {}
+        page, file = PAGES[name], docs / PAGES[name].file
+        published = Published.of(file.read_text() if file.exists() else "")
+        published.add(_on_page(name), results)
+        if picture := _draw(results, page, docs / "images"):
+            caption = f"{page.caption}, {machine_label(results.about['machine'])}"
+            published.picture = f"![{caption}]({picture.relative_to(docs).as_posix()})"
         others = [PAGES[other] for other in PAGES if other != name]
-        published = [PAGES[other] for other in names]
-        see = [other for other in others if (docs / other.file).exists() or other in published]
-        (docs / page.file).write_text(document(page.title, _on_page(name), results, pictures, see))
-        _say(f"published: {', '.join(['docs/' + page.file, *(f'docs/{file}' for file in pictures)])}")
+        see = [other for other in others if (docs / other.file).exists()]
+        file.write_text(published.render(page.title, _on_page(name), see, results.about["quick"]))
+        _say(f"published: docs/{page.file}" + (f", docs/images/{picture.name}" if picture else ""))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -26,9 +27,12 @@ LONG_SECONDS = 0.5
 ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
 LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
 MOST_ROUNDS = 500
-# Environment variables that change times: the instructions that oneDNN may use, and the size above which glibc returns
+# Environment variables that change times: the instructions that may be used, and the size above which glibc returns
 # memory to the system at once (at most 32 MiB by default), so that the next tensor of that size gets fresh pages.
-SETTINGS = ("ONEDNN_MAX_CPU_ISA", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+SETTINGS = (
+    *("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "NUMBA_CPU_NAME"),
+    *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"),
+)
 
 Run = Callable[[], object]
 Clock = Callable[[Run], float]
@@ -184,6 +188,7 @@ def machine() -> dict[str, str]:
         "Python": platform.python_version(),
         "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}",
         "lucid_attention": version("lucid-attention"),
+        "Numba": version("numba") if find_spec("numba") else "not installed",
     }
     if torch.cuda.is_available():
         description["GPU"] = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"

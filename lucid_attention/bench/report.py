@@ -134,6 +134,13 @@ def table(benchmark: Benchmark, records: Sequence[Record]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (headers, ["---"] * len(headers), *rows)]
 
 
+INTRODUCTION = (
+    "Every number comes from a comparison within one run: contestants take turns, in a new order each round. A cell is "
+    "a median over rounds, with the quartiles in parentheses. Ratios are taken round by round. Before anything is timed"
+    ", every contestant has to agree with the defining equation in float64, on correlated keys."
+)
+
+
 def sections(benchmarks: Iterable[Benchmark], results: Results) -> list[str]:
     lines: list[str] = []
     for benchmark in benchmarks:
@@ -148,21 +155,16 @@ def sections(benchmarks: Iterable[Benchmark], results: Results) -> list[str]:
     return lines
 
 
-def document(
-    title: str, benchmarks: Sequence[Benchmark], results: Results, pictures: Mapping[str, str], see: Sequence[Page] = ()
-) -> str:
-    """A whole page. pictures: captions by path, relative to the page. see: other pages that it links to."""
+def document(title: str, benchmarks: Sequence[Benchmark], results: Results, pictures: Mapping[str, str]) -> str:
+    """The page of a run. pictures: captions by path, relative to the page."""
     names = {benchmark.name for benchmark in benchmarks}
     judged = [record for record in results.records.values() if record.verdict and record.benchmark in names]
     over = sum(record.verdict == "over" for record in judged)
     lines = [
         f"# {title}",
         "",
-        "Every number comes from a comparison within one run: contestants take turns, in a new order each round. A "
-        "cell is a median over rounds, with the quartiles in parentheses. Ratios are taken round by round. Before "
-        "anything is timed, every contestant has to agree with the defining equation in float64, on correlated keys.",
+        INTRODUCTION,
         "",
-        *(line for page in see for line in (f"See also [{page.title}]({page.file}).", "")),
         "A quick run: its sizes are too small to judge the limits."
         if results.about["quick"]
         else f"{over} of {len(judged)} cases that have a limit are over it.",

@@ -7,18 +7,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from lucid_attention.base.fingerprint import sources
 from lucid_attention.bench import command, results
 from lucid_attention.bench.arguments import CATALOGUE
-from lucid_attention.bench.cases import decode, memory, path, path_decode, quick_look, solve
+from lucid_attention.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
 from lucid_attention.bench.cases.memory import Job, measure_cost
 from lucid_attention.bench.cases.path import LUCID_PATH
 from lucid_attention.bench.cases.peers import OURS
 from lucid_attention.bench.command import BENCHMARKS, _publish
 from lucid_attention.bench.gate import Shape
-from lucid_attention.bench.harness import machine
-from lucid_attention.bench.results import Results, Settings
+from lucid_attention.bench.harness import Spread, machine
+from lucid_attention.bench.pages import Published
+from lucid_attention.bench.report import PAGES
+from lucid_attention.bench.results import Check, Entry, Record, Results, Settings
 from tests.bench.conftest import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +139,47 @@ def test_a_quick_run_of_the_family_leaves_tables_a_picture_and_a_page(
     assert "solve" not in page.split("## path")[0]  # a command of the other page
 
 
+def test_publishing_replaces_own_tables_and_keeps_those_of_other_machines(tmp_path: Path) -> None:
+    def results(cpu: str, folder: str, value: float, *names: str) -> Results:
+        about = machine() | {"CPU": cpu}
+        file = Results(tmp_path / folder, {"machine": about, "quick": False}, BENCHMARKS)
+        file.add_command(f"lucid bench {' '.join(names)}", "2000-01-01", names)
+        for name in names:
+            entries = {peers.SDPA: Entry(Spread(value, value, value, 1))}
+            facts: dict[str, int | str] = {"D": 64, "heads": 8, "kv_heads": 8, "N": 10, "pass": "forward"}
+            file.records[name] = Record(name, 1, facts, entries, {"ratio": Check(value, 5.0)}, bound=2.0)
+        return file
+
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for file in (
+        results("Old", "a", 1.0, "solve", "bf16"),
+        results("New", "b", 2.0, "solve"),
+        results("New", "c", 9.0, "solve"),
+    ):
+        _publish(file, ["benchmarks"], docs)
+    published = Published.of((docs / "benchmarks.md").read_text())
+    old, new = (f"{cpu}, {torch.backends.cpu.get_cpu_capability()}" for cpu in ("Old", "New"))
+    assert {where: " 1000 " in lines[-1] for where, lines in published.tables.items()} == {
+        ("solve, 1 thread", old): True,
+        ("solve, 1 thread", new): False,
+        ("bf16, 1 thread", old): True,
+    }
+    assert " 9000 " in published.tables["solve, 1 thread", new][-1]
+    page = (docs / "benchmarks.md").read_text()
+    assert page.count("| limits | 0 of 2 cases that have a limit are over it |") == 1
+    assert page.count("| limits | 1 of 1 cases that have a limit are over it |") == 1
+    assert published.machines[new]["CPU"] == "New"
+
+
+def test_the_published_pages_are_read_as_they_were_written() -> None:
+    for name, page in PAGES.items():
+        published = Published.of((ROOT / "docs" / page.file).read_text())
+        assert published.tables
+        assert published.machines
+        assert Published.of(published.render(page.title, command._on_page(name), [])) == published
+
+
 def test_the_quick_look_prints_a_table_and_writes_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,10 +210,7 @@ REFUSED = {
     "quick without names": (("--quick",), "--quick, --out: name the benchmarks to run, or add --all"),
     "published quick run": (("solve", "--quick", "--publish"), "leave out --quick"),
     "threads": (("solve", "--threads", "9999"), "--threads must be between 1 and the"),
-    "page with a benchmark missing": (
-        ("path", "linear", "--publish"),
-        "benchmarks_family.md lacks path_decode, path_memory.",
-    ),
+    "no page": (("whole_decode", "--publish"), "--publish: no page of docs/ has tables of whole_decode"),
 }
 
 

@@ -1,49 +1,17 @@
 """Decoding in one pass over the cache, by Numba: what torch gives in float64."""
 
-import multiprocessing
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention import inverse_key_norms, lucid_decode
+from lucid_attention import inverse_key_norms
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
-from lucid_attention.ops.softmax import fused_step
+from tests.ops.one_pass_cases import cache, correlated, masks, step
 
 pytest.importorskip("numba")
-# The first use of a dtype compiles, for tens of seconds.
-pytestmark = pytest.mark.slow
-
-
-def correlated(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64) + 1.5
-
-
-def cache(
-    B: int = 2, H: int = 2, G: int = 3, S: int = 300, D: int = 12, E: int = 20, dtype: torch.dtype = torch.float32
-) -> dict[str, Tensor]:
-    """A token and its cache, in numbers that the dtype holds. One key is repeated, one is zero."""
-    k = correlated(B, H, S + 1, D, seed=1)
-    if S > 5:
-        k[:, :, 3] = k[:, :, -1]
-        k[:, :, 4] = 0
-    tensors = {"q": correlated(B, H * G, 1, D), "k": k, "v": correlated(B, H, 1, E, seed=2)}
-    tensors["y_past"] = correlated(B, H, S, E, seed=3) - 1.5
-    return {name: x.to(dtype) for name, x in tensors.items()}
-
-
-def step(tensors: dict[str, Tensor], impl: str, dtype: torch.dtype | None = None, **options: Any) -> Any:
-    cast = {name: x if dtype is None else x.to(dtype) for name, x in tensors.items()}
-    options = {
-        name: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() and dtype else x
-        for name, x in options.items()
-    }
-    return lucid_decode(**cast, inverse_norms=inverse_key_norms(cast["k"]), impl=impl, **options)
 
 
 def assert_right(tensors: dict[str, Tensor], tolerance: float = 2e-5, **options: Any) -> None:
@@ -52,16 +20,6 @@ def assert_right(tensors: dict[str, Tensor], tolerance: float = 2e-5, **options:
         got, expected = getattr(fast, name), getattr(truth, name)
         assert got.dtype == tensors["k"].dtype
         assert (got.double() - expected).abs().max() <= tolerance * max(1.0, float(expected.abs().max()))
-
-
-def masks(B: int, total: int) -> dict[str, Tensor]:
-    left, holes, new = (torch.ones(B, total, dtype=torch.bool) for _ in range(3))
-    left[0, : total // 2] = False
-    holes[:, 1::3] = False
-    holes[:, -1] = True
-    new[0, -1] = False
-    nothing = torch.zeros(B, total, dtype=torch.bool)
-    return {"left": left, "holes": holes, "new": new, "nothing": nothing}
 
 
 @pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
@@ -105,7 +63,11 @@ def test_masked_keys_take_no_part(kind: str, norm: str) -> None:
     assert_right(tensors, norm=norm, key_mask=mask)
     tensors["k"][~mask[:, None].expand(2, 2, 301)] = torch.nan
     tensors["k"][:, :, -1] = 1
-    assert step(tensors, "numba", norm=norm, key_mask=mask).o.isfinite().all()
+    for name in ("q", "v"):
+        tensors[name][~mask[:, -1]] = torch.nan
+    decoded = step(tensors, "numba", norm=norm, key_mask=mask)
+    assert decoded.o.isfinite().all()
+    assert decoded.y.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -144,6 +106,14 @@ def test_buffers_with_a_position(place: int) -> None:
     assert_right(tensors, key_mask=mask, position=torch.tensor(place))
 
 
+@pytest.mark.parametrize("place", [-1, 300])
+def test_a_position_outside_of_the_buffer_is_refused(place: int) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    with pytest.raises(IndexError, match=rf"position must be in \[0, M\) = \[0, 300\), got {place}"):
+        step(tensors, "numba", key_mask=torch.ones(2, 300, dtype=torch.bool), position=torch.tensor(place))
+
+
 def test_parts_of_larger_buffers() -> None:
     whole = cache(S=200)
     k, y = torch.zeros(2, 2, 400, 12), torch.zeros(2, 2, 400, 20)
@@ -173,44 +143,11 @@ def test_path(pending: int, preconditioned: bool) -> None:
         assert (got.double() - expected).abs().max() <= 3e-5 * max(1.0, float(expected.abs().max()))
 
 
-def test_a_named_implementation_is_obeyed_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"impl must be one of 'auto', 'torch', 'numba', got 'numa'"):
-        step(cache(), "numa")
-    with pytest.raises(ValueError, match=r"impl='numba' cannot run: .*float64"):
-        step(cache(dtype=torch.float64), "numba")
-    monkeypatch.setattr(fused_step, "_kernel", lambda: "numba is not installed: pip install it")
-    with pytest.raises(ValueError, match="numba is not installed"):
-        step(cache(), "numba")
-    step(cache(), "auto")
-
-
-def test_if_numba_fails_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("no such CPU")
-
-    monkeypatch.setattr(fused_step, "_kernel", lambda: (fail, lambda count: None))
-    monkeypatch.setattr(fused_step, "_stopped", [])
-    with pytest.raises(RuntimeError, match="impl='numba' failed, 'torch' works everywhere: no such CPU"):
-        step(cache(), "numba")
-
-
-def _decode_in_child(results: Any) -> None:
-    # As torch's own workers do: threads of OpenMP do not survive a fork.
-    torch.set_num_threads(1)
-    results.put(step(cache(), "auto").o.tolist())
-
-
-def test_a_forked_process_decodes_without_it() -> None:
-    expected = step(cache(), "numba").o
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=_decode_in_child, args=(results,))
-    child.start()
-    child.join(120)
-    assert child.exitcode == 0
-    torch.testing.assert_close(torch.tensor(results.get()), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_importing_the_package_and_decoding_elsewhere_imports_no_numba() -> None:
-    code = "import sys, lucid_attention.ops.lucid.decode as d; assert 'numba' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize("where", ["key", "value", "query"])
+def test_what_is_not_a_number_is_not_hidden(where: str) -> None:
+    for norm in ("key", "qk", "row_max"):
+        tensors = cache()
+        tensors[{"key": "k", "value": "y_past", "query": "q"}[where]][0, 0, 0, 0] = torch.nan
+        fast, plain = (step(tensors, impl, norm=norm) for impl in ("numba", "torch"))
+        assert torch.equal(fast.o.isnan(), plain.o.isnan())
+        assert torch.equal(fast.y.isnan(), plain.y.isnan())

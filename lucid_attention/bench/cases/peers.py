@@ -155,6 +155,13 @@ class Cache:
         new_token = (x[:, :, -1:].clone() for x in (q, k, v))
         return cls(keys, stored, inverse_norms, k_rn, T - 1, *new_token)
 
+    def to(self, dtype: torch.dtype) -> "Cache":
+        """A copy in which all but 1/‖k‖ has another dtype."""
+        k, values, k_rn, *new = (
+            x.to(dtype) for x in (self.k, self.values, self.k_rn, self.new_q, self.new_k, self.new_v)
+        )
+        return Cache(k, values, self.inverse_norms.clone(), k_rn, self.length, *new)
+
     def append_key(self) -> Tensor:
         self.k[:, :, self.length] = self.new_k[:, :, 0]
         return self.k[:, :, : self.length + 1]

@@ -66,8 +66,9 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch" (also "auto"), or "numba": one pass over the cache on a CPU, float32 or 16-bit, after
-            `pip install "lucid-attention[cpu]"`. The first use on a machine compiles, for tens of seconds.
+        impl: "torch"; "numba", one pass over a cache of float32 or 16 bits on a CPU, after
+            `pip install "lucid-attention[cpu]"`; "auto", the second where it can run. Its first use of a dtype on a
+            machine compiles for a few seconds, later ones read what was compiled.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
@@ -84,11 +85,13 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
+    if fused_step.chosen(impl, token):
+        return fused_step.run(token)
     with torch.no_grad(), no_autocast(k):
-        return _decode(token, fused_step.chosen(impl, token))
+        return _decode(token)
 
 
-def _decode(token: Token, fused: bool) -> Decoded:
+def _decode(token: Token) -> Decoded:
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
     n, G, wide = B * H, token.groups, working_dtype(token.k)
     assert token.inverse_norms is not None
@@ -102,8 +105,6 @@ def _decode(token: Token, fused: bool) -> Decoded:
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
     new = at_position(keys, position, 1).to(wide)
     rows = torch.cat([queries * token.scale, new * weight], 1)
-    if fused:
-        return fused_step.run(token, rows, total if position is not None else total - 1)
     scores = cache_product(rows, keys.mT)
     if token.norm == "qk":
         scores[:, :G].mul_(inverse * math.sqrt(D))

@@ -109,8 +109,9 @@ def _decode(
         inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
         rows = torch.cat([rows, new * (c * inverse[:, :, -1:])], 1)
     moving = torch.bmm(rows, product)
-    step = fused_step.run(token, moving, pending, rows, moved) if fused else None
-    if step is None:
+    if fused:
+        step = fused_step.run(token, pending, (moving, rows.contiguous()), moved)
+    else:
         # As if the product were pending for all keys. Overwriting the live keys' scores is cheaper than joining parts.
         scores = cache_product(moving, keys.mT)
         scores[:, :, pending:] = torch.bmm(rows, moved.mT)

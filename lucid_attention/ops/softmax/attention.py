@@ -17,6 +17,8 @@ from .. import custom_op
 from ..custom_op import refuse_forward_mode
 from ..keys import resolved_scale
 from ..precision import readout_dtype, working_dtype
+from . import fused_step
+from .one_token import Token
 from .strips import attend_strips, attend_strips_backward, grouped_sdpa
 
 
@@ -36,6 +38,10 @@ def softmax_attention(
     """
     scale = resolved_scale(scale, q)
     q, k, y = _under_autocast(q, k, y)
+    if q.shape[2] == 1 and cu_seqlens is None and k.shape[2] > 1:
+        token = _one_query(q, k, y, key_mask, scale)
+        if token is not None:
+            return fused_step.run(token).o
     if scale <= 0:
         # Torch's CPU kernel scales the −∞ of its causal mask as well.
         q, scale = q * scale, 1.0
@@ -52,6 +58,14 @@ def softmax_attention(
         refuse_forward_mode(q, k, y)
         o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]
     return o[..., :E]
+
+
+def _one_query(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float) -> Token | None:
+    """A decoding step that can run in one pass over the cache; None where it cannot."""
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or y.requires_grad):
+        return None
+    token = Token(q, k, y[:, :, -1:], y[:, :, :-1], None, key_mask, None, "key", 0.0, 1.0, scale, None)
+    return token if fused_step.chosen("auto", token) else None
 
 
 def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

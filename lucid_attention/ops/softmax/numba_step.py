@@ -1,39 +1,36 @@
 """The decoding step on a CPU as one pass over keys and values, compiled by Numba for the CPU that it meets.
 
 For a block of keys at a time: scores of all rows, their exponentials, and the sums with the values of these keys. So
-each key and value comes from memory once, in the dtype of the cache. 16-bit entries are widened in registers. Indices
-are unsigned, because Numba compiles signed ones with a test for negative values, which LLVM does not vectorise.
+each key and value comes from memory once, in the dtype of the cache. 16-bit entries are widened in registers.
+
+Work is a list of tasks, a head and a piece of its keys each. Threads that run the same `Job` take tasks until none is
+left; whoever ends the last one joins the pieces. Compiling stays short, because memory is handed over as addresses and
+the functions that the kernel calls call no others: Numba optimises each of them with all that it calls.
+Numbers of `Job` (`job.py`) are read by their names.
 """
 
+import math
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-# Keys of a block: its scores and values stay in the first cache of a core.
-BLOCK = 128
-# Everything that lets LLVM vectorise sums, but NaN and infinities keep their meaning.
-FAST = {"reassoc", "contract", "arcp", "nsz"}
-U = np.uint64
-F = np.float32
+from ..numba_parts import FAST, INNER, ZERO, F, exponential, pointer, sources, ticket
+from ..numba_tiles import LANES, MORE, WIDE, add_few_to_two, add_to_more, add_to_two, scores_of_more, scores_of_two
+from .job import BLOCK, INTEGERS, NUMBERS
+
+INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
+# Numba has no 16-bit floats: integers hold their bits.
+BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
+# The square of the smallest norm that is not zero.
+SMALLEST = float(np.finfo(np.float32).tiny) ** 2
+JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
 
 
 @intrinsic
-def _bits_to_float(context: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-    return types.float32(types.uint32), lambda _, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
-
-
-@intrinsic
-def _float_to_bits(context: Any, x: Any) -> Any:
-    return types.uint32(types.float32), lambda _, builder, sig, args: builder.bitcast(args[0], ir.IntType(32))
-
-
-@intrinsic
-def wide(context: Any, x: Any) -> Any:
+def _wide(context: Any, x: Any) -> Any:
     """A stored number as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
 
     def widen(_: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -48,344 +45,306 @@ def wide(context: Any, x: Any) -> Any:
 
 
 @intrinsic
-def _through_half(context: Any, x: Any) -> Any:
-    def round_(_: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.fpext(builder.fptrunc(args[0], ir.HalfType()), ir.FloatType())
+def _narrow(context: Any, x: Any, example: Any) -> Any:
+    """A float32 as it is stored, rounded to the nearest, ties to even."""
 
-    return types.float32(types.float32), round_
+    def store(_: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.return_type == types.uint16:
+            return _bfloat16_bits(builder, args[0])
+        if sig.return_type == types.int16:
+            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+        return args[0]
 
-
-@njit(inline="always")
-def _rounded(x: Any, bits: int) -> Any:
-    """x as the cache will hold it. bits: 32, 16 for float16, 8 for bfloat16, the number of bits of its fraction + 1."""
-    if bits == 16:
-        return _through_half(x)
-    if bits == 8 and x == x:
-        u = _float_to_bits(x)
-        u = (u + np.uint32(0x7FFF) + ((u >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
-        return _bits_to_float(u)
-    return x
+    return example(types.float32, example), store
 
 
-@njit(fastmath=FAST, inline="always")
-def exponential(x: Any) -> Any:
-    """exp(x) for x ≤ 0 (a little more does no harm), within 3e-7 of it; 0 below −87. In a form that LLVM vectorises."""
-    n = np.int32(x * F(1.4426950408889634) - F(0.5))
-    f = (x - F(n) * F(0.693359375)) - F(n) * F(-2.12194440e-4)
-    p = F(1.9875691500e-4)
-    p = p * f + F(1.3981999507e-3)
-    p = p * f + F(8.3334519073e-3)
-    p = p * f + F(4.1665795894e-2)
-    p = p * f + F(1.6666665459e-1)
-    p = p * f + F(5.0000001201e-1)
-    p = p * f * f + f + F(1.0)
-    return F(0.0) if x < F(-87.0) else p * _bits_to_float(np.uint32((n + np.int32(127)) << np.int32(23)))
+def _bfloat16_bits(builder: Any, x: Any) -> Any:
+    i32 = ir.IntType(32)
+    bits = builder.bitcast(x, i32)
+    odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
+    rounded = builder.add(builder.add(bits, i32(0x7FFF)), odd)
+    kept = builder.select(builder.fcmp_unordered("uno", x, x), i32(0x7FC00000), rounded)
+    return builder.trunc(builder.lshr(kept, i32(16)), ir.IntType(16))
 
 
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _scores(rows: Any, keys: Any, first: Any, stride: Any, count: Any, scores: Any) -> None:
-    """scores[r, j] = rows[r] · key j, for the `count` keys from index `first` on, four at a time."""
-    R, D = U(rows.shape[0]), U(rows.shape[1])
-    fours = count // U(4)
-    for r in range(R):
-        for four in range(fours):
-            j = four * U(4)
-            k0 = first + j * stride
-            k1 = k0 + stride
-            k2 = k1 + stride
-            k3 = k2 + stride
-            s0 = s1 = s2 = s3 = F(0.0)
-            for d in range(D):
-                x = rows[r, d]
-                s0 += x * wide(keys[k0 + d])
-                s1 += x * wide(keys[k1 + d])
-                s2 += x * wide(keys[k2 + d])
-                s3 += x * wide(keys[k3 + d])
-            scores[r, j] = s0
-            scores[r, j + U(1)] = s1
-            scores[r, j + U(2)] = s2
-            scores[r, j + U(3)] = s3
-        for rest in range(fours * U(4), count):
-            k0 = first + rest * stride
-            s0 = F(0.0)
-            for d in range(D):
-                s0 += rows[r, d] * wide(keys[k0 + d])
-            scores[r, rest] = s0
-
-
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _add_values(weights: Any, values: Any, first: Any, stride: Any, count: Any, sums: Any) -> None:
-    """sums[r] += Σ_j weights[r, j] · value j, for the `count` values from index `first` on, four at a time."""
-    R, E = U(sums.shape[0]), U(sums.shape[1])
-    fours = count // U(4)
-    for r in range(R):
-        for four in range(fours):
-            j = four * U(4)
-            v0 = first + j * stride
-            v1 = v0 + stride
-            v2 = v1 + stride
-            v3 = v2 + stride
-            w0, w1 = weights[r, j], weights[r, j + U(1)]
-            w2, w3 = weights[r, j + U(2)], weights[r, j + U(3)]
-            for e in range(E):
-                sums[r, e] += (w0 * wide(values[v0 + e]) + w1 * wide(values[v1 + e])) + (
-                    w2 * wide(values[v2 + e]) + w3 * wide(values[v3 + e])
-                )
-        for rest in range(fours * U(4), count):
-            v0 = first + rest * stride
-            for e in range(E):
-                sums[r, e] += weights[r, rest] * wide(values[v0 + e])
-
-
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _to_weights(scores: Any, r: Any, count: Any, maxima: Any, totals: Any, sums: Any) -> None:
-    """Online softmax of one row: scores of a block to weights relative to the largest score so far."""
-    top = maxima[r]
-    for j in range(count):
-        s = scores[r, j]
-        top = s if s > top else top
-    if top == F(-np.inf):
-        for j in range(count):
-            # Nothing visible so far. A NaN stays one.
-            scores[r, j] = F(0.0) if scores[r, j] == top else scores[r, j]
-            totals[r] += scores[r, j]
-        return
-    if top > maxima[r]:
-        change = exponential(maxima[r] - top)
-        totals[r] *= change
-        for e in range(U(sums.shape[1])):
-            sums[r, e] *= change
-        maxima[r] = top
-    total = F(0.0)
-    for j in range(count):
-        w = exponential(scores[r, j] - top)
-        scores[r, j] = w
-        total += w
-    totals[r] += total
-
-
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _read_piece(
-    rows: Any,
-    keys: Any,
-    first_key: Any,
-    key_stride: Any,
-    values: Any,
-    first_value: Any,
-    value_stride: Any,
-    inverse: Any,
-    hidden: Any,
-    begin: Any,
-    end: Any,
-    shift: Any,
-    groups: Any,
-    c: Any,
-    query_factor: Any,
-    maxima: Any,
-    totals: Any,
-    sums: Any,
+@njit(**INNER)
+def _scores(
+    rows: int, R: int, D: int, keys: int, stride: int, count: int, scores: int, size: int, example: Any
 ) -> None:
-    """Add the keys `begin` to `end` to the running maxima, totals and sums of a head.
-
-    inverse: [S] or empty; hidden: [S] or empty, both counted from `shift` keys before key 0. c: infinite where the
-    largest exponent of the key's row is not known before.
-    """
-    R = U(rows.shape[0])
-    scores = np.empty((rows.shape[0], BLOCK), np.float32)
-    for b in range(begin, end, U(BLOCK)):
-        count = min(U(BLOCK), end - b)
-        _scores(rows, keys, first_key + b * key_stride, key_stride, count, scores)
-        at = shift + b
+    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; the numbers of a key have `size` bytes."""
+    whole, fours = D - D % LANES, count - count % 4
+    for j in range(0, fours, 4):
+        four, r = keys + size * j * stride, 0
+        while r < R:
+            at = scores + 4 * (r * BLOCK + j)
+            if r + MORE <= R:
+                scores_of_more(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
+                r += MORE
+            else:
+                scores_of_two(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
+                r += 2
+    # What does not fill vectors: all of the last keys, the last numbers of the others.
+    row, key, out = pointer(rows, ZERO), pointer(keys, example), pointer(scores, ZERO)
+    for j in range(fours if whole == D else 0, count):
         for r in range(R):
-            if inverse.size > 0 and r == groups:
-                for j in range(count):
-                    scores[r, j] *= inverse[at + j]
-            elif query_factor > F(0.0):
-                for j in range(count):
-                    scores[r, j] *= inverse[at + j] * query_factor
-            if hidden.size > 0:
-                for j in range(count):
-                    scores[r, j] = F(-np.inf) if hidden[at + j] else scores[r, j]
-            if r == groups and c < F(np.inf):
-                for j in range(count):
-                    scores[r, j] = exponential(scores[r, j] - c)
-            else:
-                _to_weights(scores, r, count, maxima, totals, sums)
-        _add_values(scores, values, first_value + at * value_stride, value_stride, count, sums)
+            first = 0 if j >= fours else whole
+            s = ZERO if j >= fours else out[r * BLOCK + j]
+            for d in range(first, D):
+                s += row[r * D + d] * _wide(key[j * stride + d])
+            out[r * BLOCK + j] = s
 
 
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _combine(G: int, pieces: int, maxima: Any, totals: Any, sums: Any) -> None:
-    """Join the pieces of a head into its first one. maxima, totals: [pieces, R]; sums: [pieces, R, E]."""
-    for r in range(U(maxima.shape[1])):
-        top = F(-np.inf)
-        for p in range(U(pieces)):
-            top = max(top, maxima[p, r])
-        if top == F(-np.inf):
-            continue
-        for p in range(U(pieces)):
-            factor = exponential(maxima[p, r] - top)
-            if p == U(0):
-                totals[p, r] *= factor
-            else:
-                totals[U(0), r] += totals[p, r] * factor
-            for e in range(U(sums.shape[2])):
-                if p == U(0):
-                    sums[p, r, e] *= factor
-                else:
-                    sums[U(0), r, e] += sums[p, r, e] * factor
-        maxima[U(0), r] = top
-
-
-@njit(fastmath=FAST, nogil=True, error_model="numpy")
-def _finish(
-    rows: Any,
-    new: Any,
-    v: Any,
-    own_inverse: Any,
-    hidden: bool,
-    beta: Any,
-    strength: Any,
-    groups: Any,
-    c: Any,
-    query_factor: Any,
-    bits: int,
-    maxima: Any,
-    totals: Any,
-    sums: Any,
-    o: Any,
-    y: Any,
+@njit(**INNER)
+def _add_values(
+    weights: int, R: int, E: int, values: int, stride: int, count: int, sums: int, size: int, example: Any
 ) -> None:
-    """The new token itself: its stored value y: [E], and the outputs o: [G, E] of its queries."""
-    D, E, R = U(new.size), U(v.size), U(rows.shape[0])
-    for e in range(E):
-        y[e] = v[e]
-    if groups < R:
-        factor = strength
-        if not c < F(np.inf):
-            own = F(0.0)
-            for d in range(D):
-                own += rows[groups, d] * new[d]
-            factor *= exponential(min(F(0.0), maxima[groups] - own)) if maxima[groups] > F(-np.inf) else F(0.0)
-        for e in range(E):
-            y[e] -= factor * sums[groups, e]
-    for e in range(E):
-        y[e] = F(0.0) if hidden else _rounded(y[e] * beta, bits)
-    for g in range(U(groups)):
-        own = F(0.0)
-        for d in range(D):
-            own += rows[g, d] * new[d]
-        if query_factor > F(0.0):
-            own *= own_inverse * query_factor
-        if hidden:
-            # A query that sees no other key sees the new one, whose y is zero.
-            if totals[g] == F(0.0):
-                for e in range(E):
-                    o[g, e] = F(0.0)
-                continue
-            own = F(-np.inf)
-        top = own if own > maxima[g] else maxima[g]
-        past = exponential(maxima[g] - top) if maxima[g] > F(-np.inf) else F(1.0)
-        weight = exponential(own - top) if own > F(-np.inf) else F(0.0)
-        total = totals[g] * past + weight
-        for e in range(E):
-            o[g, e] = (sums[g, e] * past + weight * y[e]) / total
+    """sums[r] += Σ_j weights[r, j] · value j. R is even."""
+    e = 0
+    while e + WIDE <= E:
+        r = 0
+        while r < R:
+            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
+            if r + MORE <= R:
+                add_to_more(w, BLOCK, values + size * e, stride, count, into, E, example)
+                r += MORE
+            else:
+                add_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
+                r += 2
+        e += WIDE
+    while e + LANES <= E:
+        for r in range(0, R, 2):
+            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
+            add_few_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
+        e += LANES
+    if E % LANES > 0:
+        weight, value, out = pointer(weights, ZERO), pointer(values, example), pointer(sums, ZERO)
+        for j in range(count):
+            for r in range(R):
+                for e in range(E - E % LANES, E):
+                    out[r * E + e] += weight[r * BLOCK + j] * _wide(value[j * stride + e])
 
 
-@njit(fastmath=FAST, nogil=True, parallel=True, error_model="numpy", cache=True)
-def step(
-    H: int,
-    rows: Any,
-    keys: Any,
-    key_strides: Any,
-    cached: int,
-    recent_rows: Any,
-    recent: Any,
-    values: Any,
-    value_strides: Any,
-    inverse: Any,
-    hidden: Any,
-    place: int,
-    new: Any,
-    v: Any,
-    beta: Any,
-    c: Any,
-    strength: float,
-    groups: int,
-    query_factor: float,
-    bits: int,
-    pieces: int,
-    o: Any,
-    y: Any,
-) -> None:
-    """One token of n = B·H heads.
+@njit(**INNER)
+def _to_weights(scores: Any, count: int, state: Any, sums: Any, E: int) -> None:
+    """Online softmax of one row: scores of a block to weights relative to the largest score so far.
 
-    Args:
-        H: key/value heads of a sequence.
-        rows: [n, R, D], the G = `groups` scaled queries of a head and, if R = G + 1, its key with c and 1/‖k‖.
-        keys: the memory of the cached keys; key_strides: [3], elements from one sequence, head and key to the next.
-        cached: how many of them are read with `rows`. The keys after them are in recent: [n, L, D], read with
-            recent_rows: [n, R, D]. Its last one is the new key. For L = 0 the new key is read with `rows`.
-        values, value_strides: of y, with a place for each past key.
-        inverse: [n, S + 1] or [n, 0], 1/‖k‖; hidden: [B, S + 1] or [B, 0], masked keys.
-        place: of the new key among S + 1.
-        new: [n, D]; v: [n, E]; beta: [n]; c: [n], infinite where the largest exponent is not known before.
-        query_factor: what scores of queries are multiplied with besides 1/‖k‖; 0 for neither.
-        bits: see `_rounded`.
-        pieces: parts that the keys of a head are divided into.
-        o: [n, G, E], y: [n, E], the results.
+    state: that score and the sum of all weights; sums: [E], the sum of weighted values. Both follow.
     """
-    n, R = rows.shape[0], rows.shape[1]
-    factor = F(query_factor)
-    E = v.shape[1]
-    maxima = np.full((n, pieces, R), F(-np.inf), np.float32)
-    totals = np.zeros((n, pieces, R), np.float32)
-    sums = np.zeros((n, pieces, R, E), np.float32)
-    live = max(0, recent.shape[1] - 1)
-    memory = recent.reshape(recent.size)
-    size = (cached + pieces - 1) // pieces
-    for task in prange(n * pieces):
-        h, p = task // pieces, task % pieces
-        begin, end = p * size, min(cached, (p + 1) * size)
-        b = h // H
-        k0 = U(b * key_strides[0] + (h % H) * key_strides[1])
-        v0 = U(b * value_strides[0] + (h % H) * value_strides[1])
-        for part in range(3):
-            # In a buffer the new key stands among the past ones, and is left out: the keys before it, then after it.
-            low, high = begin, end
-            if part == 0:
-                high = min(end, place)
-            elif part == 1:
-                low = max(begin, place + 1)
-            elif p > 0:
-                break
-            if part < 2 and low < high:
-                _read_piece(
-                    rows[h], keys, k0, U(key_strides[2]), values, v0, U(value_strides[2]), inverse[h], hidden[b],
-                    U(low), U(high), U(0), U(groups), c[h], factor, maxima[h, p], totals[h, p], sums[h, p],
-                )  # fmt: skip
-            if part == 2 and live > 0:
-                _read_piece(
-                    recent_rows[h], memory, U(h * recent.shape[1] * recent.shape[2]), U(recent.shape[2]), values, v0,
-                    U(value_strides[2]), inverse[h], hidden[b], U(0), U(live), U(cached), U(groups), c[h],
-                    factor, maxima[h, p], totals[h, p], sums[h, p],
-                )  # fmt: skip
-    for h in range(n):
-        if pieces > 1:
-            known = groups < R and c[h] < F(np.inf)
-            if known:
-                # These weights are not relative to a largest score of the piece.
-                for p in range(pieces):
-                    maxima[h, p, groups] = F(0.0)
-            _combine(groups, pieces, maxima[h], totals[h], sums[h])
-        own_inverse = inverse[h, place] if inverse.shape[1] > 0 else F(1.0)
-        _finish(
-            recent_rows[h] if recent.shape[1] > 0 else rows[h], new[h], v[h], own_inverse,
-            hidden.shape[1] > 0 and hidden[h // H, place], beta[h], F(strength), U(groups), c[h], factor, bits,
-            maxima[h, 0], totals[h, 0], sums[h, 0], o[h], y[h],
-        )  # fmt: skip
+    before = top = state[0]
+    for j in range(count):
+        top = scores[j] if scores[j] > top else top
+    # Before the first visible key, exponentials are those of −∞. A NaN stays one.
+    shift = ZERO if top == NOTHING else top
+    total = ZERO
+    for j in range(count):
+        w = exponential(scores[j] - shift)
+        scores[j] = w
+        total += w
+    if top > before:
+        change = exponential(before - top)
+        state[0] = top
+        state[1] *= change
+        for e in range(E):
+            sums[e] *= change
+    state[1] += total
 
 
-def set_threads(count: int) -> None:
-    """Use that many threads, at most those that Numba has."""
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+@njit(**INNER)
+def _to_row(scores: Any, count: int, c: Any) -> None:
+    """The key's row of P, where its largest exponent is known."""
+    for j in range(count):
+        scores[j] = exponential(scores[j] - c)
+
+
+@njit(**INNER)
+def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
+    """Write what meets the cached keys of a head, what meets its recent ones, and the scores of its new key.
+
+    rows, recent_rows: addresses of [R, D]; own: [R].
+    """
+    b, i, G, R, D = h // job.H, h % job.H, job.G, job.R, job.D
+    q = job.q + job.itemsize * h * G * D
+    key = b * job.key_b + i * job.key_h + job.place * job.key_t
+    k = pointer(job.keys + job.itemsize * key, example)
+    recent = pointer(job.recent + 4 * (h * (job.live + 1) + job.live) * D, ZERO)
+    hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
+    inverse = F(1.0)
+    if job.inverse != 0:
+        inverse = pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
+    for r in range(R):
+        row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
+        score = ZERO
+        if job.rows != 0:
+            at = 4 * (h * R + r) * D
+            given, given_meeting = pointer(job.rows + at, ZERO), pointer(job.recent_rows + at, ZERO)
+            for d in range(D):
+                row[d] = given[d]
+            for d in range(D):
+                meeting[d] = given_meeting[d]
+                score += given_meeting[d] * recent[d]
+        elif r == G:
+            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
+            factor = c * inverse if job.known != 0 else c / F(D)
+            for d in range(D):
+                row[d] = _wide(k[d]) * factor
+                score += _wide(k[d]) * _wide(k[d]) * factor
+        else:
+            x, factor = pointer(q + job.itemsize * r * D, example), F(job.scale)
+            if job.qk != 0:
+                squares = 0.0
+                for d in range(D):
+                    squares += np.float64(_wide(x[d])) * np.float64(_wide(x[d]))
+                factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
+            for d in range(D):
+                # At a masked position, queries that are not finite read as zero.
+                broken = hidden and not abs(_wide(x[d])) < INFINITE
+                row[d] = ZERO if broken else _wide(x[d]) * factor
+            for d in range(D):
+                score += row[d] * _wide(k[d])
+        if job.qk != 0 and r < G:
+            score *= inverse * F(math.sqrt(D))
+        own[r] = NOTHING if hidden and r < G else score
+
+
+@njit(**INNER)
+def _start(job: Any, sums: Any, own: Any) -> None:
+    """The results of a task before it has read anything."""
+    state = job.even * job.E
+    for e in range(state):
+        sums[e] = ZERO
+    for r in range(job.R):
+        # What is known of the key's row needs no largest score.
+        sums[state + 3 * r] = ZERO if r == job.G and job.known != 0 else NOTHING
+        sums[state + 3 * r + 1] = ZERO
+        sums[state + 3 * r + 2] = own[r]
+
+
+@njit(**INNER)
+def _join(job: Any, h: int) -> None:
+    """Join the pieces of a head into its first one."""
+    R, E, size = job.R, job.E, job.even * (job.E + 3)
+    results = pointer(job.results + 4 * h * job.pieces * size, ZERO)
+    for r in range(R):
+        at = job.even * E + 3 * r
+        top = results[at]
+        for p in range(1, job.pieces):
+            top = max(top, results[p * size + at])
+        for p in range(job.pieces):
+            largest = results[p * size + at]
+            factor = F(1.0) if largest == top else exponential(largest - top)
+            if p == 0:
+                results[at + 1] *= factor
+            else:
+                results[at + 1] += results[p * size + at + 1] * factor
+            kept = factor if p == 0 else F(1.0)
+            added = ZERO if p == 0 else factor
+            for e in range(r * E, r * E + E):
+                results[e] = results[e] * kept + (results[p * size + e] * added if p > 0 else ZERO)
+        results[at] = top
+
+
+@njit(**INNER)
+def _finish(job: Any, h: int, example: Any) -> None:
+    """The new token itself: its stored value, and the outputs of its queries."""
+    G, R, E = job.G, job.R, job.E
+    sums = pointer(job.results + 4 * h * job.pieces * job.even * (E + 3), ZERO)
+    v, y = pointer(job.v + job.itemsize * h * E, example), pointer(job.y + job.itemsize * h * E, example)
+    hidden = job.mask != 0 and pointer(job.mask, BYTE)[h // job.H * job.mask_b + job.place] == 0
+    beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
+    take, at = F(job.strength), job.even * E + 3 * G
+    if R > G and job.known == 0:
+        take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
+    for e in range(E):
+        x = _wide(v[e])
+        if R > G:
+            x -= take * sums[G * E + e]
+        y[e] = _narrow(ZERO if hidden else x * beta, example)
+    for r in range(G):
+        at = job.even * E + 3 * r
+        top, total, own = sums[at], sums[at + 1], sums[at + 2]
+        both = own if own > top else top
+        past = F(1.0) if top == NOTHING else exponential(top - both)
+        weight = ZERO if own == NOTHING else exponential(own - both)
+        total = total * past + weight
+        # A query that sees no other key sees the new one, whose value is zero if it is masked.
+        factor = ZERO if total == ZERO else F(1.0) / total
+        o = pointer(job.o + job.itemsize * (h * G + r) * E, example)
+        for e in range(E):
+            o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
+
+
+def _kernel(example: Any, version: int) -> Any:
+    """The step for caches of numbers like `example`. version: see `sources`."""
+
+    def step(address: Any) -> None:
+        if version == 0:
+            return
+        job = carray(address, 1)[0]
+        R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
+        even = job.even
+        tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
+        scratch = job.scratch + 4 * ticket(job.counters) * job.scratch_size
+        rows, recent_rows = scratch, scratch + 4 * even * D
+        weights = scratch + 8 * even * D
+        own = weights + 4 * even * BLOCK
+        for i in range(D if even > R else 0):
+            # A row of zeros makes their number even.
+            pointer(rows + 4 * R * D, ZERO)[i] = pointer(recent_rows + 4 * R * D, ZERO)[i] = ZERO
+        task = ticket(job.counters + 8)
+        while task < tasks:
+            h, p = task // pieces, task % pieces
+            b, i = h // H, h % H
+            results = job.results + 4 * task * even * (E + 3)
+            sums = pointer(results, ZERO)
+            _prepare(job, h, rows, recent_rows, pointer(own, ZERO), example)
+            _start(job, sums, pointer(own, ZERO))
+            keys = job.keys + bytes_ * (b * job.key_b + i * job.key_h)
+            values = job.values + bytes_ * (b * job.value_b + i * job.value_h)
+            recent = job.recent + 4 * h * (job.live + 1) * D
+            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
+            for part in range(2):
+                # Keys of the cache, then recent ones.
+                begin, end, shift = p * size, min(job.cached, p * size + size), 0
+                if part == 1:
+                    begin, end, shift = 0, job.live if p == 0 else 0, job.cached
+                for first in range(begin, end, BLOCK):
+                    count, place = min(BLOCK, end - first), shift + first
+                    if part == 1:
+                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, 4, ZERO)
+                    else:
+                        at = keys + bytes_ * first * job.key_t
+                        _scores(rows, even, D, at, job.key_t, count, weights, bytes_, example)
+                    inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
+                    mask = pointer(job.mask + b * job.mask_b + place, BYTE)
+                    for r in range(R):
+                        row, known = pointer(weights + 4 * r * BLOCK, ZERO), r == job.G and job.known != 0
+                        if known or (job.qk != 0 and r < job.G):
+                            factor = F(1.0) if known else root
+                            for j in range(count):
+                                row[j] *= inverse[j] * factor
+                        if job.mask != 0:
+                            for j in range(count):
+                                row[j] = NOTHING if mask[j] == 0 else row[j]
+                        if known:
+                            _to_row(row, count, c)
+                        else:
+                            state = pointer(results + 4 * (even * E + 3 * r), ZERO)
+                            _to_weights(row, count, state, pointer(results + 4 * r * E, ZERO), E)
+                    at = values + bytes_ * place * job.value_t
+                    _add_values(weights, even, E, at, job.value_t, count, results, bytes_, example)
+            if ticket(job.counters + 16) == tasks - 1:
+                for done in range(job.n):
+                    if pieces > 1:
+                        _join(job, done)
+                    _finish(job, done, example)
+            task = ticket(job.counters + 8)
+
+    return step
+
+
+EXAMPLES = {"float32": ZERO, "bfloat16": BFLOAT16, "float16": FLOAT16}
+
+
+def compiled(dtype: str, cache: bool) -> Any:
+    """A C function that takes the address of a `Job` and works until all of it is done, from any thread."""
+    return cfunc(types.void(types.CPointer(JOB)), cache=cache, **FAST)(_kernel(EXAMPLES[dtype], sources()))

@@ -1,0 +1,82 @@
+"""C functions that Numba compiles, in the threads that torch itself uses.
+
+A function takes the address of a job, a `ctypes.Structure` with the integers of COUNTERS. Every thread calls it with
+the same job; they share the work by counting. Compiled code is kept beside the source, or where NUMBA_CACHE_DIR says.
+"""
+
+import ctypes
+import importlib
+import logging
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+logger = logging.getLogger(__name__)
+
+COUNTERS = ("counters", "slots", "next", "done")
+# Set in a process that was forked from this one: OpenMP's threads do not survive that.
+_forked: list[bool] = []
+
+
+@cache
+def compiled(module: str, name: str) -> Any:
+    """A function of a module `numba_*` of this package, or the reason why there is none."""
+    try:
+        compile_ = importlib.import_module(module, __package__).compiled
+    except ImportError as missing:
+        return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
+    # Errors of a compiler have no common base class, and a folder where nothing can be kept is one of them.
+    try:
+        return compile_(name, cache=True)
+    except Exception:
+        logger.debug("Numba could not keep or read its compiled code", exc_info=True)
+    try:
+        return compile_(name, cache=False)
+    except Exception as error:
+        logger.warning("lucid_attention goes on with torch, because Numba failed: %s", error)
+        return f"Numba failed: {error}"
+
+
+@cache
+def _parallel() -> Any:
+    """OpenMP's entry that runs a function in several threads, out of the library that torch uses; None without one."""
+    try:
+        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    os.register_at_fork(after_in_child=lambda: _forked.append(True))
+    return parallel
+
+
+def threads() -> int:
+    """How many threads `run` may use: torch's number, or 1 where its threads cannot be had."""
+    count = torch.get_num_threads()
+    return 1 if count > 1 and (_forked or _parallel() is None) else count
+
+
+def obstacle(*tensors: Tensor) -> str:
+    """Why compiled code cannot read these tensors; empty if it can."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+        return "it is not part of graphs"
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return "it is not part of transforms"
+    if not all(type(x) is Tensor and not x.is_neg() for x in tensors):
+        return "it is for plain tensors"
+    device = tensors[0].device.type
+    return "" if device == "cpu" else f"it is for CPUs, got tensors on {device}"
+
+
+def run(function: Any, job: Any, threads: int) -> None:
+    """Work until the job is done."""
+    address = ctypes.addressof(job)
+    job.counters = address + type(job).slots.offset
+    if threads == 1:
+        function.ctypes(address)
+    else:
+        _parallel()(function.address, address, threads, 0)
