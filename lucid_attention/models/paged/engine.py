@@ -1,0 +1,281 @@
+"""Every part of Transformers' continuous batching that this package touches, most of them private, and nothing else.
+
+`install` wraps three functions, and `paged_layer` reads a layer of the paged cache. `moved_parts` compares what they
+need with the Transformers at hand: where a release has moved a part, continuous batching is refused by its name, and
+everything else works.
+"""
+
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import transformers
+from torch import Tensor
+from transformers.generation.continuous_batching import cache as paged_cache
+from transformers.generation.continuous_batching import cache_allocators, continuous_api, initialization, input_outputs
+from transformers.generation.continuous_batching import utils as engine_utils
+
+from ..decoder.configuration import LucidConfig
+from ..dropin.hooks import SUPPORTED, Hook, wrap
+from ..dropin.settings import NAME, uses_lucid
+from .requests import Request
+
+# Keyword arguments that the engine passes to the attention function, besides those of the architecture.
+ARGUMENTS = (
+    "cache",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "write_index",
+    "read_index",
+    "block_table",
+    "logits_indices",
+    "logits_processor_args",
+)
+# Attributes of a manager and of a cache: the choice of attention that they were made for, the options of every layer.
+MADE_FOR, OPTIONS = "_lucid_made_for", "_lucid_options"
+
+
+def is_paged(cache: Any) -> bool:
+    """Whether this is the cache of continuous batching."""
+    return isinstance(cache, paged_cache.PagedAttentionCache)
+
+
+class PagedLayer(NamedTuple):
+    """One layer of the paged cache, and the requests of this step.
+
+    keys, values: [rows, H, D], views of the cache, written in place; write: [T] int64, rows of the new tokens; read:
+    [N] int64, rows of all tokens of all requests, one behind the other; requests: their places among the T and the N.
+    """
+
+    keys: Tensor
+    values: Tensor
+    write: Tensor
+    read: Tensor
+    requests: list[Request]
+
+
+def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict[str, Any]) -> PagedLayer:
+    """A layer with full attention. arguments: `ARGUMENTS` of this pass. options: of LUCID, the same for a whole cache.
+
+    Raises:
+        ValueError: for a cache that this layer filled with other options.
+    """
+    check_parts()
+    if not is_paged(cache):
+        raise ValueError(f"cache must be the PagedAttentionCache of continuous batching, got {type(cache).__name__}")
+    before = vars(cache).setdefault(OPTIONS, {}).setdefault(index, options)
+    if before != options:
+        raise ValueError(
+            f"This cache was begun with {before} and cannot continue with {options}: LUCID's settings changed while "
+            "requests were running. Stop the manager and make a new one"
+        )
+    allocator = cache.layer_to_allocator[index]
+    if arguments.get("block_table") is not None or allocator.layer_type != cache_allocators.FULL_ATTENTION:
+        raise ValueError(f"layer {index} needs full attention without a block table, got {allocator.layer_type!r}")
+    keys, values = allocator._kv_token_views[index]
+    requests = read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"][allocator.layer_type])
+    return PagedLayer(
+        keys, values, arguments["write_index"][allocator.index], arguments["read_index"][allocator.index], requests
+    )
+
+
+def read_requests(new: Tensor, all_tokens: Tensor) -> list[Request]:
+    """The requests of a step. new, all_tokens: [n + 1] borders of their new tokens, and of those with their past."""
+    starts, ends = new.tolist(), all_tokens.tolist()
+    return [Request(*borders) for borders in zip(starts[:-1], starts[1:], ends[:-1], ends[1:], strict=True)]
+
+
+def update_window(
+    cache: Any, index: int, key: Tensor, value: Tensor, arguments: dict[str, Any]
+) -> tuple[Tensor, Tensor, list[Request]]:
+    """Write to a layer with a sliding window, which keeps values.
+
+    key, value: [1, H, T, *] -> what the requests see, [1, H, N, *], one behind the other, and their places in it.
+    """
+    check_parts()
+    arguments = dict(arguments)
+    key, value = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=arguments)
+    return key, value, read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"])
+
+
+class Part(NamedTuple):
+    """A part of Transformers. found: reads what it is now; expected: what it is in the supported releases."""
+
+    name: str
+    found: Callable[[], Any]
+    expected: Any
+
+
+def _parameters(owner: Any, name: str) -> Callable[[], Any]:
+    return lambda: tuple(inspect.signature(getattr(owner, name)).parameters)
+
+
+def _reads(function: Any, *words: str) -> Callable[[], bool]:
+    """Whether the source of a function has these words: for attributes that exist in instances only."""
+    return lambda: all(word in inspect.getsource(function) for word in words)
+
+
+_CB = "transformers.generation.continuous_batching"
+PARTS = (
+    Part(f"{_CB}.cache.PagedAttentionCache.update", _parameters(paged_cache.PagedAttentionCache, "update"),
+         ("self", "key_states", "value_states", "layer_idx", "kwargs")),
+    Part(f"{_CB}.cache.PagedAttentionCache.layer_to_allocator",
+         _reads(paged_cache.PagedAttentionCache.__init__, "self.layer_to_allocator"), True),
+    Part(f"{_CB}.cache_allocators.FullAttentionCacheAllocator._kv_token_views",
+         _reads(cache_allocators.FullAttentionCacheAllocator, "self._kv_token_views[layer_idx] = (k_view, v_view)",
+                "v_cache.index_copy_(0, write_index, value_states)"), True),
+    Part(f"{_CB}.cache_allocators.FullAttentionCacheAllocator.layer_type",
+         lambda: cache_allocators.FullAttentionCacheAllocator.layer_type, cache_allocators.FULL_ATTENTION),
+    Part(f"{_CB}.input_outputs.PagedAttentionArgs",
+         lambda: set(ARGUMENTS) <= set(input_outputs.PagedAttentionArgs.__annotations__), True),
+    Part(f"{_CB}.utils.attn_mask_is_needed",
+         lambda: [engine_utils.attn_mask_is_needed(SimpleNamespace(_attn_implementation=name))
+                  for name in (NAME, "eager")], [False, False]),
+)  # fmt: skip
+
+
+def moved_parts() -> list[str]:
+    """The parts that this Transformers does not have in the expected form, each with what it has instead."""
+    moved = []
+    for part in (*PARTS, *(Part(str(hook), _signature(hook), hook.parameters) for hook in HOOKS)):
+        try:
+            found = part.found()
+        except (AttributeError, TypeError, OSError) as error:
+            found = f"nothing ({error})"
+        if found != part.expected:
+            moved.append(f"{part.name}: expected {part.expected}, got {found}")
+    return moved
+
+
+def _signature(hook: Hook) -> Callable[[], Any]:
+    return _parameters(hook.owner, hook.name)
+
+
+_checked: list[str] | None = None
+
+
+def check_parts() -> None:
+    """Refuse continuous batching if a part has moved."""
+    global _checked
+    if _checked is None:
+        _checked = moved_parts()
+    if _checked:
+        raise RuntimeError(
+            f"LUCID cannot use the continuous batching of Transformers {transformers.__version__}, which has moved "
+            f"{'; '.join(_checked)}. This release of lucid-attention supports it with Transformers {SUPPORTED}: install "
+            "one of those, or use generate()"
+        )
+
+
+def install() -> None:
+    """Wrap the functions of Transformers. Further calls change nothing; a function that is not there stays so."""
+    for hook in HOOKS:
+        if hasattr(hook.owner, hook.name):
+            wrap(hook.owner, hook.name, hook.wrapper)
+
+
+def _choice(model: Any) -> Any:
+    """The attention of a model with LUCID, by which managers are told apart; None for other models."""
+    config = model.config.get_text_config(decoder=True)
+    if isinstance(config, LucidConfig):
+        return "LucidConfig"
+    return NAME if uses_lucid(config) else None
+
+
+def _keep_attention(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A manager switches its model to an attention with a paged cache in this function; LUCID has one already."""
+
+    def switch(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        choice = _choice(model)
+        if vars(self).setdefault(MADE_FOR, choice) != choice:
+            raise ValueError(
+                f"This manager of continuous batching was made for attention {getattr(self, MADE_FOR) or 'softmax'!r}, "
+                f"and the model has {choice or 'softmax'!r} now: its cache holds other values. Call "
+                "model.destroy_cached_continuous_batching_manager() first"
+            )
+        if choice is None:
+            return original(self, model, *args, **kwargs)
+        check_parts()
+        if hasattr(model, "check_paged"):
+            model.check_paged()
+        return None
+
+    return switch
+
+
+def _check_manager(original: Callable[..., Any]) -> Callable[..., Any]:
+    def initialize(self: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, model, *args, **kwargs)
+        config = self.continuous_batching_config
+        if _choice(model) is None:
+            return
+        compiled = config.varlen_compile_config is not None or config.decode_compile_config is not None
+        if any(config.cuda_graph_booleans) or compiled:
+            raise ValueError(
+                "LUCID's paged attention asks which requests are in a batch, and cannot be part of a CUDA graph or of "
+                "a compiled one: leave use_cuda_graph, default_compile_level and the compile configurations out of "
+                "the ContinuousBatchingConfig"
+            )
+
+    return initialize
+
+
+def _count_layers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine asks in this function which layers keep everything and which a window."""
+
+    def group(config: Any) -> dict[str, list[int]]:
+        if isinstance(config, LucidConfig):
+            return {cache_allocators.FULL_ATTENTION: list(range(config.num_hidden_layers))}
+        return original(config)
+
+    return group
+
+
+def _plan_no_masks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine plans memory for T × S masks, which LUCID does not use."""
+
+    def initialize(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, config, *args, **kwargs)
+        if isinstance(config, LucidConfig) or uses_lucid(config):
+            self.num_attention_masks = 0
+
+    return initialize
+
+
+_GROUPS = "group_layers_by_attn_type"
+HOOKS = (
+    Hook(
+        continuous_api.ContinuousBatchingManager,
+        "switch_to_cb_friendly_attn",
+        ("self", "model", "auto_switch_to_flash"),
+        _keep_attention,
+    ),
+    Hook(
+        continuous_api.ContinuousBatchingManager,
+        "__init__",
+        ("self", "model", "generation_config", "continuous_batching_config", "workload_hints"),
+        _check_manager,
+    ),
+    Hook(paged_cache, _GROUPS, ("config",), _count_layers),
+    Hook(initialization, _GROUPS, ("config",), _count_layers),
+    Hook(
+        paged_cache.PagedAttentionMemoryHandler,
+        "__init__",
+        (
+            "self",
+            "config",
+            "cb_config",
+            "dtype",
+            "bytes_per_sector",
+            "tokens_per_sector",
+            "bytes_per_block",
+            "attn_types",
+            "model_supports_logits_to_keep",
+        ),
+        _plan_no_masks,
+    ),
+)
+
