@@ -20,6 +20,7 @@ from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..caches import adopt_cache
+from ..paged.engine import install as install_paged
 from ..paged.engine import is_paged
 from .cache import AttentionPass, check_cache
 from .configuration import LucidConfig, make_attention
@@ -109,16 +110,16 @@ class LucidPreTrainedModel(PreTrainedModel):
         """Refuse every choice: the configuration names the attention."""
         if requested_attention in (None, "eager"):
             return "eager"
+        name = type(self).__name__
         raise ValueError(
-            f"attn_implementation={requested_attention!r} is not possible for {type(self).__name__}: leave it out. Its attention is "
+            f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
             f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
         )
 
     def check_paged(self) -> None:
         """Refuse attentions that continuous batching has no cache for. Called before it begins."""
         layers = [module for module in self.modules() if isinstance(module, LucidDecoderLayer)]
-        names = [(self.config.layer_attentions[layer.layer_index], layer.self_attn) for layer in layers]
-        check_pageable(names, self.config.num_key_value_heads, self.config.head_dim)
+        check_pageable(self.config, [layer.self_attn for layer in layers])
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
@@ -256,6 +257,11 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers, where generate_batch and servers begin continuous batching."""
+        install_paged()
+        return super().init_continuous_batching(*args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(

@@ -4,11 +4,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ...nn.attention import ATTENTIONS
 from ...nn.attention.lucid import LucidAttention
 from ...nn.causal import CausalAttention, Past
 from ...ops.lucid.decode import inverse_key_norms
 from ..paged.engine import paged_layer
 from ..paged.ragged import attend_ragged
+from .configuration import LucidConfig
 
 
 class PagedModule(NamedTuple):
@@ -46,16 +48,21 @@ def attend_paged(
     return attention.o_proj(o.transpose(1, 2).flatten(2))
 
 
-def check_pageable(attentions: list[tuple[str, CausalAttention]], heads: int, head_dim: int) -> None:
-    """Refuse attentions that a paged cache of `heads` keys and values of size head_dim cannot hold."""
-    states = sorted({name for name, attention in attentions if attention.past_type is not Past})
-    if states:
+def attentions_with_a_state(config: LucidConfig) -> list[str]:
+    """The names of attentions whose past is no keys and values, or changes with every token."""
+    return sorted({name for name in config.layer_attentions if ATTENTIONS[name].past_type is not Past})
+
+
+def check_pageable(config: LucidConfig, attentions: list[CausalAttention]) -> None:
+    """Refuse attentions that a paged cache cannot hold. attentions: of the layers."""
+    if states := attentions_with_a_state(config):
         raise ValueError(
             "continuous batching (generate_batch, `transformers serve --continuous-batching`) keeps keys and values in "
             f"pages, and the past of {', '.join(states)} is a state or changes with every token: expected attentions "
             "that keep keys and y (lucid, softmax, diff). Use generate()"
         )
-    for name, attention in attentions:
+    heads, head_dim = config.num_key_value_heads, config.head_dim
+    for name, attention in zip(config.layer_attentions, attentions, strict=True):
         keys, values = attention.k_proj.out_features, attention.v_proj.out_features
         if attention.head_dim != head_dim or not keys == values == heads * head_dim:
             raise ValueError(

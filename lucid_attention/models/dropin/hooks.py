@@ -149,8 +149,8 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     name = type(model).__name__
     if implementation.startswith("paged|"):
         raise ValueError(
-            f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: it keeps values, LUCID "
-            "needs P⁻¹v. Leave it out: continuous batching works with attn_implementation='lucid'"
+            f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: it keeps values, "
+            "LUCID needs P⁻¹v. Leave it out: continuous batching works with attn_implementation='lucid'"
         )
     logger.warning(
         "%s has LUCID attention, and attn_implementation=%r replaces it: softmax attention gives other outputs. "

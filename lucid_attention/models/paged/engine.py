@@ -1,6 +1,6 @@
 """Every part of Transformers' continuous batching that this package touches, most of them private, and nothing else.
 
-`install` wraps three functions, and `paged_layer` reads a layer of the paged cache. `moved_parts` compares what they
+`install` wraps six functions, and `paged_layer` reads a layer of the paged cache. `moved_parts` compares what they
 need with the Transformers at hand: where a release has moved a part, continuous batching is refused by its name, and
 everything else works.
 """
@@ -13,7 +13,14 @@ from typing import Any, NamedTuple
 import transformers
 from torch import Tensor
 from transformers.generation.continuous_batching import cache as paged_cache
-from transformers.generation.continuous_batching import cache_allocators, continuous_api, initialization, input_outputs
+from transformers.generation.continuous_batching import (
+    cache_allocators,
+    continuous_api,
+    initialization,
+    input_outputs,
+    model_runner,
+    scheduler,
+)
 from transformers.generation.continuous_batching import utils as engine_utils
 
 from ..decoder.configuration import LucidConfig
@@ -34,8 +41,11 @@ ARGUMENTS = (
     "logits_indices",
     "logits_processor_args",
 )
-# Attributes of a manager and of a cache: the choice of attention that they were made for, the options of every layer.
-MADE_FOR, OPTIONS = "_lucid_made_for", "_lucid_options"
+# The beginning of what is said about a request that cannot be served.
+REFUSED = "the request cannot be served: "
+# Attributes of a manager and of a cache: the choice of attention that they were made for, the options
+# of every layer, the tokens for which an empty cache has room.
+MADE_FOR, OPTIONS, ROOM = "_lucid_made_for", "_lucid_options", "_lucid_room"
 
 
 def is_paged(cache: Any) -> bool:
@@ -129,6 +139,8 @@ PARTS = (
                 "v_cache.index_copy_(0, write_index, value_states)"), True),
     Part(f"{_CB}.cache_allocators.FullAttentionCacheAllocator.layer_type",
          lambda: cache_allocators.FullAttentionCacheAllocator.layer_type, cache_allocators.FULL_ATTENTION),
+    Part(f"{_CB}.model_runner.infer_max_single_request_tokens",
+         _parameters(model_runner, "infer_max_single_request_tokens"), ("cache",)),
     Part(f"{_CB}.input_outputs.PagedAttentionArgs",
          lambda: set(ARGUMENTS) <= set(input_outputs.PagedAttentionArgs.__annotations__), True),
     Part(f"{_CB}.utils.attn_mask_is_needed",
@@ -165,8 +177,8 @@ def check_parts() -> None:
     if _checked:
         raise RuntimeError(
             f"LUCID cannot use the continuous batching of Transformers {transformers.__version__}, which has moved "
-            f"{'; '.join(_checked)}. This release of lucid-attention supports it with Transformers {SUPPORTED}: install "
-            "one of those, or use generate()"
+            f"{'; '.join(_checked)}. This release of lucid-attention supports it with Transformers {SUPPORTED}: "
+            "install one of those, or use generate()"
         )
 
 
@@ -245,6 +257,29 @@ def _plan_no_masks(original: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
+def _check_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine takes a request in here, and fails it alone if this raises. Later it would fail all of them."""
+
+    def add(self: Any, state: Any) -> None:
+        config = self.cache.config
+        if isinstance(config, LucidConfig) or uses_lucid(config):
+            if not hasattr(self.cache, ROOM):
+                # The first request comes to an empty cache.
+                setattr(self.cache, ROOM, model_runner.infer_max_single_request_tokens(self.cache))
+            room = getattr(self.cache, ROOM)
+            prompt, new = len(state.initial_tokens), state.max_new_tokens
+            if not prompt:
+                raise ValueError(f"{REFUSED}its prompt has no tokens")
+            if new is not None and (new < 1 or prompt + new > room):
+                raise ValueError(
+                    f"{REFUSED}expected at least 1 new token, and at most {room} in all, which is the size of the "
+                    f"cache, got a prompt of {prompt} tokens and {new} new ones"
+                )
+        original(self, state)
+
+    return add
+
+
 _GROUPS = "group_layers_by_attn_type"
 HOOKS = (
     Hook(
@@ -259,6 +294,7 @@ HOOKS = (
         ("self", "model", "generation_config", "continuous_batching_config", "workload_hints"),
         _check_manager,
     ),
+    Hook(scheduler.Scheduler, "add_waiting_request", ("self", "state"), _check_request),
     Hook(paged_cache, _GROUPS, ("config",), _count_layers),
     Hook(initialization, _GROUPS, ("config",), _count_layers),
     Hook(
@@ -278,4 +314,3 @@ HOOKS = (
         _plan_no_masks,
     ),
 )
-

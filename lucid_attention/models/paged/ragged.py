@@ -37,10 +37,9 @@ def attend_ragged(layer: PagedLayer, q: Tensor, k: Tensor, v: Tensor, attend: At
     -> [1, H·G, T, E].
     """
     T = q.shape[2]
-    if layer.requests[-1].stop != T or layer.write.shape[0] != T:
-        raise ValueError(
-            f"the new tokens of all requests must be the {T} of the pass, without padding, got {layer.requests[-1].stop}"
-        )
+    known = layer.requests[-1].stop
+    if known != T or layer.write.shape[0] != T:
+        raise ValueError(f"the new tokens of all requests must be the {T} of the pass, without padding, got {known}")
     values = layer.values.view(-1, v.shape[1], v.shape[3])
     layer.keys.index_copy_(0, layer.write, _rows(k))
     parts: list[tuple[Any, Tensor, Tensor]] = []
@@ -54,13 +53,11 @@ def attend_ragged(layer: PagedLayer, q: Tensor, k: Tensor, v: Tensor, attend: At
         rows = layer.read[places.rows]
         new = (x[0].index_select(1, places.tokens).transpose(0, 1)[:, :, None] for x in (q, v))
         query, value = new
-        o, y = attend.step(
-            places.tokens, query, gather(layer.keys, rows), value, gather(values, rows), places.mask
-        )
+        o, y = attend.step(places.tokens, query, gather(layer.keys, rows), value, gather(values, rows), places.mask)
         parts.append((places.tokens, _one_behind_the_other(o), _one_behind_the_other(y)))
+    _, heads, _, width = parts[0][1].shape
     # Every token belongs to one request, so that every place is written.
-    first_o, first_y = parts[0][1:]
-    output, stored = q.new_empty(1, first_o.shape[1], T, first_o.shape[3]), torch.empty_like(v)
+    output, stored = q.new_empty(1, heads, T, width), torch.empty_like(v)
     for tokens, o, y in parts:
         output[:, :, tokens], stored[:, :, tokens] = o, y
     values.index_copy_(0, layer.write, _rows(stored))

@@ -61,7 +61,9 @@ def _similar(steps: list[Request]) -> Iterator[list[Request]]:
 
 def together(group: list[Request], device: torch.device) -> Together:
     """The places of a group's tokens."""
-    first, end = (torch.tensor([getattr(one, name) for one in group], device=device)[:, None] for name in ("first", "end"))
+    first, end = (
+        torch.tensor([getattr(one, name) for one in group], device=device)[:, None] for name in ("first", "end")
+    )
     longest = max(one.end - one.first for one in group)
     rows = end + torch.arange(-longest, 0, device=device)
     mask = None if all(one.end - one.first == longest for one in group) else rows >= first
