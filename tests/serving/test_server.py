@@ -129,11 +129,7 @@ def test_a_client_that_disconnects_leaves_room_for_others(client: Client) -> Non
 BAD: dict[str, tuple[Callable[[Client], Any], str, int]] = {
     "another model": (lambda one: one.complete(model="other"), "pinned to", 400),
     "no messages": (lambda one: one.chat(messages=[]), "messages must be a list that is not empty", 400),
-    "no role": (
-        lambda one: one.chat(messages=[{"content": "w1"}]),
-        r"messages\[0\] must be an object with a role",
-        400,
-    ),
+    "no role": (lambda one: one.chat(messages=[{"content": "w1"}]), "must be an object with a role", 400),
     "tokens": (lambda one: one.complete([1, 2]), "prompt must be a string", 400),
     "an empty prompt": (lambda one: one.complete(""), "prompt must be a string that is not empty", 400),
     "no tokens in the prompt": (lambda one: one.complete("   "), "its prompt has no tokens", 400),

@@ -17,6 +17,7 @@ from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from ..saved import unseal, write_sealed
 from .cache import LAYER_TYPE
+from .quantized import make_quantized
 from .settings import (
     NAME,
     CompositeName,
@@ -234,6 +235,12 @@ HOOKS = (
         "_check_and_adjust_attn_implementation",
         ("self", "attn_implementation", "is_init_check", "allow_all_kernels"),
         _choose_attention,
+    ),
+    Hook(
+        cache_utils.QuantizedCache,
+        "__init__",
+        ("self", "backend", "config", "nbits", "axis_key", "axis_value", "q_group_size", "residual_length"),
+        make_quantized,
     ),
     Hook(PreTrainedConfig, "to_json_file", ("self", "json_file_path", "use_diff"), _write),
     # A class method, whose signature has no cls.

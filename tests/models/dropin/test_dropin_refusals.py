@@ -12,7 +12,6 @@ from transformers import (
     BloomConfig,
     DynamicCache,
     EncoderDecoderCache,
-    QuantizedCache,
     StaticCache,
     T5Config,
 )
@@ -23,21 +22,9 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin.cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
-
-
-@pytest.mark.shows("quantized cache", model="drop-in", refused=True)
-def test_a_quantized_cache_is_refused():
-    model = lucid_model("llama")
-    for backend in ("quanto", "hqq"):
-        with pytest.raises(
-            ValueError, match="lucid_attention: its values are preconditioned, which this cache cannot keep"
-        ):
-            QuantizedCache(config=model.config, backend=backend)
-    with pytest.raises((ValueError, ImportError), match="preconditioned, which this cache cannot keep"):
-        greedy(model, tokens(), cache_implementation="quantized", cache_config={"backend": "quanto"})
 
 
 @pytest.mark.parametrize("start", ["generate_batch", "manager"])
