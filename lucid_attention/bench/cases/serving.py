@@ -27,7 +27,7 @@ class Load(NamedTuple):
     shortest: int
     longest: int
     new: int
-    layers: int = 4
+    layers: int = 2
     hidden: int = 1024
 
     def lengths(self) -> list[int]:
@@ -35,10 +35,10 @@ class Load(NamedTuple):
         return [round(self.shortest + step * index) for index in range(self.requests)]
 
 
-LOADS = (Load(1, 512, 512, 32), Load(16, 64, 512, 32), Load(16, 512, 2048, 32), Load(64, 64, 512, 32))
-QUICK = (Load(4, 8, 40, 4, layers=2, hidden=64),)
+LOADS = (Load(1, 512, 512, 32), Load(16, 64, 512, 32), Load(64, 32, 128, 32))
+QUICK = (Load(4, 8, 40, 4, hidden=64),)
 # The load of the check: prompts that are split, and that share steps.
-CHECK = Load(5, 5, 60, 8, layers=2, hidden=64)
+CHECK = Load(5, 5, 60, 8, hidden=64)
 
 
 def _model(load: Load) -> Any:
@@ -169,7 +169,7 @@ BENCHMARK = Benchmark(
     name="serving",
     about=(
         "Requests of different lengths that come at the same time, answered by Transformers' continuous batching: a "
-        f"Llama of 4 layers of width 1024 (16 query heads, 4 key/value heads of 64), float32, pages of {PAGE} tokens, "
+        f"Llama of 2 layers of width 1024 (16 query heads, 4 key/value heads of 64), float32, pages of {PAGE} tokens, "
         "512 new tokens in a pass. Stock sdpa reads the keys of all requests for every token, under one mask. LUCID "
         "and the same with strength 0 (softmax, ragged) read each request's own. The time is that of the whole load, "
         "prompts and answers; tokens per second count the answers. First, on a small model with correlated keys, all "

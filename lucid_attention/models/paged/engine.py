@@ -73,9 +73,7 @@ def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict
     Raises:
         ValueError: for a cache that this layer filled with other options.
     """
-    check_parts()
-    if not is_paged(cache):
-        raise ValueError(f"cache must be the PagedAttentionCache of continuous batching, got {type(cache).__name__}")
+    _check_cache(cache)
     before = vars(cache).setdefault(OPTIONS, {}).setdefault(index, options)
     if before != options:
         raise ValueError(
@@ -92,6 +90,12 @@ def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict
     )
 
 
+def _check_cache(cache: Any) -> None:
+    check_parts()
+    if not is_paged(cache):
+        raise ValueError(f"cache must be the PagedAttentionCache of continuous batching, got {type(cache).__name__}")
+
+
 def read_requests(new: Tensor, all_tokens: Tensor) -> list[Request]:
     """The requests of a step. new, all_tokens: [n + 1] borders of their new tokens, and of those with their past."""
     starts, ends = new.tolist(), all_tokens.tolist()
@@ -105,7 +109,7 @@ def update_window(
 
     key, value: [1, H, T, *] -> what the requests see, [1, H, N, *], one behind the other, and their places in it.
     """
-    check_parts()
+    _check_cache(cache)
     arguments = dict(arguments)
     key, value = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=arguments)
     return key, value, read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"])

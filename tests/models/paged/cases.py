@@ -33,3 +33,12 @@ def alone(model: PreTrainedModel, prompts: Answers) -> Answers:
     rows = [(prompt, torch.tensor([prompt])) for prompt in prompts]
     made = [model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(p) :] for p, ids in rows]
     return [tokens.tolist() for tokens in made]
+
+
+def result_of(manager: Any, request: str) -> Any:
+    """The next result of a request. Results of others that come before it are dropped."""
+    while manager.is_running():
+        result = manager.get_result(timeout=1)
+        if result is not None and result.request_id == request:
+            return result
+    raise RuntimeError(f"the manager has stopped before {request}")

@@ -10,7 +10,7 @@ from lucid_attention import LucidForCausalLM, set_strength
 from tests.models.decoder.cases import decoder
 from tests.models.decoder.cases import prompts as decoder_prompts
 from tests.models.dropin.cases import ARCHITECTURES, lucid_model, softmax_model, tokens
-from tests.models.paged.cases import LENGTHS, NEW, alone, bounds, in_batch, settings
+from tests.models.paged.cases import LENGTHS, NEW, alone, bounds, in_batch, result_of, settings
 
 PROMPTS = [tokens(1, length, seed=length)[0].tolist() for length in LENGTHS]
 # With a beginning that several requests share, longer than a page.
@@ -128,15 +128,6 @@ def test_sampled_tokens_have_the_probabilities_of_a_full_pass(made: Any) -> None
             logits = model(ids).logits[0, len(one.prompt_ids) - 1 : -1].log_softmax(-1)
         expected = logits.gather(1, ids[0, len(one.prompt_ids) :, None])[:, 0]
         torch.testing.assert_close(torch.tensor(one.logprobs), expected, rtol=1e-3, atol=1e-3)
-
-
-def result_of(manager: Any, request: str) -> Any:
-    """The next result of a request. Results of others that come before it are dropped."""
-    while manager.is_running():
-        result = manager.get_result(timeout=1)
-        if result is not None and result.request_id == request:
-            return result
-    raise RuntimeError(f"the manager has stopped before {request}")
 
 
 def test_a_cancelled_request_ends_and_the_others_go_on() -> None:
