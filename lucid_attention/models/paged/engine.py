@@ -7,27 +7,21 @@ everything else works.
 
 import inspect
 from collections.abc import Callable
+from importlib import import_module
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import transformers
 from torch import Tensor
-from transformers.generation.continuous_batching import cache as paged_cache
-from transformers.generation.continuous_batching import (
-    cache_allocators,
-    continuous_api,
-    initialization,
-    input_outputs,
-    model_runner,
-    scheduler,
-)
-from transformers.generation.continuous_batching import utils as engine_utils
 
 from ..decoder.configuration import LucidConfig
-from ..dropin.hooks import SUPPORTED, Hook, wrap
+from ..dropin.hooks import SUPPORTED, wrap
 from ..dropin.settings import NAME, uses_lucid
 from .requests import Request
 
+ENGINE = "transformers.generation.continuous_batching"
+FULL_ATTENTION = "full_attention"
 # Keyword arguments that the engine passes to the attention function, besides those of the architecture.
 ARGUMENTS = (
     "cache",
@@ -48,9 +42,16 @@ REFUSED = "the request cannot be served: "
 MADE_FOR, OPTIONS, ROOM = "_lucid_made_for", "_lucid_options", "_lucid_room"
 
 
+def locate(path: str) -> Any:
+    """A part of the engine: its module there, and the name in it. Raises ImportError or AttributeError."""
+    module, _, name = path.partition(".")
+    found = import_module(f"{ENGINE}.{module}")
+    return attrgetter(name)(found) if name else found
+
+
 def is_paged(cache: Any) -> bool:
     """Whether this is the cache of continuous batching."""
-    return isinstance(cache, paged_cache.PagedAttentionCache)
+    return cache is not None and isinstance(cache, locate("cache.PagedAttentionCache"))
 
 
 class PagedLayer(NamedTuple):
@@ -81,7 +82,7 @@ def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict
             "requests were running. Stop the manager and make a new one"
         )
     allocator = cache.layer_to_allocator[index]
-    if arguments.get("block_table") is not None or allocator.layer_type != cache_allocators.FULL_ATTENTION:
+    if arguments.get("block_table") is not None or allocator.layer_type != FULL_ATTENTION:
         raise ValueError(f"layer {index} needs full attention without a block table, got {allocator.layer_type!r}")
     keys, values = allocator._kv_token_views[index]
     requests = read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"][allocator.layer_type])
@@ -116,58 +117,67 @@ def update_window(
 
 
 class Part(NamedTuple):
-    """A part of Transformers. found: reads what it is now; expected: what it is in the supported releases."""
+    """A part of the engine. read: what is looked at; expected: what that is in the supported releases."""
 
-    name: str
-    found: Callable[[], Any]
+    path: str
+    read: Callable[[Any], Any]
     expected: Any
 
 
-def _parameters(owner: Any, name: str) -> Callable[[], Any]:
-    return lambda: tuple(inspect.signature(getattr(owner, name)).parameters)
+class Hook(NamedTuple):
+    """A function of the engine that is wrapped. parameters: those that it has in the supported releases."""
+
+    owner: str
+    name: str
+    parameters: tuple[str, ...]
+    wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _reads(function: Any, *words: str) -> Callable[[], bool]:
-    """Whether the source of a function has these words: for attributes that exist in instances only."""
-    return lambda: all(word in inspect.getsource(function) for word in words)
+def _parameters(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
-_CB = "transformers.generation.continuous_batching"
+def _says(*lines: str) -> Callable[[Any], bool]:
+    """Whether the source has these lines: for attributes that exist in instances only."""
+    return lambda owner: all(line in inspect.getsource(owner) for line in lines)
+
+
+def _makes_masks(is_needed: Any) -> list[bool]:
+    return [is_needed(SimpleNamespace(_attn_implementation=name)) for name in (NAME, "eager")]
+
+
 PARTS = (
-    Part(f"{_CB}.cache.PagedAttentionCache.update", _parameters(paged_cache.PagedAttentionCache, "update"),
-         ("self", "key_states", "value_states", "layer_idx", "kwargs")),
-    Part(f"{_CB}.cache.PagedAttentionCache.layer_to_allocator",
-         _reads(paged_cache.PagedAttentionCache.__init__, "self.layer_to_allocator"), True),
-    Part(f"{_CB}.cache_allocators.FullAttentionCacheAllocator._kv_token_views",
-         _reads(cache_allocators.FullAttentionCacheAllocator, "self._kv_token_views[layer_idx] = (k_view, v_view)",
-                "v_cache.index_copy_(0, write_index, value_states)"), True),
-    Part(f"{_CB}.cache_allocators.FullAttentionCacheAllocator.layer_type",
-         lambda: cache_allocators.FullAttentionCacheAllocator.layer_type, cache_allocators.FULL_ATTENTION),
-    Part(f"{_CB}.model_runner.infer_max_single_request_tokens",
-         _parameters(model_runner, "infer_max_single_request_tokens"), ("cache",)),
-    Part(f"{_CB}.input_outputs.PagedAttentionArgs",
-         lambda: set(ARGUMENTS) <= set(input_outputs.PagedAttentionArgs.__annotations__), True),
-    Part(f"{_CB}.utils.attn_mask_is_needed",
-         lambda: [engine_utils.attn_mask_is_needed(SimpleNamespace(_attn_implementation=name))
-                  for name in (NAME, "eager")], [False, False]),
-)  # fmt: skip
+    Part(
+        "cache.PagedAttentionCache.update",
+        _parameters,
+        ("self", "key_states", "value_states", "layer_idx", "kwargs"),
+    ),
+    Part("cache.PagedAttentionCache", _says("self.layer_to_allocator: dict", "self.config = config"), True),
+    Part(
+        "cache_allocators.FullAttentionCacheAllocator",
+        _says(
+            "self._kv_token_views[layer_idx] = (k_view, v_view)", "v_cache.index_copy_(0, write_index, value_states)"
+        ),
+        True,
+    ),
+    Part("cache_allocators.FullAttentionCacheAllocator.layer_type", str, FULL_ATTENTION),
+    Part("model_runner.infer_max_single_request_tokens", _parameters, ("cache",)),
+    Part("input_outputs.PagedAttentionArgs", lambda found: set(ARGUMENTS) <= set(found.__annotations__), True),
+    Part("utils.attn_mask_is_needed", _makes_masks, [False, False]),
+)
 
 
 def moved_parts() -> list[str]:
     """The parts that this Transformers does not have in the expected form, each with what it has instead."""
     moved = []
-    for part in (*PARTS, *(Part(str(hook), _signature(hook), hook.parameters) for hook in HOOKS)):
+    for part in (*PARTS, *(Part(f"{hook.owner}.{hook.name}", _parameters, hook.parameters) for hook in HOOKS)):
         try:
-            found = part.found()
-        except (AttributeError, TypeError, OSError) as error:
+            found = part.read(locate(part.path))
+        except (ImportError, AttributeError, TypeError, OSError) as error:
             found = f"nothing ({error})"
         if found != part.expected:
-            moved.append(f"{part.name}: expected {part.expected}, got {found}")
+            moved.append(f"{ENGINE}.{part.path}: expected {part.expected}, got {found}")
     return moved
-
-
-def _signature(hook: Hook) -> Callable[[], Any]:
-    return _parameters(hook.owner, hook.name)
 
 
 _checked: list[str] | None = None
@@ -189,8 +199,12 @@ def check_parts() -> None:
 def install() -> None:
     """Wrap the functions of Transformers. Further calls change nothing; a function that is not there stays so."""
     for hook in HOOKS:
-        if hasattr(hook.owner, hook.name):
-            wrap(hook.owner, hook.name, hook.wrapper)
+        try:
+            owner = locate(hook.owner)
+        except (ImportError, AttributeError):
+            continue
+        if hasattr(owner, hook.name):
+            wrap(owner, hook.name, hook.wrapper)
 
 
 def _choice(model: Any) -> Any:
@@ -244,7 +258,7 @@ def _count_layers(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def group(config: Any) -> dict[str, list[int]]:
         if isinstance(config, LucidConfig):
-            return {cache_allocators.FULL_ATTENTION: list(range(config.num_hidden_layers))}
+            return {FULL_ATTENTION: list(range(config.num_hidden_layers))}
         return original(config)
 
     return group
@@ -269,7 +283,7 @@ def _check_request(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(config, LucidConfig) or uses_lucid(config):
             if not hasattr(self.cache, ROOM):
                 # The first request comes to an empty cache.
-                setattr(self.cache, ROOM, model_runner.infer_max_single_request_tokens(self.cache))
+                setattr(self.cache, ROOM, locate("model_runner.infer_max_single_request_tokens")(self.cache))
             room = getattr(self.cache, ROOM)
             prompt, new = len(state.initial_tokens), state.max_new_tokens
             if not prompt:
@@ -285,24 +299,20 @@ def _check_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _GROUPS = "group_layers_by_attn_type"
+_MANAGER = "continuous_api.ContinuousBatchingManager"
 HOOKS = (
+    Hook(_MANAGER, "switch_to_cb_friendly_attn", ("self", "model", "auto_switch_to_flash"), _keep_attention),
     Hook(
-        continuous_api.ContinuousBatchingManager,
-        "switch_to_cb_friendly_attn",
-        ("self", "model", "auto_switch_to_flash"),
-        _keep_attention,
-    ),
-    Hook(
-        continuous_api.ContinuousBatchingManager,
+        _MANAGER,
         "__init__",
         ("self", "model", "generation_config", "continuous_batching_config", "workload_hints"),
         _check_manager,
     ),
-    Hook(scheduler.Scheduler, "add_waiting_request", ("self", "state"), _check_request),
-    Hook(paged_cache, _GROUPS, ("config",), _count_layers),
-    Hook(initialization, _GROUPS, ("config",), _count_layers),
+    Hook("scheduler.Scheduler", "add_waiting_request", ("self", "state"), _check_request),
+    Hook("cache", _GROUPS, ("config",), _count_layers),
+    Hook("initialization", _GROUPS, ("config",), _count_layers),
     Hook(
-        paged_cache.PagedAttentionMemoryHandler,
+        "cache.PagedAttentionMemoryHandler",
         "__init__",
         (
             "self",

@@ -1,19 +1,11 @@
 """The parts of Transformers that continuous batching needs: each is named when it moves."""
 
 import re
+import sys
 from typing import Any
 
 import pytest
-from transformers.generation.continuous_batching import cache as paged_cache
-from transformers.generation.continuous_batching import (
-    cache_allocators,
-    continuous_api,
-    initialization,
-    input_outputs,
-    model_runner,
-    scheduler,
-)
-from transformers.generation.continuous_batching import utils as engine_utils
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.paged import engine
@@ -27,20 +19,21 @@ def other(*args: Any, surprise: bool = True) -> bool:
     return surprise
 
 
-MOVES: dict[str, tuple[Any, str, Any]] = {
-    "switch_to_cb_friendly_attn": (continuous_api.ContinuousBatchingManager, "switch_to_cb_friendly_attn", other),
-    "ContinuousBatchingManager.__init__": (continuous_api.ContinuousBatchingManager, "__init__", other),
-    "cache.group_layers_by_attn_type": (paged_cache, "group_layers_by_attn_type", other),
-    "initialization.group_layers_by_attn_type": (initialization, "group_layers_by_attn_type", None),
-    "PagedAttentionMemoryHandler.__init__": (paged_cache.PagedAttentionMemoryHandler, "__init__", other),
-    "PagedAttentionCache.update": (paged_cache.PagedAttentionCache, "update", other),
-    "layer_to_allocator": (paged_cache.PagedAttentionCache, "__init__", other),
-    "_kv_token_views": (cache_allocators.FullAttentionCacheAllocator, "update", other),
-    "FullAttentionCacheAllocator.layer_type": (cache_allocators.FullAttentionCacheAllocator, "layer_type", "full"),
-    "PagedAttentionArgs": (input_outputs, "PagedAttentionArgs", type("Args", (), {"__annotations__": {"cache": 0}})),
-    "infer_max_single_request_tokens": (model_runner, "infer_max_single_request_tokens", other),
-    "add_waiting_request": (scheduler.Scheduler, "add_waiting_request", None),
-    "attn_mask_is_needed": (engine_utils, "attn_mask_is_needed", other),
+# Where a part stands in the engine, and what stands there in a release that has moved it.
+MOVES: dict[str, Any] = {
+    "continuous_api.ContinuousBatchingManager.switch_to_cb_friendly_attn": other,
+    "continuous_api.ContinuousBatchingManager.__init__": other,
+    "scheduler.Scheduler.add_waiting_request": None,
+    "cache.group_layers_by_attn_type": other,
+    "initialization.group_layers_by_attn_type": None,
+    "cache.PagedAttentionMemoryHandler.__init__": other,
+    "cache.PagedAttentionCache.update": other,
+    "cache.PagedAttentionCache": type("PagedAttentionCache", (), {"update": PagedAttentionCache.update}),
+    "cache_allocators.FullAttentionCacheAllocator": type("Allocator", (), {"layer_type": "full_attention"}),
+    "cache_allocators.FullAttentionCacheAllocator.layer_type": "full",
+    "model_runner.infer_max_single_request_tokens": other,
+    "input_outputs.PagedAttentionArgs": type("Arguments", (), {"__annotations__": {"cache": Any}}),
+    "utils.attn_mask_is_needed": other,
 }
 
 
@@ -70,27 +63,32 @@ def test_this_transformers_has_every_part() -> None:
     assert engine.moved_parts() == []
 
 
+def test_every_part_can_move() -> None:
+    known = [part.path for part in engine.PARTS] + [f"{hook.owner}.{hook.name}" for hook in engine.HOOKS]
+    assert sorted(MOVES) == sorted(known)
+
+
 @pytest.mark.parametrize("part", MOVES)
 def test_a_part_that_moved_is_named(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     enable_lucid()
-    owner, name, value = MOVES[part]
-    if name == "update" and owner is cache_allocators.FullAttentionCacheAllocator:
-        # A class whose source says other things.
-        monkeypatch.setattr(cache_allocators, "FullAttentionCacheAllocator", owner)
-        monkeypatch.setattr(engine.inspect, "getsource", lambda function: "self.layer_to_allocator")
-    elif name == "__init__" and owner is paged_cache.PagedAttentionCache:
-        monkeypatch.setattr(engine.inspect, "getsource", lambda function: "(k_view, v_view)")
-    else:
-        monkeypatch.setattr(owner, name, value)
+    owner, _, name = part.rpartition(".")
+    monkeypatch.setattr(engine.locate(owner), name, MOVES[part])
     moved = engine.moved_parts()
-    assert any(part in line.partition(": expected")[0] for line in moved), moved
+    assert any(f"{engine.ENGINE}.{part}: expected" in line for line in moved), moved
+
+
+@pytest.mark.parametrize("module", ["model_runner", "cache", "continuous_api"])
+def test_a_module_that_is_gone_is_named_and_enable_lucid_works(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, f"{engine.ENGINE}.{module}", None)
+    enable_lucid()
+    assert any(f"{engine.ENGINE}.{module}." in line and "got nothing" in line for line in engine.moved_parts())
 
 
 @pytest.mark.parametrize("made", [lambda: lucid_model("llama"), decoder], ids=["drop-in", "decoder"])
 def test_a_moved_part_refuses_continuous_batching_and_nothing_else(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made()
     monkeypatch.setattr(engine, "_checked", None)
-    monkeypatch.setattr(engine_utils, "attn_mask_is_needed", other)
+    monkeypatch.setattr(engine.locate("utils"), "attn_mask_is_needed", other)
     with pytest.raises(RuntimeError, match=r"Transformers .*, which has moved .*attn_mask_is_needed.*use generate\(\)"):
         in_batch(model, [[1, 2, 3]])
     assert len(alone(model, [[1, 2, 3]])[0]) == 8
