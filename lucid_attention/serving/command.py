@@ -7,6 +7,7 @@ import argparse
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from ..models.checkpoint import CheckpointError, load_config
@@ -14,6 +15,8 @@ from ..models.decoder.configuration import LucidConfig
 from ..models.decoder.paged import attentions_with_a_state
 
 BATCHING = "--continuous-batching"
+# What the server of Transformers imports.
+SERVER = ("fastapi", "uvicorn", "openai")
 
 
 def words_of(checkpoint: str, words: list[str]) -> list[str]:
@@ -36,6 +39,9 @@ def words_of(checkpoint: str, words: list[str]) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """`lucid serve`. Returns only if there is nothing to serve, or on Windows, where a process cannot be replaced."""
+    for package in SERVER:
+        # Missing here, `lucid` says which extra to install.
+        import_module(package)
     try:
         words = words_of(args.checkpoint, args.words)
     except (CheckpointError, ValueError) as error:

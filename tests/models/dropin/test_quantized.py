@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import QuantizedCache
 
 from lucid_attention.models.dropin.cache import pending_values
 from tests.models.dropin.cases import greedy, lucid_model, relative_error, softmax_model, tokens
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(cache_utils, "Fp8QuantizedLayer"), reason="needs the backend fp8, which needs no other package"
+)
 PROMPT, NEW = 32, 32
 
 
