@@ -9,8 +9,8 @@ from ...ops.lucid.api import precondition
 from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 from ..dropin.masks import Visibility
 from .engine import paged_layer, update_window
-from .ragged import attend_ragged
-from .requests import Request, split, together
+from .ragged import attend_ragged, new_tokens
+from .requests import Request
 
 # Queries of a window that are read together: their mask has this many rows, and never T.
 ROWS = 512
@@ -57,20 +57,17 @@ def paged_window(
     q: Tensor, k: Tensor, v: Tensor, index: int, arguments: dict[str, Any], readout: Any, window: int
 ) -> Tensor:
     """Softmax attention in a sliding window, of all requests, in the same shapes."""
-    k, v, requests = update_window(arguments["cache"], index, k, v, arguments)
+    k, v, plan = update_window(arguments["cache"], index, k, v, arguments)
     o = q.new_empty(1, q.shape[1], q.shape[2], v.shape[3])
-    alone, groups = split(requests)
-    for request in alone:
+    for request, _ in plan.alone:
         for start in range(0, request.new, ROWS):
             tokens, keys, mask = _window(request, start, window, q.device)
             o[:, :, tokens] = readout.stock(q[:, :, tokens], k[:, :, keys], v[:, :, keys], mask)
-    for group in groups:
-        places = together(group, q.device)
-        query = q[0].index_select(1, places.tokens).transpose(0, 1)[:, :, None]
-        key, value = (x[0][:, places.rows].transpose(0, 1) for x in (k, v))
+    for places, rows, mask in plan.groups:
+        key, value = (rows.gather(x[0].transpose(0, 1)) for x in (k, v))
         # One token sees all that the cache has of its window.
-        mask = None if places.mask is None else places.mask[:, None, None]
-        o[:, :, places.tokens] = readout.stock(query, key, value, mask).transpose(0, 2)
+        shown = None if mask is None else mask[:, None, None]
+        o[:, :, places] = readout.stock(new_tokens(q, places), key, value, shown).transpose(0, 2)
     return o
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..decoder.configuration import LucidConfig
 from ..dropin.hooks import SUPPORTED, wrap
 from ..dropin.settings import NAME, uses_lucid
-from .requests import Request
+from .requests import Plan, Request
 
 ENGINE = "transformers.generation.continuous_batching"
 FULL_ATTENTION = "full_attention"
@@ -38,8 +38,8 @@ ARGUMENTS = (
 # The beginning of what is said about a request that cannot be served.
 REFUSED = "the request cannot be served: "
 # Attributes of a manager and of a cache: the choice of attention that they were made for, the options
-# of every layer, the tokens for which an empty cache has room.
-MADE_FOR, OPTIONS, ROOM = "_lucid_made_for", "_lucid_options", "_lucid_room"
+# of every layer, the tokens for which an empty cache has room, the plan of the pass.
+MADE_FOR, OPTIONS, ROOM, PLAN = "_lucid_made_for", "_lucid_options", "_lucid_room", "_lucid_plan"
 
 
 def locate(path: str) -> Any:
@@ -55,17 +55,15 @@ def is_paged(cache: Any) -> bool:
 
 
 class PagedLayer(NamedTuple):
-    """One layer of the paged cache, and the requests of this step.
+    """One layer of the paged cache, and the requests of this pass.
 
-    keys, values: [rows, H, D], views of the cache, written in place; write: [T] int64, rows of the new tokens; read:
-    [N] int64, rows of all tokens of all requests, one behind the other; requests: their places among the T and the N.
+    keys, values: [rows, H, D], views of the cache, written in place; write: [T] int64, rows of the new tokens.
     """
 
     keys: Tensor
     values: Tensor
     write: Tensor
-    read: Tensor
-    requests: list[Request]
+    plan: Plan
 
 
 def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict[str, Any]) -> PagedLayer:
@@ -85,10 +83,18 @@ def paged_layer(cache: Any, index: int, arguments: dict[str, Any], options: dict
     if arguments.get("block_table") is not None or allocator.layer_type != FULL_ATTENTION:
         raise ValueError(f"layer {index} needs full attention without a block table, got {allocator.layer_type!r}")
     keys, values = allocator._kv_token_views[index]
-    requests = read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"][allocator.layer_type])
-    return PagedLayer(
-        keys, values, arguments["write_index"][allocator.index], arguments["read_index"][allocator.index], requests
-    )
+    return PagedLayer(keys, values, arguments["write_index"][allocator.index], _plan(cache, allocator, arguments))
+
+
+def _plan(cache: Any, allocator: Any, arguments: dict[str, Any]) -> Plan:
+    """The plan of this pass, made by its first layer. All layers of a pass get the same dictionary of borders."""
+    borders = arguments["cu_seq_lens_k"]
+    made = getattr(cache, PLAN, None)
+    if made is None or made[0] is not borders:
+        requests = read_requests(arguments["cu_seq_lens_q"], borders[allocator.layer_type])
+        made = borders, Plan(requests, cache.device, arguments["read_index"][allocator.index])
+        setattr(cache, PLAN, made)
+    return made[1]
 
 
 def _check_cache(cache: Any) -> None:
@@ -105,7 +111,7 @@ def read_requests(new: Tensor, all_tokens: Tensor) -> list[Request]:
 
 def update_window(
     cache: Any, index: int, key: Tensor, value: Tensor, arguments: dict[str, Any]
-) -> tuple[Tensor, Tensor, list[Request]]:
+) -> tuple[Tensor, Tensor, Plan]:
     """Write to a layer with a sliding window, which keeps values.
 
     key, value: [1, H, T, *] -> what the requests see, [1, H, N, *], one behind the other, and their places in it.
@@ -113,7 +119,8 @@ def update_window(
     _check_cache(cache)
     arguments = dict(arguments)
     key, value = cache.update(key_states=key, value_states=value, layer_idx=index, kwargs=arguments)
-    return key, value, read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"])
+    requests = read_requests(arguments["cu_seq_lens_q"], arguments["cu_seq_lens_k"])
+    return key, value, Plan(requests, key.device)
 
 
 class Part(NamedTuple):
@@ -152,7 +159,11 @@ PARTS = (
         _parameters,
         ("self", "key_states", "value_states", "layer_idx", "kwargs"),
     ),
-    Part("cache.PagedAttentionCache", _says("self.layer_to_allocator: dict", "self.config = config"), True),
+    Part(
+        "cache.PagedAttentionCache",
+        _says("self.layer_to_allocator: dict", "self.config = config", "self.device = device"),
+        True,
+    ),
     Part(
         "cache_allocators.FullAttentionCacheAllocator",
         _says(

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .engine import PagedLayer
-from .requests import Request, split, together
 
 
 class Attend(Protocol):
@@ -36,25 +35,20 @@ def attend_ragged(layer: PagedLayer, q: Tensor, k: Tensor, v: Tensor, attend: At
     q: [1, H·G, T, D]; k: [1, H, T, D]; v: [1, H', T, E], with H·D = H'·E, all requests one behind the other
     -> [1, H·G, T, E].
     """
-    T = q.shape[2]
-    known = layer.requests[-1].stop
+    T, known = q.shape[2], layer.plan.tokens
     if known != T or layer.write.shape[0] != T:
         raise ValueError(f"the new tokens of all requests must be the {T} of the pass, without padding, got {known}")
-    values = layer.values.view(-1, v.shape[1], v.shape[3])
-    layer.keys.index_copy_(0, layer.write, _rows(k))
+    keys, values = layer.keys, layer.values.view(-1, v.shape[1], v.shape[3])
+    keys.index_copy_(0, layer.write, _rows(k))
     parts: list[tuple[Any, Tensor, Tensor]] = []
-    alone, groups = split(layer.requests)
-    for request in alone:
+    for request, past in layer.plan.alone:
         tokens = slice(request.start, request.stop)
-        past = _past(layer, values, request)
-        parts.append((tokens, *attend.extend(tokens, q[:, :, tokens], k[:, :, tokens], v[:, :, tokens], past)))
-    for group in groups:
-        places = together(group, q.device)
-        rows = layer.read[places.rows]
-        new = (x[0].index_select(1, places.tokens).transpose(0, 1)[:, :, None] for x in (q, v))
-        query, value = new
-        o, y = attend.step(places.tokens, query, gather(layer.keys, rows), value, gather(values, rows), places.mask)
-        parts.append((places.tokens, _one_behind_the_other(o), _one_behind_the_other(y)))
+        before = None if past is None else (past.gather(keys), past.gather(values))
+        parts.append((tokens, *attend.extend(tokens, q[:, :, tokens], k[:, :, tokens], v[:, :, tokens], before)))
+    for places, rows, mask in layer.plan.groups:
+        query, value = (new_tokens(x, places) for x in (q, v))
+        o, y = attend.step(places, query, rows.gather(keys), value, rows.gather(values), mask)
+        parts.append((places, o.transpose(0, 2), y.transpose(0, 2)))
     _, heads, _, width = parts[0][1].shape
     # Every token belongs to one request, so that every place is written.
     output, stored = q.new_empty(1, heads, T, width), torch.empty_like(v)
@@ -64,25 +58,11 @@ def attend_ragged(layer: PagedLayer, q: Tensor, k: Tensor, v: Tensor, attend: At
     return output
 
 
-def _past(layer: PagedLayer, values: Tensor, request: Request) -> tuple[Tensor, Tensor] | None:
-    if request.past == 0:
-        return None
-    rows = layer.read[None, request.first : request.first + request.past]
-    return gather(layer.keys, rows), gather(values, rows)
-
-
-def gather(cache: Tensor, rows: Tensor) -> Tensor:
-    """Rows of a layer's cache, in the layout of the operators. cache: [n, H, D]; rows: [R, M] -> [R, H, M, D]."""
-    _, H, D = cache.shape
-    places = rows[:, None] * H + torch.arange(H, device=rows.device)[:, None]
-    return cache.view(-1, D).index_select(0, places.flatten()).view(*places.shape, D)
+def new_tokens(x: Tensor, places: Tensor) -> Tensor:
+    """One token each of R requests. x: [1, H, T, D]; places: [R] -> [R, H, 1, D]."""
+    return x[0].index_select(1, places).transpose(0, 1)[:, :, None]
 
 
 def _rows(x: Tensor) -> Tensor:
     """[1, H, T, D] -> [T, H, D], the layout of the cache."""
     return x[0].transpose(0, 1)
-
-
-def _one_behind_the_other(x: Tensor) -> Tensor:
-    """[R, H, 1, D] -> [1, H, R, D]."""
-    return x.transpose(0, 2)

@@ -29,16 +29,55 @@ class Request(NamedTuple):
         return self.end - self.first - self.new
 
 
+class Rows:
+    """Rows of a cache [n, H, D], for R requests: [R, M]."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+        self._places: dict[int, Tensor] = {}
+
+    def gather(self, cache: Tensor) -> Tensor:
+        """cache: [n, H, D] -> [R, H, M, D], the layout of the operators."""
+        H, D = cache.shape[1:]
+        if H not in self._places:
+            head = torch.arange(H, device=self.rows.device)[:, None]
+            # The layers of a pass read the same places.
+            self._places[H] = (self.rows[:, None] * H + head).flatten()
+        R, M = self.rows.shape
+        return cache.reshape(-1, D).index_select(0, self._places[H]).view(R, H, M, D)
+
+
+class Alone(NamedTuple):
+    """A request that is computed alone. past: the rows of its past, [1, S]; None without one."""
+
+    request: Request
+    past: Rows | None
+
+
 class Together(NamedTuple):
     """One new token each of R requests.
 
-    tokens: [R], places of the new tokens; rows: [R, M], places of all tokens that each sees, the new one last; mask:
-    [R, M] bool, False where `rows` repeats a place because the request has fewer tokens; None if all have M.
+    tokens: [R], places of the new tokens; rows: [R, M], of all tokens that each sees, the new one last; mask: [R, M]
+    bool, False where `rows` repeats a row because the request has fewer tokens; None if all have M.
     """
 
     tokens: Tensor
-    rows: Tensor
+    rows: Rows
     mask: Tensor | None
+
+
+class Plan:
+    """What is computed alone and what together in a pass; the same for all its layers.
+
+    read: [N], rows in the cache of the tokens of all requests, one behind the other; None if these are the rows. Empty
+    if no request has a past.
+    """
+
+    def __init__(self, requests: list[Request], device: torch.device, read: Tensor | None = None) -> None:
+        self.tokens = requests[-1].stop
+        alone, groups = split(requests)
+        self.alone = [Alone(one, _past(one, read)) for one in alone]
+        self.groups = [_together(group, device, read) for group in groups]
 
 
 def split(requests: list[Request]) -> tuple[list[Request], list[list[Request]]]:
@@ -59,12 +98,18 @@ def _similar(steps: list[Request]) -> Iterator[list[Request]]:
         yield group
 
 
-def together(group: list[Request], device: torch.device) -> Together:
-    """The places of a group's tokens."""
-    first, end = (
-        torch.tensor([getattr(one, name) for one in group], device=device)[:, None] for name in ("first", "end")
-    )
+def _past(request: Request, read: Tensor | None) -> Rows | None:
+    if request.past == 0 or read is None:
+        return None
+    return Rows(read[None, request.first : request.first + request.past])
+
+
+def _together(group: list[Request], device: torch.device, read: Tensor | None) -> Together:
+    first = torch.tensor([one.first for one in group], device=device)[:, None]
+    end = torch.tensor([one.end for one in group], device=device)[:, None]
     longest = max(one.end - one.first for one in group)
     rows = end + torch.arange(-longest, 0, device=device)
     mask = None if all(one.end - one.first == longest for one in group) else rows >= first
-    return Together(torch.tensor([one.start for one in group], device=device), rows.maximum(first), mask)
+    rows = rows.maximum(first)
+    tokens = torch.tensor([one.start for one in group], device=device)
+    return Together(tokens, Rows(rows if read is None else read[rows]), mask)

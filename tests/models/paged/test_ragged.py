@@ -12,8 +12,8 @@ from lucid_attention import lucid_attention, precondition
 from lucid_attention.models.dropin.attention import Readout
 from lucid_attention.models.paged.attention import PagedLucid, _window
 from lucid_attention.models.paged.engine import PagedLayer, read_requests
-from lucid_attention.models.paged.ragged import attend_ragged, gather
-from lucid_attention.models.paged.requests import Request, split, together
+from lucid_attention.models.paged.ragged import attend_ragged
+from lucid_attention.models.paged.requests import Plan, Request, Rows
 
 H, G, D = 2, 2, 4
 # New tokens and past of each request: prompts, parts of prompts, single tokens after pasts of different lengths.
@@ -33,8 +33,13 @@ def sequences(dtype: torch.dtype) -> list[tuple[Tensor, Tensor, Tensor]]:
     return made
 
 
-def paged(whole: list[tuple[Tensor, Tensor, Tensor]], options: dict[str, Any]) -> tuple[PagedLayer, list[Tensor]]:
-    """A cache with the pasts in a random order of rows, and NaN in all others; q, k, v of the new tokens."""
+def paged(
+    whole: list[tuple[Tensor, Tensor, Tensor]], options: dict[str, Any]
+) -> tuple[PagedLayer, list[Tensor], list[Tensor]]:
+    """A cache with the pasts in a random order of rows, and NaN in all others; q, k, v of the new tokens.
+
+    And the rows of every request.
+    """
     totals = [past + new for new, past in STEPS]
     places = torch.randperm(3 * sum(totals))[: sum(totals)]
     keys, values = (torch.full((3 * sum(totals), H, D), torch.nan, dtype=whole[0][0].dtype) for _ in range(2))
@@ -46,7 +51,8 @@ def paged(whole: list[tuple[Tensor, Tensor, Tensor]], options: dict[str, Any]) -
         write += rows[past:].tolist()
     requests = read_requests(rows_of([new for new, _ in STEPS]), rows_of(totals))
     new = [torch.cat([x[i][:, :, -new:] for x, (new, _) in zip(whole, STEPS, strict=True)], 2) for i in range(3)]
-    return PagedLayer(keys, values, torch.tensor(write), places, requests), new
+    layer = PagedLayer(keys, values, torch.tensor(write), Plan(requests, places.device, places))
+    return layer, new, list(places.split(totals))
 
 
 def readout(**others: Any) -> Readout:
@@ -57,22 +63,22 @@ def readout(**others: Any) -> Readout:
 def test_every_request_sees_its_own_past(strength: float) -> None:
     options = {"strength": strength, "sharpness": 3.0}
     whole = sequences(torch.float64)
-    layer, (q, k, v) = paged(whole, options)
+    layer, (q, k, v), rows = paged(whole, options)
     o = attend_ragged(layer, q, k, v, PagedLucid(readout(), options))
     done = 0
-    for (new, _), (q, k, v), request in zip(STEPS, whole, layer.requests, strict=True):
+    for (new, _), (q, k, v), own in zip(STEPS, whole, rows, strict=True):
         expected = lucid_attention(q, k, v, impl="reference", **options)[:, :, -new:]
         torch.testing.assert_close(o[:, :, done : done + new], expected)
-        rows = layer.read[None, request.first : request.end]
-        torch.testing.assert_close(gather(layer.keys, rows), k)
-        torch.testing.assert_close(gather(layer.values, rows), precondition(k, v, impl="reference", **options))
+        torch.testing.assert_close(Rows(own[None]).gather(layer.keys), k)
+        stored = Rows(own[None]).gather(layer.values)
+        torch.testing.assert_close(stored, precondition(k, v, impl="reference", **options))
         done += new
-    assert int(layer.values[:, 0, 0].isnan().sum()) == layer.values.shape[0] - layer.read.shape[0]
+    assert int(layer.values[:, 0, 0].isnan().sum()) == layer.values.shape[0] - sum(map(len, rows))
 
 
 def test_all_tokens_of_a_pass_belong_to_a_request() -> None:
     options = {"strength": 1.0, "sharpness": None}
-    layer, (q, k, v) = paged(sequences(torch.float64), options)
+    layer, (q, k, v), _ = paged(sequences(torch.float64), options)
     with pytest.raises(ValueError, match="new tokens of all requests must be the 15 of the pass, without padding"):
         attend_ragged(layer, *(torch.cat([x, x[:, :, :1]], 2) for x in (q, k, v)), PagedLucid(readout(), options))
 
@@ -96,7 +102,7 @@ def test_no_tensor_has_the_size_of_all_new_tokens_times_all_keys() -> None:
     requests, read = read_requests(rows_of(news), rows_of(totals)), torch.arange(sum(totals))
     write = torch.cat([read[one.end - one.new : one.end] for one in requests])
     keys, values = (torch.randn(sum(totals), H, D) for _ in range(2))
-    layer = PagedLayer(keys, values, write, read, requests)
+    layer = PagedLayer(keys, values, write, Plan(requests, read.device, read))
     q, k, v = (torch.randn(1, heads, sum(news), D) for heads in (H * G, H, H))
     with torch.no_grad(), LargestTensor() as largest:
         attend_ragged(layer, q, k, v, PagedLucid(readout(), {"strength": 1.0, "sharpness": None}))
@@ -107,16 +113,16 @@ def test_no_tensor_has_the_size_of_all_new_tokens_times_all_keys() -> None:
 
 def test_tokens_with_pasts_of_similar_lengths_are_read_together() -> None:
     requests = read_requests(rows_of([1] * 6 + [3]), rows_of([11, 40, 43, 900, 1000, 1400, 30]))
-    alone, groups = split(requests)
-    assert [one.new for one in alone] == [3]
-    assert [[one.past for one in group] for group in groups] == [[10, 39, 42], [899, 999], [1399]]
-    places = together(groups[1], torch.device("cpu"))
-    assert places.rows.shape == (2, 1000)
-    assert places.mask is not None
-    assert places.mask.sum(1).tolist() == [900, 1000]
-    assert places.rows[:, -1].tolist() == [request.end - 1 for request in groups[1]]
-    assert int(places.rows[0].min()) == groups[1][0].first
-    assert together(groups[2], torch.device("cpu")).mask is None
+    plan = Plan(requests, torch.device("cpu"))
+    assert [one.request.new for one in plan.alone] == [3]
+    assert [group.rows.rows.shape for group in plan.groups] == [(3, 43), (2, 1000), (1, 1400)]
+    group = plan.groups[1]
+    assert group.tokens.tolist() == [3, 4]
+    assert group.mask is not None
+    assert group.mask.sum(1).tolist() == [900, 1000]
+    assert group.rows.rows[:, -1].tolist() == [requests[3].end - 1, requests[4].end - 1]
+    assert int(group.rows.rows[0].min()) == requests[3].first
+    assert plan.groups[2].mask is None
 
 
 @pytest.mark.parametrize(("past", "new"), [(0, 700), (4, 600), (2, 3)])
