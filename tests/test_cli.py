@@ -73,13 +73,14 @@ finally:
         ("--help", 0),
         ("convrt", 2),
         *((f"{name} --help", 0) for name in commands.COMMANDS),
-        # What follows the tool of `lucid run` is the tool's own.
+        # What follows the tool of `lucid run`, and the checkpoint of `lucid serve`, belongs to the tool and the server.
         ("run --no-such-option lm_eval", 2),
         ("run lm_evla", 127),
+        ("serve --no-such-option ./model", 2),
         *(
             (f"{command.example.removeprefix('lucid ')} --no-such-option", 2)
             for name, command in commands.COMMANDS.items()
-            if name != "run"
+            if name not in ("run", "serve")
         ),
     ],
 )

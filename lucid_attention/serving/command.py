@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 from ..models.checkpoint import CheckpointError, load_config
 from ..models.decoder.configuration import LucidConfig
@@ -34,7 +33,8 @@ def words_of(checkpoint: str, words: list[str]) -> list[str]:
         print(f"lucid serve: one request after the other: {reason}", file=sys.stderr, flush=True)
     elif not {BATCHING, f"--no-{BATCHING[2:]}"} & set(words):
         words = [BATCHING, *words]
-    return [str(Path(checkpoint)), *words]
+    # As it was written: clients name the model by the same word.
+    return [checkpoint, *words]
 
 
 def run(args: argparse.Namespace) -> int:

@@ -56,9 +56,19 @@ def main(words: list[str]) -> None:
     from transformers.cli.transformers import app
 
     enable_lucid()
-    build = server.build_server
-    server.build_server = lambda *args, **kwargs: guard(build(*args, **kwargs))
-    app(["serve", *words])
+    build, engines = server.build_server, []
+
+    def build_guarded(*args: Any, generation_state: Any, **kwargs: Any) -> Any:
+        engines.append(generation_state)
+        return guard(build(*args, generation_state=generation_state, **kwargs))
+
+    server.build_server = build_guarded
+    try:
+        app(["serve", *words])
+    finally:
+        # The thread of continuous batching would keep the process alive.
+        for engine in engines:
+            engine.shutdown()
 
 
 if __name__ == "__main__":

@@ -97,8 +97,12 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def server(words: list[str], folder: Path) -> Iterator[str]:
-    """The address of a `transformers serve`. At its end the server must shut down by itself."""
+def server(words: list[str], folder: Path, *, ends: bool = True) -> Iterator[str]:
+    """The address of a `transformers serve`. At its end the server must shut down by itself.
+
+    ends: whether its process ends, too. In the stock server the thread of continuous batching keeps it alive until
+    a second Ctrl-C.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -114,7 +118,10 @@ def server(words: list[str], folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}/v1"
         process.send_signal(signal.SIGINT)
         # Its exit code is the tool's own: 0 or 1, by the release of its command-line library.
-        process.wait(timeout=300)
+        while not ends and "Application shutdown complete" not in log.read_text():
+            time.sleep(0.2)
+        if ends:
+            process.wait(timeout=300)
         assert "Application shutdown complete" in log.read_text()
     finally:
         process.kill()

@@ -44,7 +44,9 @@ def test_transformers_serve_answers_with_lucid(
     serve = program("transformers", "serve", folder)
     if not launch:
         serve = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--trust-remote-code"]
-    with server([*serve, *(["--continuous-batching", *BOUNDS] if batching else [])], tmp_path) as address:
+    with server(
+        [*serve, *(["--continuous-batching", *BOUNDS] if batching else [])], tmp_path, ends=not batching
+    ) as address:
         made = connect(address).chat.completions.create(
             model=str(folder), messages=[{"role": "user", "content": PROMPT}], temperature=0, max_tokens=NEW
         )

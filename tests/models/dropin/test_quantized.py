@@ -34,7 +34,8 @@ class Rounded:
         self.kept: list[torch.Tensor] = []
 
     def update(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        self.kept = [torch.cat([old, new], 2) for old, new in zip(self.kept, (k, v), strict=True)] or [k, v]
+        old = self.kept or [k[:, :, :0], v[:, :, :0]]
+        self.kept = [torch.cat([old[0], k], 2), torch.cat([old[1], v], 2)]
         return self.kept[0], self.kept[1]
 
     def get_seq_length(self) -> int:
