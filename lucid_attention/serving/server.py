@@ -6,7 +6,6 @@ application, and the command line.
 
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ..models.dropin.api import enable_lucid
@@ -20,33 +19,81 @@ def error_body(message: str, status: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": status}}
 
 
+class CheckedRequests:
+    """A layer around an ASGI application: requests that cannot be answered do not reach it, its errors are explained.
+
+    It hands everything else on as it is, streams and disconnections among them.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in TEXT_FIELDS:
+            await self.app(scope, receive, send)
+            return
+        body: bytes | None = await _read(receive)
+        if (wrong := _problem(scope["path"], body)) is not None:
+            await _answer(send, wrong, 400)
+            return
+        started = False
+
+        async def receive_again() -> Any:
+            nonlocal body
+            if body is None:
+                return await receive()
+            message, body = {"type": "http.request", "body": body, "more_body": False}, None
+            return message
+
+        async def watched(message: Any) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self.app(scope, receive_again, watched)
+        except Exception as error:
+            if started:
+                raise
+            _, found, reason = str(error).partition(REFUSED)
+            message = f"{REFUSED}{reason}" if found else f"{type(error).__name__}: {error}"
+            await _answer(send, message, 400 if found else 500)
+
+
+async def _read(receive: Any) -> bytes:
+    """The body of a request."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
+
+
+def _problem(path: str, body: bytes | None) -> str | None:
+    try:
+        return problem(path, json.loads(body or b""))
+    except ValueError as error:
+        return f"the body must be JSON: {error}"
+
+
+async def _answer(send: Any, message: str, status: int) -> None:
+    body = json.dumps(error_body(message, status)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 def guard(app: Any) -> Any:
     """Let an application of Transformers' server check requests, and say in its answers what is wrong."""
     from fastapi import HTTPException, Request
     from fastapi.responses import JSONResponse
 
-    def answer(message: str, status: int) -> JSONResponse:
-        return JSONResponse(error_body(message, status), status_code=status)
-
     @app.exception_handler(HTTPException)
     async def explain(request: Request, error: HTTPException) -> JSONResponse:
-        return answer(str(error.detail), error.status_code)
+        return JSONResponse(error_body(str(error.detail), error.status_code), status_code=error.status_code)
 
-    @app.middleware("http")
-    async def check(request: Request, call_next: Callable[[Request], Awaitable[Any]]) -> Any:
-        if request.method == "POST" and request.url.path in TEXT_FIELDS:
-            try:
-                body = json.loads(await request.body())
-            except ValueError as error:
-                return answer(f"the body must be JSON: {error}", 400)
-            if (wrong := problem(request.url.path, body)) is not None:
-                return answer(wrong, 400)
-        try:
-            return await call_next(request)
-        except Exception as error:
-            _, found, reason = str(error).partition(REFUSED)
-            return answer(f"{REFUSED}{reason}" if found else f"{type(error).__name__}: {error}", 400 if found else 500)
-
+    app.add_middleware(CheckedRequests)
     return app
 
 

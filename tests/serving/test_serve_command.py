@@ -1,5 +1,7 @@
 """`lucid serve` before the server: which words it adds, and what it says about requests that cannot be answered."""
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,10 @@ import pytest
 
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
+from lucid_attention.models.paged.engine import REFUSED
 from lucid_attention.serving.checks import problem
 from lucid_attention.serving.command import words_of
-from lucid_attention.serving.server import error_body
+from lucid_attention.serving.server import CheckedRequests, error_body
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 GOOD: list[tuple[str, Any]] = [
@@ -53,6 +56,60 @@ def test_a_bad_request_is_explained(path: str, body: Any, words: str) -> None:
 def test_errors_have_the_form_that_clients_read() -> None:
     assert error_body("no", 400)["error"]["type"] == "invalid_request_error"
     assert error_body("no", 500)["error"] == {"message": "no", "type": "server_error", "param": None, "code": 500}
+
+
+def ask(app: Any, body: bytes, path: str = COMPLETION, parts: int = 1) -> list[Any]:
+    """What a client gets from an application behind `CheckedRequests`."""
+    size = -(-len(body) // parts) or 1
+    chunks = [body[at : at + size] for at in range(0, len(body), size)] or [b""]
+    events = [{"type": "http.request", "body": one, "more_body": one is not chunks[-1]} for one in chunks]
+    events.append({"type": "http.disconnect"})
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return events.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(CheckedRequests(app)({"type": "http", "method": "POST", "path": path}, receive, send))
+    return sent
+
+
+def message_of(sent: list[Any]) -> tuple[int, str]:
+    start, body = sent
+    return start["status"], json.loads(body["body"])["error"]["message"]
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": (await receive())["body"]})
+    assert (await receive())["type"] == "http.disconnect"
+
+
+def test_a_good_request_reaches_the_server_as_it_was_sent() -> None:
+    body = json.dumps({"prompt": "a b c", "max_tokens": 3}).encode()
+    assert ask(echo, body, parts=4)[1]["body"] == body
+    assert ask(echo, b"not checked", path="/v1/audio/transcriptions")[1]["body"] == b"not checked"
+
+
+def test_a_bad_request_does_not_reach_the_server() -> None:
+    assert message_of(ask(echo, b'{"prompt": ""}'))[0] == 400
+    assert message_of(ask(echo, b"{not json"))[1].startswith("the body must be JSON")
+    assert message_of(ask(echo, b""))[0] == 400
+
+
+def test_errors_of_the_server_are_explained() -> None:
+    def failing(error: Exception) -> Any:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            raise error
+
+        return app
+
+    body = b'{"prompt": "a"}'
+    refused = failing(RuntimeError(f"CB generation failed for 7: {REFUSED}too long"))
+    assert message_of(ask(refused, body)) == (400, f"{REFUSED}too long")
+    assert message_of(ask(failing(KeyError("role")), body)) == (500, "KeyError: 'role'")
 
 
 @pytest.fixture(scope="module")
