@@ -62,6 +62,9 @@ def check_pageable(config: LucidConfig, attentions: list[CausalAttention]) -> No
             "that keep keys and y (lucid, softmax, diff). Use generate()"
         )
     heads, head_dim = config.num_key_value_heads, config.head_dim
+    # LucidConfig fills both in.
+    assert heads is not None
+    assert head_dim is not None
     for name, attention in zip(config.layer_attentions, attentions, strict=True):
         keys, values = attention.k_proj.out_features, attention.v_proj.out_features
         if attention.head_dim != head_dim or not keys == values == heads * head_dim:

@@ -38,7 +38,7 @@ class LucidQuantizedLayer(_CommittedLayer, CacheLayerMixin):
             # No new tokens: the stock layer returns its past.
             k_past, y_past = self.stock.update(key_states[:, :, :0], value_states[:, :, :0])
             keys, values = torch.cat([k_past, key_states], 2), torch.cat([y_past, value_states], 2)
-        pending = PendingValues(self, keys, value_states, y_past, inverse_key_norms(keys))  # type: ignore[arg-type]
+        pending = PendingValues(self, keys, value_states, y_past, inverse_key_norms(keys))
         return keys, self.with_pending(values, pending)
 
     def commit(self, pending: PendingValues, y: Tensor) -> Tensor:

@@ -63,10 +63,10 @@ def paged_window(
         for start in range(0, request.new, ROWS):
             tokens, keys, mask = _window(request, start, window, q.device)
             o[:, :, tokens] = readout.stock(q[:, :, tokens], k[:, :, keys], v[:, :, keys], mask)
-    for places, rows, mask in plan.groups:
+    for places, rows, known in plan.groups:
         key, value = (rows.gather(x[0].transpose(0, 1)) for x in (k, v))
         # One token sees all that the cache has of its window.
-        shown = None if mask is None else mask[:, None, None]
+        shown = None if known is None else known[:, None, None]
         o[:, :, places] = readout.stock(new_tokens(q, places), key, value, shown).transpose(0, 2)
     return o
 
