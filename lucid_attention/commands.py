@@ -112,6 +112,12 @@ COMMANDS = {
         "lucid run lm_eval --model hf --model_args pretrained=./model --tasks arc_easy",
         "transformers",
     ),
+    "serve": Command(
+        "serving.command",
+        "serve a checkpoint to programs that speak OpenAI's API, many requests at a time",
+        "lucid serve ./model --port 8000 --cb-num-blocks 64",
+        "serve",
+    ),
 }
 
 

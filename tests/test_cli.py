@@ -83,9 +83,11 @@ for line in sys.argv[1:]:
 
 def test_help_and_misspelt_words_are_answered_before_anything_heavy_is_imported() -> None:
     helps = ["--help", *(f"{name} --help" for name in commands.COMMANDS)]
-    # What follows the tool of `lucid run` is the tool's own.
-    others = [command.example.removeprefix("lucid ") for name, command in commands.COMMANDS.items() if name != "run"]
-    wrong = ["convrt", "run --no-such-option lm_eval", *(f"{words} --no-such-option" for words in others)]
+    # What follows the tool of `lucid run`, and the checkpoint of `lucid serve`, belongs to the tool and the server.
+    own = [command for name, command in commands.COMMANDS.items() if name not in ("run", "serve")]
+    others = [command.example.removeprefix("lucid ") for command in own]
+    wrong = ["convrt", "run --no-such-option lm_eval", "serve --no-such-option ./model"]
+    wrong += [*(f"{words} --no-such-option" for words in others)]
     expected = dict.fromkeys(helps, 0) | dict.fromkeys(wrong, 2) | {"run lm_evla": 127}
     command = [sys.executable, "-c", PARSE.format(heavy=HEAVY), *expected]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

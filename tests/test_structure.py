@@ -1,6 +1,6 @@
 """The shape of the package: who imports whom, what stands where. Each rule is a function that lists what breaks it.
 
-    ops → nn → models → {training, evals, analysis, bench} → experiments → cli
+    ops → nn → models → {serving, training, evals, analysis, bench} → experiments → cli
 
 An arrow means "may be imported by". `data` and `report` import none of these rooms; every room may import `base`.
 """
@@ -30,12 +30,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops": set(),
     "nn": {"ops"},
     "models": BELOW_MODELS,
+    "serving": BELOW_MODELS | {"models"},
     "training": BELOW_TRAINING,
     "evals": BELOW_TRAINING,
     "analysis": BELOW_TRAINING,
     "bench": BELOW_TRAINING | {"training"},
     "experiments": BELOW_EXPERIMENTS,
-    "commands": BELOW_EXPERIMENTS | {"experiments"},
+    "commands": BELOW_EXPERIMENTS | {"experiments", "serving"},
     "cli": {"commands"},
     "data": set(),
     "report": set(),
@@ -244,6 +245,7 @@ PLANTS: dict[str, Plant] = {
     "nn imports a public name of models": (forbidden_arrows, "nn/a.py", "from lucid_attention import Config", "Config"),
     "nn imports models": (forbidden_arrows, "nn/deep/a.py", "from ...models import modeling", "models.modeling"),
     "models imports training": (forbidden_arrows, "models/a.py", "from ..training import recipes", "training"),
+    "models imports serving": (forbidden_arrows, "models/a.py", "from ..serving import server", "serving"),
     "training imports evals": (forbidden_arrows, "training/a.py", "from .. import evals", "evals"),
     "analysis imports experiments": (forbidden_arrows, "analysis/a.py", "import lucid_attention.experiments", "exper"),
     "experiments imports cli": (forbidden_arrows, "experiments/a.py", "from ..cli import main", "cli"),

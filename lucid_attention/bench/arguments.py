@@ -26,6 +26,10 @@ CATALOGUE = {
     ),
     "model_decode": ("one new token of these models and of the paper's", "about 7 minutes for each thread count"),
     "small_training": ("a training step of our own decoder, as in the recipe tiny_lm", "about a minute"),
+    "serving": (
+        "requests of different lengths in continuous batching, next to sdpa",
+        "about 3 minutes for each thread count",
+    ),
     "whole_training": (
         "a training step of whole models, every layer and the vocabulary, on --device",
         "about 12 minutes on a GPU; not in --all",

@@ -25,6 +25,7 @@ from .cases import (
     path,
     path_decode,
     quick_look,
+    serving,
     small_training,
     solve,
 )
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Benchmark] = {
         model_training.BENCHMARK,
         model_decode.BENCHMARK,
         small_training.BENCHMARK,
+        serving.BENCHMARK,
         on_device.TRAINING,
         on_device.DECODING,
     )

@@ -102,18 +102,25 @@ class CausalAttention(nn.Module):
         if key_mask is not None:
             # A NaN at padding would reach the gradients of the projections: 0 · NaN is NaN.
             x = x.masked_fill(~key_mask[:, S:, None], 0)
-        q, k = split_heads(self.q_proj(x), self.head_dim), split_heads(self.k_proj(x), self.head_dim)
-        v = split_heads(self.v_proj(x), self.value_dim)
+        if positions is None and self.rotary is not None:
+            positions = _count_positions(x, S, key_mask)
+        q, k, v = self.project(x, positions)
         if past is not None:
             self.check_past(past, k, v)
+        o, present = self.attend(x, q, k, v, past, key_mask, cu_seqlens)
+        return self.o_proj(o.transpose(1, 2).flatten(2)), present
+
+    def project(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q: [B, H·G, T, D], k: [B, H, T, D] and v: [B, H, T, E] of x, as `attend` takes them.
+
+        positions: [T] or [B, T]; not read without a rotary embedding.
+        """
+        q, k = split_heads(self.q_proj(x), self.head_dim), split_heads(self.k_proj(x), self.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary is not None:
-            if positions is None:
-                positions = _count_positions(x, S, key_mask)
             q, k = self.rotary(q, positions), self.rotary(k, positions)
-        o, present = self.attend(x, q, k, v, past, key_mask, cu_seqlens)
-        return self.o_proj(o.transpose(1, 2).flatten(2)), present
+        return q, k, split_heads(self.v_proj(x), self.value_dim)
 
     def _check(
         self, x: Any, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None, positions: Tensor | None

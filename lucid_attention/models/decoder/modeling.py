@@ -20,9 +20,12 @@ from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..caches import adopt_cache
+from ..paged.engine import install as install_paged
+from ..paged.engine import is_paged
 from .cache import AttentionPass, check_cache
 from .configuration import LucidConfig, make_attention
 from .masks import Seen, read_inputs, read_places
+from .paged import attend_paged, check_pageable
 from .parallel import check_divisible
 from .static_cache import static_layer
 
@@ -60,9 +63,17 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
+        paged: dict[str, Any] | None = None,
     ) -> Tensor:
-        """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one."""
+        """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one.
+
+        paged: the arguments of continuous batching, which say what a token sees; then only positions are read.
+        """
         x = self.input_layernorm(hidden_states)
+        if paged is not None:
+            assert positions is not None
+            o = attend_paged(self.self_attn, x, self.layer_index, positions, paged)
+            return self._finish(hidden_states, o)
         if cu_seqlens is not None:
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
@@ -72,6 +83,9 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.store(past)
+        return self._finish(hidden_states, o)
+
+    def _finish(self, hidden_states: Tensor, o: Tensor) -> Tensor:
         hidden_states = hidden_states + o.view_as(hidden_states)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -97,16 +111,15 @@ class LucidPreTrainedModel(PreTrainedModel):
         if requested_attention in (None, "eager"):
             return "eager"
         name = type(self).__name__
-        if str(requested_attention).startswith("paged|"):
-            # Continuous batching asks for this name; the user does not.
-            raise ValueError(
-                f"{name} has no paged cache, which continuous batching (generate_batch, `transformers serve "
-                "--continuous-batching`) keeps keys and values in: its attentions keep P⁻¹v or a state. Use generate()"
-            )
         raise ValueError(
             f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
             f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
         )
+
+    def check_paged(self) -> None:
+        """Refuse attentions that continuous batching has no cache for. Called before it begins."""
+        layers = [module for module in self.modules() if isinstance(module, LucidDecoderLayer)]
+        check_pageable(self.config, [layer.self_attn for layer in layers])
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
@@ -179,6 +192,10 @@ class LucidModel(LucidPreTrainedModel):
         self._refuse_unsupported(kwargs)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
+        if is_paged(kwargs.get("cache")):
+            for layer in self.layers[: self.config.num_hidden_layers]:
+                hidden_states = layer(hidden_states, positions=position_ids, paged=kwargs)
+            return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states))
         if past_key_values is not None:
             adopt_cache(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
@@ -240,6 +257,11 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers, where generate_batch and servers begin continuous batching."""
+        install_paged()
+        return super().init_continuous_batching(*args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(

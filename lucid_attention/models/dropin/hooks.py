@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
@@ -16,6 +17,7 @@ from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from ..saved import is_sealed, refuse_weight_readers, unseal, write_sealed
 from .cache import LAYER_TYPE
+from .quantized import make_quantized
 from .settings import (
     NAME,
     CompositeName,
@@ -167,8 +169,8 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     name = type(model).__name__
     if implementation.startswith("paged|"):
         raise ValueError(
-            f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: a paged cache keeps "
-            "values, LUCID needs P⁻¹v. Use generate() instead of continuous batching"
+            f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: it keeps values, "
+            "LUCID needs P⁻¹v. Leave it out: continuous batching works with attn_implementation='lucid'"
         )
     logger.warning(
         "%s has LUCID attention, and attn_implementation=%r replaces it: softmax attention gives other outputs. "
@@ -187,12 +189,17 @@ def watch_caches(model: Any) -> None:
             module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
 
 
-def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
-    # By position only in calls by hand: generate() and every tool name the argument.
+def _adopt_caches(model: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
     config = model.config.get_text_config(decoder=True)
+    if kwargs.get("cache") is not None and kwargs.get("attention_mask") is None and uses_lucid(config):
+        # Continuous batching says by other arguments what a token sees. A mask of four dimensions is handed on as it
+        # is: without one, Transformers would compare the positions of all tokens in the batch.
+        return args, {**kwargs, "attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool)}
+    # By position only in calls by hand: generate() and every tool name the argument.
     for cache in (*args, *kwargs.values()):
         if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
             adopt_cache(cache, config)
+    return None
 
 
 def check_architecture(model: Any) -> None:
@@ -249,6 +256,12 @@ HOOKS = (
         "_check_and_adjust_attn_implementation",
         ("self", "attn_implementation", "is_init_check", "allow_all_kernels"),
         _choose_attention,
+    ),
+    Hook(
+        cache_utils.QuantizedCache,
+        "__init__",
+        ("self", "backend", "config", "nbits", "axis_key", "axis_value", "q_group_size", "residual_length"),
+        make_quantized,
     ),
     Hook(PreTrainedConfig, "to_json_file", ("self", "json_file_path", "use_diff"), _write),
     # A class method, whose signature has no cls.

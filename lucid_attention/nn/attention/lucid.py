@@ -12,6 +12,7 @@ from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_for_readout, precondition
 from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 from ...ops.precision import readout_dtype
+from ...ops.softmax.one_token import Decoded
 from ..causal import CausalAttention, Past
 
 
@@ -79,9 +80,22 @@ class LucidAttention(CausalAttention):
         past_norms = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
         inverse_norms = torch.cat([past_norms, inverse_key_norms(k)], 2)
         k = torch.cat([past.k, k], 2)
-        settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
-        step = lucid_decode(q, k, v, past.y, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
+        step = self.step(x, q, k, v, past.y, inverse_norms, key_mask)
         return step.o, Past(k, torch.cat([past.y, step.y], 2), inverse_norms)
+
+    def step(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        y_past: Tensor,
+        inverse_norms: Tensor,
+        key_mask: Tensor | None,
+    ) -> Decoded:
+        """One new token, x: [B, 1, hidden_size], with the other arguments of `lucid_decode`. No gradients."""
+        settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
+        return lucid_decode(q, k, v, y_past, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
 
     def values(
         self, x: Tensor, k: Tensor, v: Tensor, past: Past | None, key_mask: Tensor | None, cu_seqlens: Tensor | None

@@ -141,8 +141,3 @@ def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, Lu
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)
-
-
-def test_continuous_batching_is_refused_in_its_own_words(models: dict[str, LucidForCausalLM]) -> None:
-    with pytest.raises(ValueError, match=r"has no paged cache, which continuous batching .*Use generate"):
-        models["lucid"].generate_batch([prompts(5)[0].tolist()], max_new_tokens=2)

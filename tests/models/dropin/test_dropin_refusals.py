@@ -12,7 +12,6 @@ from transformers import (
     BloomConfig,
     DynamicCache,
     EncoderDecoderCache,
-    QuantizedCache,
     StaticCache,
     T5Config,
 )
@@ -23,52 +22,31 @@ from transformers.generation.continuous_batching.continuous_api import Continuou
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin.cases import CONFIGURATIONS, greedy, lucid_model, softmax_model, tokens
+from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 
 
-@pytest.mark.shows("quantized cache", model="drop-in", refused=True)
-def test_a_quantized_cache_is_refused():
+@pytest.mark.parametrize("start", ["generate_batch", "manager"])
+def test_continuous_batching_does_not_switch_to_flash_attention(start, monkeypatch):
     model = lucid_model("llama")
-    for backend in ("quanto", "hqq"):
-        with pytest.raises(
-            ValueError, match="lucid_attention: its values are preconditioned, which this cache cannot keep"
-        ):
-            QuantizedCache(config=model.config, backend=backend)
-    with pytest.raises((ValueError, ImportError), match="preconditioned, which this cache cannot keep"):
-        greedy(model, tokens(), cache_implementation="quantized", cache_config={"backend": "quanto"})
-
-
-@pytest.mark.parametrize("start", ["generate_batch", "paged", "manager"])
-@pytest.mark.shows("continuous batching", model="drop-in", refused=True)
-def test_continuous_batching_is_refused(start, monkeypatch):
-    model = lucid_model("llama")
+    config = ContinuousBatchingConfig(num_blocks=8, page_size=4, max_batch_tokens=4)
     begin = {
-        "generate_batch": lambda: model.generate_batch([[1, 2, 3]]),
-        "paged": lambda: greedy(model, tokens(), cache_implementation="paged"),
-        "manager": lambda: ContinuousBatchingManager(
-            model, model.generation_config, continuous_batching_config=ContinuousBatchingConfig()
-        ),
+        "generate_batch": lambda: model.generate_batch([[1, 2, 3]], continuous_batching_config=config),
+        "manager": lambda: ContinuousBatchingManager(model, model.generation_config, continuous_batching_config=config),
     }[start]
     # Where flash attention is installed, continuous batching switches to it, if the model supports it.
     monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **options: True)
-    with pytest.raises(ValueError, match="Implementation lucid is not supported for continuous batching"):
-        begin()
+    begin()
     assert model.config._attn_implementation == "lucid"
 
 
 @pytest.mark.parametrize("name", ["paged|eager", "paged|sdpa"])
 def test_an_attention_with_a_paged_cache_is_refused(name):
     model = lucid_model("llama")
-    with pytest.raises(ValueError, match=r"which has LUCID: a paged cache keeps values.*generate\(\)"):
+    with pytest.raises(ValueError, match=r"which has LUCID: it keeps values.*continuous batching works with"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == "lucid"
-
-
-def test_a_paged_cache_that_comes_to_the_attention_is_refused():
-    with pytest.raises(ValueError, match="no paged cache"):
-        lucid_model("llama")(tokens(), use_cache=False, cache=object())
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Serving: an OpenAI-compatible server for checkpoints with LUCID."""
