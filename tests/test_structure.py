@@ -1,6 +1,6 @@
 """The shape of the package: who imports whom, what stands where. Each rule is a function that lists what breaks it.
 
-    ops → nn → models → {training, evals, analysis, bench} → experiments → cli
+    ops → nn → models → {serving, training, evals, analysis, bench} → experiments → cli
 
 An arrow means "may be imported by". `data` and `report` import none of these rooms; every room may import `base`.
 """
@@ -23,12 +23,13 @@ PACKAGE = "lucid_attention"
 
 BELOW_MODELS = {"ops", "nn"}
 BELOW_TRAINING = BELOW_MODELS | {"models", "data", "report"}
-BELOW_EXPERIMENTS = BELOW_TRAINING | {"training", "evals", "analysis", "bench"}
+BELOW_EXPERIMENTS = BELOW_TRAINING | {"serving", "training", "evals", "analysis", "bench"}
 MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "ops": set(),
     "nn": {"ops"},
     "models": BELOW_MODELS,
+    "serving": BELOW_MODELS | {"models"},
     "training": BELOW_TRAINING,
     "evals": BELOW_TRAINING,
     "analysis": BELOW_TRAINING,

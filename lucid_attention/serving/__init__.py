@@ -1,0 +1,1 @@
+"""LUCID in the engines that serve models."""
