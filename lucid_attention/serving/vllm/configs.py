@@ -1,7 +1,7 @@
 """Configurations of LUCID models as vLLM gets them: those of its own architectures, under names of ours.
 
-config.json of a LUCID model is closed to programs that do not know LUCID (`models/saved.py`). Here it is opened for vLLM,
-which knows a model by `architectures`: the names below lead to `models.py` and to nothing else.
+config.json of a LUCID model is closed to programs that do not know LUCID (`models/saved.py`). Here it is opened for
+vLLM, which knows a model by `architectures`: the names below lead to `models.py` and to nothing else.
 """
 
 import json
@@ -148,8 +148,8 @@ def _decoder_config(config: LucidConfig) -> LucidDecoderConfig:
     for name in dict.fromkeys(names):
         if name not in DECODER_OPTIONS:
             raise ValueError(
-                f"vLLM serves LucidForCausalLM with the attentions {', '.join(DECODER_OPTIONS)}, got {name!r}: its past "
-                "does not fit in a paged cache of keys and values. Use Transformers"
+                f"vLLM serves LucidForCausalLM with the attentions {', '.join(DECODER_OPTIONS)}, got {name!r}, whose "
+                "past is no paged cache of keys and values: use Transformers"
             )
         _check_options(name, config.options_of(name))
     parameters = config.rope_parameters

@@ -12,7 +12,7 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
-from ...models.dropin.settings import NAME, LucidSettings
+from ...models.dropin.settings import NAME, LucidSettings, full_layers
 from .backend import LucidBackend, LucidImpl
 from .configs import Served
 
@@ -25,13 +25,16 @@ def put_lucid(model: nn.Module, vllm_config: Any) -> None:
     settings = LucidSettings.from_dict(getattr(config, NAME))
     if not settings.strength:
         return
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    chosen = [i for i, kind in enumerate(kinds) if kind == "full_attention"]
-    if settings.layers is not None:
-        chosen = list(settings.layers)
+    # None: all layers.
+    kinds = getattr(config, "layer_types", None)
+    chosen = settings.layers
+    if chosen is None and kinds is not None:
+        chosen = tuple(full_layers(kinds))
     layers = vllm_config.compilation_config.static_forward_context
     for name, module in list(model.named_modules()):
-        if isinstance(module, Attention) and extract_layer_index(module.layer_name) in chosen:
+        if not isinstance(module, Attention):
+            continue
+        if chosen is None or extract_layer_index(module.layer_name) in chosen:
             # The place of the layer by its name, which it gives up to the new one.
             del layers[module.layer_name]
             parent, _, attribute = name.rpartition(".")

@@ -29,9 +29,10 @@ def register() -> None:
     AutoConfig.register(SealedConfig.model_type, SealedConfig, exist_ok=True)
     _read_configurations_through(served)
     room = __name__.rpartition(".")[0]
-    for config in (*CLASSES.values(), LucidDecoderConfig):
+    configs: list[Any] = [*CLASSES.values(), LucidDecoderConfig]
+    for name in (config.architecture for config in configs):
         # By name: these modules must not be imported before vLLM has chosen its devices.
-        ModelRegistry.register_model(config.architecture, f"{room}.models:{config.architecture}")
+        ModelRegistry.register_model(name, f"{room}.models:{name}")
     if BACKEND not in AttentionBackendEnum.__members__:
         register_backend(BACKEND, f"{room}.backend.LucidBackend")
 
