@@ -53,11 +53,13 @@ class Requests:
 
 
 def test_requests_read_what_they_read_alone() -> None:
-    requests = Requests([11, 2, 9, 1, 24])
+    requests = Requests([11, 2, 14, 1, 24])
     requests.step(r0=7, r1=1, r4=20)
     # Single tokens of several lengths beside a first token, a whole prompt and a chunk with a past.
-    requests.step(r2=8, r0=1, r1=1, r3=1, r4=1)
+    requests.step(r2=12, r0=1, r1=1, r3=1, r4=1)
+    # Lengths 9, 13 and 22: the first two are one step, in which the shorter one is padded.
     requests.step(r0=1, r2=1, r4=1)
+    requests.step(r2=1)
     requests.step(r4=2, r0=2)
     for r in range(5):
         torch.testing.assert_close(requests.o[r], requests.alone(r), rtol=1e-9, atol=1e-9)

@@ -50,8 +50,7 @@ def _by_kind(batch: Batch) -> tuple[list[list[int]], list[int]]:
     groups: dict[int, list[int]] = {}
     chunks = []
     for request, length in enumerate(batch.lengths):
-        # A first token has no past that could be read.
-        if batch.starts[request + 1] - batch.starts[request] == 1 and length > 1:
+        if batch.starts[request + 1] - batch.starts[request] == 1:
             groups.setdefault(length.bit_length(), []).append(request)
         else:
             chunks.append(request)
@@ -79,7 +78,8 @@ def _decode(
     padding = torch.tensor([longest - length for length in lengths], device=k.device)
     places = torch.arange(longest, device=k.device) - padding[:, None]
     key_mask = None if min(lengths) == longest else places >= 0
-    # Padding reads the first token of its request: any finite numbers will do.
+    # Padding reads the first token of its request: any finite numbers will do. A group with padding has no request of
+    # one token, whose y is not there yet.
     places = places.clamp(min=0)
     ids = batch.blocks[rows].gather(1, places // block)
     past = cache[ids, :, places % block].transpose(1, 2)

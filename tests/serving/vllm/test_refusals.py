@@ -76,17 +76,17 @@ def test_a_process_with_enable_lucid_still_serves_lucid(checkpoints: Path) -> No
     """There, Transformers reads config.json of a LUCID model as that of a plain Llama."""
     code = (
         "import sys\n"
-        "from lucid_attention.models.saved import unseal\n"
-        "from transformers import PreTrainedConfig\n"
-        "read = PreTrainedConfig.__dict__['_dict_from_json_file'].__func__\n"
-        "PreTrainedConfig._dict_from_json_file = classmethod(lambda cls, file: unseal(read(cls, file)))\n"
+        "from lucid_attention import enable_lucid\n"
+        "enable_lucid()\n"
+        "from transformers import AutoConfig\n"
+        "print(AutoConfig.from_pretrained(sys.argv[1]).architectures[0])\n"
         "from vllm.plugins import load_general_plugins\n"
         "load_general_plugins()\n"
         "from vllm.transformers_utils.config import get_config\n"
         "print(get_config(sys.argv[1], trust_remote_code=False).architectures[0])\n"
     )
     done = in_a_new_process(code, checkpoints / "llama")
-    assert done.stdout.split()[-1:] == ["LucidLlamaForCausalLM"], done.stderr
+    assert done.stdout.split() == ["LlamaForCausalLM", "LucidLlamaForCausalLM"], done.stderr
 
 
 @pytest.mark.parametrize(
