@@ -113,16 +113,24 @@ def served_config(content: dict[str, Any]) -> Any:
     """The configuration for vLLM. content: the configuration of a LUCID model, or of our decoder."""
     kind = content.get("model_type")
     if kind == DECODER:
-        return _decoder_config(LucidConfig.from_dict(content))
+        # vLLM's Transformers cannot make our configuration with tied embeddings: the field is passed beside it.
+        own = LucidConfig.from_dict(content | {"tie_word_embeddings": False})
+        return _decoder_config(own, bool(content.get("tie_word_embeddings", False)))
     if kind not in CLASSES:
         raise ValueError(
             f"vLLM serves LUCID in models of type {', '.join(CLASSES)} and {DECODER}, got {kind!r}: use Transformers"
         )
     if content.get(NAME) is None:
         raise ValueError(f"the configuration of a LUCID model must have the field {NAME!r}, got none")
-    own = CLASSES[kind]
-    config = own(**content | {"architectures": [own.architecture]})
+    name = CLASSES[kind].architecture
+    config = CLASSES[kind](**content | {"architectures": [name]})
     check_config(config)
+    width = config.hidden_size // config.num_attention_heads
+    if kind == "qwen2" and getattr(config, "head_dim", None) not in (None, width):
+        # vLLM would take a part of the weights without a word.
+        raise ValueError(
+            f"vLLM's Qwen2 has heads of hidden_size / num_attention_heads = {width}, got {config.head_dim}"
+        )
     return config
 
 
@@ -143,7 +151,7 @@ def served(config: Any) -> Any:
     return config
 
 
-def _decoder_config(config: LucidConfig) -> LucidDecoderConfig:
+def _decoder_config(config: LucidConfig, tied: bool) -> LucidDecoderConfig:
     names = config.layer_attentions
     for name in dict.fromkeys(names):
         if name not in DECODER_OPTIONS:
@@ -178,11 +186,11 @@ def _decoder_config(config: LucidConfig) -> LucidDecoderConfig:
         "pad_token_id",
         "bos_token_id",
         "eos_token_id",
-        "tie_word_embeddings",
         "dtype",
     )
     return LucidDecoderConfig(
         **{name: getattr(config, name) for name in same},
+        tie_word_embeddings=tied,
         architectures=[LucidDecoderConfig.architecture],
         attention_bias=config.attention_bias is True,
         qkv_bias=bool(config.attention_bias),

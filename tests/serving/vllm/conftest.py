@@ -60,11 +60,13 @@ def engine(checkpoints: Path) -> Callable[..., AbstractContextManager[Any]]:
             "max_num_batched_tokens": 48,
             "disable_log_stats": False,
         }
+        llm = None
         try:
             llm = LLM(model=str(checkpoints / name), **{**settings, **options})
             yield llm
-            llm.llm_engine.engine_core.shutdown()
         finally:
+            if llm is not None:
+                llm.llm_engine.engine_core.shutdown()
             cleanup_dist_env_and_memory()
 
     return start

@@ -37,7 +37,7 @@ WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_atten
 # Configuration, its fields, and the arguments of enable_lucid.
 DROPINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}, {}),
-    "qwen2": ("Qwen2Config", {}, {}),
+    "qwen2": ("Qwen2Config", {"hidden_size": 128}, {}),
     "qwen3": ("Qwen3Config", {"rms_norm_eps": 1e-5}, {"layers": [0, 2], "sharpness": 3.0}),
     "mistral": ("MistralConfig", {"sliding_window": None}, {"strength": 0.6}),
     "gemma3": (

@@ -23,8 +23,8 @@ LAYERS = {
 
 def answers(llm: Any, prompts: list[list[int]], new: int = 12, **options: Any) -> list[Any]:
     """All prompts at once."""
-    greedy = SamplingParams(temperature=0, max_tokens=new, **options)
-    return llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], greedy, use_tqdm=False)
+    sampling = SamplingParams(**{"temperature": 0, "max_tokens": new, **options})
+    return llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
 
 
 def tokens(outputs: list[Any]) -> list[list[int]]:
@@ -65,8 +65,8 @@ def test_a_found_prefix_gives_the_same_tokens(engine: Callable[..., Any], refere
         first, second = answers(llm, expected["prompts"]), answers(llm, expected["prompts"])
         assert tokens(first) == tokens(second) == expected["tokens"]
         assert sum(output.num_cached_tokens for output in second) >= 400
-        # A fork: two answers share the blocks of their prompt.
-        forked = answers(llm, expected["prompts"][6:7], n=2)[0].outputs
+        # A fork: two answers share the blocks of their prompt. vLLM has it for sampling alone.
+        forked = answers(llm, expected["prompts"][6:7], n=2, temperature=1, top_k=1)[0].outputs
         assert [list(each.token_ids) for each in forked] == [expected["tokens"][6]] * 2
 
 
@@ -78,27 +78,18 @@ def test_without_prefix_caching_the_tokens_are_the_same(engine: Callable[..., An
         assert sum(output.num_cached_tokens for output in outputs) == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(("name", "blocks"), [("llama", 10), ("gemma3", 16)])
 def test_preempted_requests_give_the_same_tokens(
-    name: str, engine: Callable[..., Any], references: dict[str, Any]
+    name: str, blocks: int, engine: Callable[..., Any], references: dict[str, Any]
 ) -> None:
-    """The longest request alone needs 6 blocks of 32; there are 9."""
+    """A request of 162 tokens needs 6 blocks in every group of layers. Gemma's windows are a second group."""
     expected = references[name]
     long = [index for index, prompt in enumerate(expected["prompts"]) if len(prompt) > 50]
     prompts = [expected["prompts"][index] for index in long]
-    with engine(name, num_gpu_blocks_override=10, enable_prefix_caching=False) as llm:
+    options = {"num_gpu_blocks_override": blocks, "max_model_len": 192, "enable_prefix_caching": False}
+    with engine(name, **options) as llm:
         assert tokens(answers(llm, prompts)) == [expected["tokens"][index] for index in long]
         assert counter(llm, "vllm:num_preemptions") > 0
-
-
-def test_rejected_drafts_leave_no_trace(engine: Callable[..., Any], references: dict[str, Any]) -> None:
-    """Speculative decoding writes keys and y of drafts, and overwrites those that were rejected."""
-    expected = references["llama"]
-    drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    with engine("llama", speculative_config=drafts) as llm:
-        assert tokens(answers(llm, expected["prompts"])) == expected["tokens"]
-        drafted = counter(llm, "vllm:spec_decode_num_draft_tokens")
-        assert 0 <= counter(llm, "vllm:spec_decode_num_accepted_tokens") < drafted
 
 
 def test_a_model_in_bfloat16_answers(engine: Callable[..., Any], references: dict[str, Any]) -> None:
