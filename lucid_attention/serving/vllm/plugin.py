@@ -51,15 +51,16 @@ def _read_configurations_through(check: Any) -> None:
 
 
 def _refuse_lucid(version: str) -> None:
+    from importlib.metadata import version as installed
+
     from transformers import AutoConfig, PreTrainedConfig
 
-    from ... import __version__
     from ...models.saved import SENTENCE
     from .configs import served
 
     reason = (
-        f"lucid-attention {__version__} serves LUCID with vLLM {', '.join(TESTED)}, got vLLM {version}: install "
-        f"vllm=={TESTED[-1]}, or a lucid-attention for vLLM {version}"
+        f"lucid-attention {installed('lucid-attention')} serves LUCID with vLLM {', '.join(TESTED)}, got vLLM {version}: "
+        f"install vllm=={TESTED[-1]}, or a lucid-attention for vLLM {version}"
     )
 
     class Refused(PreTrainedConfig):
