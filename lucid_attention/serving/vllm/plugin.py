@@ -58,9 +58,10 @@ def _refuse_lucid(version: str) -> None:
     from ...models.saved import SENTENCE
     from .configs import served
 
+    ours = f"lucid-attention {installed('lucid-attention')}"
     reason = (
-        f"lucid-attention {installed('lucid-attention')} serves LUCID with vLLM {', '.join(TESTED)}, got vLLM {version}: "
-        f"install vllm=={TESTED[-1]}, or a lucid-attention for vLLM {version}"
+        f"{ours} serves LUCID with vLLM {', '.join(TESTED)}, got vLLM {version}: install vllm=={TESTED[-1]}, or a "
+        f"lucid-attention for vLLM {version}"
     )
 
     class Refused(PreTrainedConfig):
