@@ -19,6 +19,8 @@ collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
 # Before vLLM is imported. One process: an engine then starts in seconds.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+# vLLM would keep a core for itself, of which there may be only one.
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_LOGGING_LEVEL"] = "WARNING"
 
 
