@@ -23,7 +23,7 @@ PACKAGE = "lucid_attention"
 
 BELOW_MODELS = {"ops", "nn"}
 BELOW_TRAINING = BELOW_MODELS | {"models", "data", "report"}
-BELOW_EXPERIMENTS = BELOW_TRAINING | {"serving", "training", "evals", "analysis", "bench"}
+BELOW_EXPERIMENTS = BELOW_TRAINING | {"training", "evals", "analysis", "bench"}
 MAY_IMPORT: dict[str, set[str]] = {
     "base": set(),
     "ops": set(),
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": BELOW_TRAINING,
     "bench": BELOW_TRAINING | {"training"},
     "experiments": BELOW_EXPERIMENTS,
-    "commands": BELOW_EXPERIMENTS | {"experiments"},
+    "commands": BELOW_EXPERIMENTS | {"experiments", "serving"},
     "cli": {"commands"},
     "data": set(),
     "report": set(),
@@ -217,6 +217,7 @@ PLANTS: dict[str, Plant] = {
     "nn imports a public name of models": (forbidden_arrows, "nn/a.py", "from lucid_attention import Config", "Config"),
     "nn imports models": (forbidden_arrows, "nn/deep/a.py", "from ...models import modeling", "models.modeling"),
     "models imports training": (forbidden_arrows, "models/a.py", "from ..training import recipes", "training"),
+    "models imports serving": (forbidden_arrows, "models/a.py", "from ..serving import server", "serving"),
     "training imports evals": (forbidden_arrows, "training/a.py", "from .. import evals", "evals"),
     "analysis imports experiments": (forbidden_arrows, "analysis/a.py", "import lucid_attention.experiments", "exper"),
     "experiments imports cli": (forbidden_arrows, "experiments/a.py", "from ..cli import main", "cli"),

@@ -1,1 +1,1 @@
-"""LUCID in the engines that serve models."""
+"""Serving: an OpenAI-compatible server for checkpoints with LUCID."""
