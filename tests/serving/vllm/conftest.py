@@ -35,7 +35,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoints")
     command = [PACKAGE_PYTHON, str(Path(__file__).with_name("references.py")), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    subprocess.run(command, env=environment, check=True, timeout=280)
+    subprocess.run(command, env=environment, check=True, timeout=600)
     return folder
 
 

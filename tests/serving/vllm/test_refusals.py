@@ -38,7 +38,7 @@ def changed(folder: Path, target: Path, **fields: Any) -> Path:
 
 def in_a_new_process(code: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
 
 
 OPEN = """

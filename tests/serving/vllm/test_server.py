@@ -19,7 +19,7 @@ from .references import NEW, WORDS
 
 MODEL = "lucid"
 REQUESTS, AT_ONCE = 48, 16
-START = 280
+START = 600
 
 
 @pytest.fixture(scope="module")
