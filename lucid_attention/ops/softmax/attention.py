@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import custom_op
+from .. import custom_op, packing
 from ..custom_op import refuse_forward_mode
 from ..keys import resolved_scale
 from ..precision import readout_dtype, working_dtype
@@ -118,6 +118,6 @@ def visible_keys(
     if key_mask is not None:
         visible = visible & key_mask[:, None, None]
     if cu_seqlens is not None:
-        document = torch.searchsorted(cu_seqlens[1:].contiguous(), key, right=True)
+        document = packing.document_numbers(cu_seqlens, key)
         visible = visible & (document == document[total - T :, None])
     return visible
