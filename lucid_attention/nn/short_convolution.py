@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.checks import check_float, check_shape, check_size, check_tensor
+from ..ops.packing import document_numbers
 
 
 class ShortConvolution(nn.Module):

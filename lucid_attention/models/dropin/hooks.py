@@ -6,9 +6,10 @@
 import inspect
 import logging
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
+import torch
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, cache_utils
 
@@ -16,6 +17,7 @@ from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from ..saved import unseal, write_sealed
 from .cache import LAYER_TYPE
+from .masks import DOCUMENTS, given_documents
 from .settings import (
     NAME,
     CompositeName,
@@ -115,7 +117,7 @@ def _choose_attention(original: Callable[..., Any]) -> Callable[..., Any]:
         saved = getattr(config, NAME, None)
         if attn_implementation == NAME or (attn_implementation is None and saved is not None):
             check_architecture(self)
-            watch_caches(self)
+            watch_calls(self)
             original(self, NAME, *args, **kwargs)
             settings = attn_implementation.settings if isinstance(attn_implementation, LucidName) else saved
             if settings is not saved or not isinstance(config._attn_implementation, LucidName):
@@ -161,11 +163,12 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     model.__dict__.pop("_supports_flash_attn", None)
 
 
-def watch_caches(model: Any) -> None:
-    """Let a model, and the models in it, see the caches that they are called with."""
+def watch_calls(model: Any) -> None:
+    """Let a model, and the models in it, see the caches and the documents that they are called with."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
+            module.register_forward_pre_hook(_tell_documents, with_kwargs=True)
 
 
 def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
@@ -174,6 +177,27 @@ def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
     for cache in (*args, *kwargs.values()):
         if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
             adopt_cache(cache, config)
+
+
+def _tell_documents(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Read the documents of a pass once, for all layers. Without position_ids there are none, and nothing is read."""
+    if torch.compiler.is_compiling() or not uses_lucid(model.config) or model.base_model is not model:
+        return None
+    tokens = args[0] if args else kwargs.get("input_ids")
+    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+    positions = kwargs.get("position_ids")
+    # Positions of several axes belong to a model that makes others for its layers.
+    readable = tokens is not None and len(args) <= 1 and (positions is None or positions.ndim == 2)
+    if not readable or DOCUMENTS in kwargs or not _takes_any_argument(type(model)):
+        return None
+    return args, {**kwargs, DOCUMENTS: given_documents(tokens.shape[0], tokens.shape[1], kwargs)}
+
+
+@cache
+def _takes_any_argument(model_class: type[Any]) -> bool:
+    """Whether the model hands arguments that it does not know to its layers."""
+    parameters = inspect.signature(model_class.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def check_architecture(model: Any) -> None:

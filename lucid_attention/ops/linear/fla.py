@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..packing import on_device
 from ..precision import readout_dtype
 
 Memory = tuple[Tensor, Tensor]

@@ -71,7 +71,7 @@ def forget_at_borders(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     packing.offsets(cu_seqlens, T)
     # Empty documents at the end start behind the last token.
     begins = torch.zeros(T + 1, dtype=torch.bool, device=log_decay.device)
-    begins = begins.index_fill_(0, packing.on_device(cu_seqlens, log_decay.device), True)[:T]
+    begins = begins.index_fill_(0, packing.on_device(cu_seqlens.long(), log_decay.device), True)[:T]
     return log_decay.masked_fill(begins.view(T, *[1] * (log_decay.ndim - 3)), -torch.inf)
 
 
