@@ -22,8 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._library.custom_ops import OPDEFS
 from torch.overrides import TorchFunctionMode, resolve_name
-from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
+
+import lucid_attention
 
 CUDA = torch.device("cuda:0")
 aten = torch.ops.aten
@@ -37,12 +39,12 @@ WAITING = {
     aten._unique2,
     aten.unique_dim,
     aten.unique_consecutive,
-    aten.repeat_interleave,  # the form with a tensor and no output size reaches the dispatcher
     aten.bincount,
     aten._linalg_check_errors,
 }
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 COPYING = {aten.copy_, aten._to_copy}
+PACKAGE = Path(lucid_attention.__file__).parent
 _waits: list[list[str]] = []
 
 
@@ -83,6 +85,13 @@ class Pretended(Tensor):
     def data_ptr(self) -> int:
         return self.data_on_cpu.data_ptr()
 
+    def tolist(self) -> Any:
+        _wait("tolist")
+        return self.data_on_cpu.tolist()
+
+    def numpy(self, **options: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
     def __repr__(self) -> str:
         # Torch would print values, for which it waits.
         return f"Pretended({list(self.shape)}, {self.dtype})"
@@ -96,13 +105,18 @@ class Pretended(Tensor):
         kwargs = kwargs or {}
         if func.namespace == "lucid_attention":
             # As on CUDA: its body runs below autograd, and makes tensors of its own.
-            with _PretendedFactories():
+            with _factories():
                 return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            # Below autograd such a function comes whole. What it is made of may wait.
+            parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         packet = func.overloadpacket
         _refuse_two_devices(func, args, kwargs)
         _count(func, packet, args, kwargs)
         target = kwargs.get("device")
-        kept = target is None or torch.device(target).type == "cuda"
+        kept = target is None or torch.device(target).type in ("cuda", "meta")
         out = func(*_unwrapped(args), **_unwrapped({**kwargs, **({} if target is None else {"device": "cpu"})}))
         if packet is aten._to_copy and kept and target is not None:
             # On the CPU this may have been no copy.
@@ -127,7 +141,7 @@ def _refuse_two_devices(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _count(func: Any, packet: Any, args: Any, kwargs: Any) -> None:
-    if packet in WAITING:
+    if packet in WAITING or (packet is aten.repeat_interleave and kwargs.get("output_size") is None):
         _wait(str(packet))
     if packet is aten._to_copy and kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu":
         _wait("copy to the host")
@@ -147,7 +161,7 @@ def _wait(what: str) -> None:
         return
     here = Path(__file__)
     frames = [frame for frame in traceback.extract_stack() if Path(frame.filename) != here]
-    ours = [frame for frame in frames if "lucid_attention" in Path(frame.filename).parts]
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     frame = (ours or frames)[-1]
     _waits[-1].append(f"{what}: {Path(frame.filename).name}, {frame.name}: {frame.line}")
 
@@ -182,8 +196,11 @@ class _PretendedFactories(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is Tensor.cuda:
-            return to_device(args[0])
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is Tensor.__setitem__ and isinstance(args[0], Pretended) and not isinstance(args[2], Tensor):
+            # Torch would make a tensor of the number on the device of the dispatcher, meta.
+            args = *args[:2], Pretended(torch.tensor(args[2], dtype=args[0].dtype))
         if func is Tensor.to:
             return self._to(*args, **kwargs)
         if func is F.scaled_dot_product_attention and isinstance(args[0], Pretended):
@@ -207,18 +224,32 @@ class _PretendedFactories(TorchFunctionMode):
         kwargs.pop("device", None)
         rest = args[1:] if args and isinstance(args[0], (str, torch.device)) else args
         if not isinstance(x, Pretended):
-            _wait("copy to the device")
-            x = to_device(x)
+            if not kwargs.get("non_blocking"):
+                _wait("copy to the device")
+            x = Pretended(x)
         kwargs.pop("non_blocking", None)
         return Tensor.to(x, *rest, **kwargs) if rest or kwargs else x
 
 
+class _NoMeta(TorchDispatchMode):
+    """Tensors that torch itself makes for a pretended one, such as zeros for a gradient, are pretended ones."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made_here = not any(isinstance(x, Tensor) for x in tree_leaves((args, kwargs)))
+        if made_here and kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta":
+            return Pretended(func(*args, **{**kwargs, "device": "cpu"}))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _factories() -> Iterator[None]:
+    with _PretendedFactories(), _NoMeta():
+        yield
+
+
 def _is_cuda(device: Any) -> bool:
     return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
-
-
-def to_device(x: Tensor) -> Tensor:
-    return x if isinstance(x, Pretended) else Pretended(x)
 
 
 def pretended(x: Tensor) -> Tensor:
@@ -254,11 +285,11 @@ def pretending() -> Iterator[list[str]]:
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         # Torch leaves a function mode for the time of a function. Checkpointed layers run inside of this one.
-        with _PretendedFactories():
+        with _factories():
             return run(*args, **kwargs)
 
     try:
-        with _PretendedFactories(), patch("torch.autograd._engine_run_backward", run_backward):
+        with _factories(), patch("torch.autograd._engine_run_backward", run_backward):
             yield _waits[-1]
     finally:
         _waits.pop()
