@@ -113,6 +113,7 @@ def test_a_preallocated_buffer_is_read_up_to_its_position(position, splits):
     assert error(static.y, growing.y) <= 1e-6
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("dtype", FLOOR, ids=str)
 def test_pages_hold_what_a_cache_holds_and_get_the_new_value(dtype, splits):
     B, H, G, D, E, size, pages = 3, 2, 3, 20, 7, 16, 20

@@ -47,7 +47,6 @@ CASES = {
     "no strength": (Case(T=40, D=16, E=8, keys="close"), {"strength": 0.0}),
     "number": (Case(T=70, D=16, E=8, keys="close"), {"sharpness": 1.7}),
 }  # fmt: skip
-QUICK = ("one token", "masked", "packed", "past")
 
 
 def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **features: bool) -> None:
@@ -78,6 +77,21 @@ def test_values_and_gradients_are_those_of_the_equation(name, dtype, tiles):
 @DTYPES
 def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, tiles):
     case, options = CASES[name]
+    compare(case, options, dtype, beta=True, sharpness=True)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    [
+        (Case(T=40, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :40]}, torch.bfloat16),
+        (Case(T=50, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 50])}, torch.float32),
+        (Case(T=33, S=20, H=1, D=17, E=20, keys="close"), {}, torch.float16),
+    ],
+    ids=["masked", "packed", "past"],
+)
+def test_short_sequences_in_small_tiles(case, options, dtype, monkeypatch):
+    monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
     compare(case, options, dtype, beta=True, sharpness=True)
 
 
