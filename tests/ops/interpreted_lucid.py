@@ -16,7 +16,7 @@ from lucid_attention.ops.lucid.triton_configs import SolveTiles
 from lucid_attention.ops.triton_tiles import Tile
 
 from . import oracles
-from .cases import Case, assert_as_good_as, evaluate, keys_of, widened
+from .cases import Case, assert_as_good_as, evaluate, widened
 
 FLOOR = {torch.float32: 2e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))

@@ -5,6 +5,7 @@ is solved, update all later rows in parallel. Backward: the same in reverse orde
 The launches depend on shapes only, never on data, and no program waits for another. Nothing T × T is in memory.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +80,8 @@ def _pack(
 
 
 def _packed(system: System, v: Tensor, tiles: SolveTiles | None) -> _Packed:
-    (B, H, T, D), S, n = system.k.shape, system.past_length, system.k.shape[0] * system.k.shape[1]
+    (*heads, T, D), S = system.k.shape, system.past_length
+    n = math.prod(heads)
     dtype = system.k.dtype if system.k_past is None else torch.promote_types(system.k.dtype, system.k_past.dtype)
     bits = 32 if torch.float32 in (dtype, v.dtype) else 16
     where = architecture(system.k.device)
@@ -161,8 +163,9 @@ class _Sweep:
         triton_kernels.inverse_kernel[(p.n * 2 * count,)](
             *tensors, tiles=2 * count, **sizes, **self._system(p.tiles.inverse)
         )
-        triton_kernels.merge_kernel[(p.n * count,)](
-            *tensors, tiles=count, INVERSE=p.multiply.inverse, **sizes, **self._system(p.tiles.merge)
+        columns = min(p.tiles.merge.cols, block)
+        triton_kernels.merge_kernel[(p.n * count, block // columns)](
+            *tensors, tiles=count, COLUMNS=columns, INVERSE=p.multiply.inverse, **sizes, **self._system(p.tiles.merge)
         )
         return chunks
 
@@ -183,9 +186,9 @@ class _Sweep:
     ) -> None:
         p, tile = self.packed, self.packed.tiles.solve
         triton_kernels.solve_kernel[(p.n * 2, p.values // tile.values)](
-            self.chunks, residuals, p.weights, solved, out, out if z is None else z, out if products is None else products,
-            chunk, p.chunk_count, p.first, out.shape[2], p.P, E=out.shape[3], VALUES=p.values, BLOCK=p.tiles.block,
-            COLUMNS=tile.values, INNER=tile.cols, ADJOINT=self.adjoint, BETA=z is not None,
+            self.chunks, residuals, p.weights, solved, out, out if z is None else z,
+            out if products is None else products, chunk, p.chunk_count, p.first, out.shape[2], p.P, E=out.shape[3],
+            VALUES=p.values, BLOCK=p.tiles.block, COLUMNS=tile.values, INNER=tile.cols, ADJOINT=self.adjoint, BETA=z is not None,
             INVERSE=p.multiply.inverse, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
