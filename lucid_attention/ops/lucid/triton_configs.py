@@ -32,10 +32,10 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
     whole = features if bits == 16 else 32
     return SolveTiles(
         inverse=Tile(64, 64, width, min(whole, 64)),
-        merge=Tile(64, 32, width, min(whole, 64)),
+        merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
-        gradient=Tile(32, 32, min(64, values), min(whole, 64), out=64),
+        gradient=Tile(32, 32, min(32, values), min(whole, 64), out=64),
     )
 
 
