@@ -262,7 +262,7 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
     p.pack_values(y, values, past=False)
     p.pack_values(system.y_past, values, past=True)
     p.pack_values(None, g, past=True)
-    du, row_sums = p.keys.new_empty(p.keys.shape, dtype=torch.float32), torch.empty_like(p.rnorm)
+    du, row_sums = p.keys.new_empty(p.keys.shape, dtype=torch.float32), p.rnorm.new_empty(p.rnorm.shape)
     count = p.P // tile.rows
     width = min(tile.out, p.features)
     triton_gradients.key_gradient_kernel[(p.n * count, p.features // width)](
