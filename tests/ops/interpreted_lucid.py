@@ -84,9 +84,9 @@ def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, tiles):
 @pytest.mark.parametrize(
     ("case", "options", "dtype"),
     [
-        (Case(T=40, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :40]}, torch.bfloat16),
-        (Case(T=50, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 50])}, torch.float32),
-        (Case(T=33, S=20, H=1, D=17, E=20, keys="close"), {}, torch.float16),
+        (Case(T=33, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :33]}, torch.bfloat16),
+        (Case(T=70, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 70])}, torch.float32),
+        (Case(T=17, S=5, H=1, D=17, E=4, keys="close"), {}, torch.float16),
     ],
     ids=["masked", "packed", "past"],
 )
