@@ -14,7 +14,6 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-import psutil
 import torch
 import torch.nn.functional as F
 
@@ -176,6 +175,8 @@ def attention_speed() -> float:
 
 def machine() -> dict[str, str]:
     """What the numbers depend on."""
+    import psutil
+
     description = {
         "CPU": _cpu_model(),
         "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",

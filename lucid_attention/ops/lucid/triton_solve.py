@@ -123,6 +123,7 @@ def _documents(system: System, P: int) -> Tensor:
     if borders is None:
         return system.k.new_empty(0, dtype=torch.int32)
     _check_borders(borders, length)
+    borders = packing.on_device(borders, system.k.device)
     position = torch.arange(P, device=borders.device, dtype=borders.dtype)
     document = torch.searchsorted(borders[1:].contiguous(), position, right=True)
     borders = torch.cat([borders, borders.new_full((1,), P)])

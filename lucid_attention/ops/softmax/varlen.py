@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..packing import on_device
+
 # The kernel's largest head size, and what a head size must be a multiple of.
 LARGEST, MULTIPLE = 256, 8
 CAUSAL = (-1, 0)
@@ -47,7 +49,7 @@ def read(q: Tensor, k: Tensor, y: Tensor, cu_seqlens: Tensor | None, scale: floa
         row = torch.arange(B + 1, dtype=torch.int32, device=q.device)
         queries, keys = row * T, row * total
     else:
-        queries = keys = cu_seqlens.to(torch.int32)
+        queries = keys = on_device(cu_seqlens.to(torch.int32), q.device)
     flat = [F.pad(x, (0, rest)).transpose(1, 2).flatten(0, 1) for x in (q, k, y)]
     o: Tensor = _kernel()(
         *flat, queries, keys, T, total, scale=scale, window_size=CAUSAL, enable_gqa=q.shape[1] != k.shape[1]
