@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     print(text_table([["", ""], *([name, value] for name, value in about.items())]).strip(), file=out)
     checks = list(_run_checks(device, quick=args.quick))
     print("\n" + _table(checks), file=out)
-    for line in not_run(device):
+    for line in not_run(device, quick=args.quick):
         print(line, file=out)
     wrong = {(check.case.operator, check.impl) for check in checks if not check.finding.ok}
     costs = [] if args.quick else measure(device, wrong)
@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         _write_json(args.json, record(device, about, checks, costs, choices))
     if wrong:
-        print(f"\n{len(wrong)} implementations are wrong on this device. Please report it with --json FILE", file=out)
+        names = ", ".join(sorted({impl for _, impl in wrong}))
+        print(f"\nWRONG on this device: {names}. Please report it, with the output of --json FILE", file=out)
     return 1 if wrong else 0
 
 
@@ -86,8 +87,16 @@ def planned(device: torch.device, *, quick: bool) -> list[tuple[Case, str]]:
         (case, impl)
         for case in cases
         for impl in OPERATORS[case.operator].implementations
-        if self_check.cannot_run(impl, device, case.dtype) is None
+        if _left_out(impl, device, case.dtype, quick=quick) is None
     ]
+
+
+def _left_out(impl: str, device: torch.device, dtype: torch.dtype, *, quick: bool) -> str | None:
+    """Why an implementation is not run; None if it is."""
+    reason = self_check.cannot_run(impl, device, dtype)
+    if reason is None and quick and impl == "numba":
+        return "it may compile for a minute; without --quick it runs"
+    return reason
 
 
 def _run_checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
@@ -100,10 +109,10 @@ def _run_checks(device: torch.device, *, quick: bool) -> Iterator[Check]:
         yield Check(case, impl, finding)
 
 
-def not_run(device: torch.device) -> list[str]:
-    """One line for every implementation that cannot run here, with the reason."""
+def not_run(device: torch.device, *, quick: bool) -> list[str]:
+    """One line for every implementation that is not run here, with the reason."""
     names = dict.fromkeys(impl for operator in OPERATORS.values() for impl in operator.implementations)
-    reasons = {impl: self_check.cannot_run(impl, device, torch.float32) for impl in names}
+    reasons = {impl: _left_out(impl, device, torch.float32, quick=quick) for impl in names}
     return [f"not run: {impl}: {reason}" for impl, reason in reasons.items() if reason]
 
 
@@ -181,7 +190,7 @@ def record(
             for case, impl, finding in checks
         ],
         "costs": [cost._asdict() for cost in costs],
-        "not_run": not_run(device),
+        "not_run": not_run(device, quick=not costs),
         "auto": choices,
     }
 

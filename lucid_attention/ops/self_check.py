@@ -1,9 +1,9 @@
 """Is an implementation right on this device? Every one against float64, twice, with uninitialised memory full of NaN.
 
-The truth is the dense equation in float64, on the CPU, of the inputs as they were rounded. An implementation may be a few
-times as far from it as the dense equation in the same dtype is. Keys are correlated: with independent keys P is nearly
-the identity, and a kernel that does nothing would pass. `proof.py` runs `QUICK` before "auto" trusts the Triton kernels;
-`lucid doctor` runs all cases for all implementations.
+The truth is the dense equation in float64, on the CPU, of the inputs as they were rounded. An implementation may be a
+few times as far from it as the dense equation in the same dtype is. Keys are correlated: with independent keys P is
+nearly the identity, and a kernel that does nothing would pass. `proof.py` runs `QUICK` before "auto" trusts the Triton
+kernels; `lucid doctor` runs all cases for all implementations.
 """
 
 import math
@@ -168,9 +168,7 @@ def _path_decode(case: Case, x: dict[str, Any], impl: str) -> Results:
         return {"o": lucid_path_attention(x["q"], *new, past=past, impl=impl), "y": y}
     product = torch.eye(case.D, device=norms.device, dtype=norms.dtype).expand(case.B, case.H, -1, -1)
     k = torch.cat([x["k_past"], x["k"]], 2)
-    step = path_decode(
-        x["q"], k, *new[1:], x["y_past"], product.clone(), case.S, inverse_norms=norms, impl=impl
-    )
+    step = path_decode(x["q"], k, *new[1:], x["y_past"], product.clone(), case.S, inverse_norms=norms, impl=impl)
     return {"o": step.o, "y": step.y}
 
 

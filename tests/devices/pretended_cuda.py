@@ -159,11 +159,14 @@ def _wait(what: str) -> None:
     """Write down what waits, and the line of the package that asked for it."""
     if not _waits:
         return
-    here = Path(__file__)
-    frames = [frame for frame in traceback.extract_stack() if Path(frame.filename) != here]
+    frames = [frame for frame in traceback.extract_stack() if not _is_machinery(Path(frame.filename))]
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     frame = (ours or frames)[-1]
     _waits[-1].append(f"{what}: {Path(frame.filename).name}, {frame.name}: {frame.line}")
+
+
+def _is_machinery(file: Path) -> bool:
+    return file == Path(__file__) or file.is_relative_to(Path(torch.__file__).parent)
 
 
 def _attention(

@@ -25,7 +25,9 @@ def tokens(B: int = 2, length: int = T + STEPS) -> Tensor:
 def training_step(model: Any, ids: Tensor, **inputs: Any) -> list[Tensor]:
     """A forward, a backward and a step of the optimiser, as Trainer does them."""
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+    model.zero_grad()
+    # A large eps: Adam would turn the rounding errors of a gradient that is 0 into whole steps.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-2, foreach=False)
     loss = model(input_ids=ids, labels=ids, **inputs).loss
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
@@ -113,3 +115,24 @@ def test_packed_documents_are_read_once_for_all_layers(model: str):
 def test_positions_of_one_document_are_read_once_for_all_layers():
     model = lucid_model("llama").double()
     assert len(ours(waits_of(training_step, model, tokens(2), position_ids=torch.arange(T + STEPS)[None]))) == 1
+
+
+def in_chunks(model: Any, ids: Tensor, places: int) -> list[Tensor]:
+    """A prompt in three parts, into a static cache."""
+    cache = StaticCache(config=model.config, max_cache_len=places)
+    with torch.no_grad():
+        return [
+            model(input_ids=ids[:, start:stop], past_key_values=cache).logits
+            for start, stop in ((0, 5), (5, 9), (9, 12))
+        ]
+
+
+def test_the_waits_that_are_left_are_those_of_the_guide():
+    model, own = lucid_model("llama").double(), decoder("lucid").double()
+    layers = model.config.num_hidden_layers
+    # Transformers describes the documents by a function of positions, which has to be tried.
+    assert len(ours(waits_of(training_step, model, tokens(1), position_ids=POSITIONS, use_cache=False))) == 5
+    dense = torch.ones(1, 1, T + STEPS, T + STEPS, dtype=torch.bool).tril()
+    assert len(ours(waits_of(training_step, model, tokens(1), attention_mask=dense))) == layers
+    assert len(ours(waits_of(in_chunks, model, tokens(), 14))) == 2 * layers
+    assert len(ours(waits_of(in_chunks, own, tokens(), 14))) == 2

@@ -174,9 +174,9 @@ def watch_calls(model: Any) -> None:
 def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
     # By position only in calls by hand: generate() and every tool name the argument.
     config = model.config.get_text_config(decoder=True)
-    for cache in (*args, *kwargs.values()):
-        if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
-            adopt_cache(cache, config)
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, cache_utils.Cache) and uses_lucid(config):
+            adopt_cache(given, config)
 
 
 def _tell_documents(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
