@@ -115,7 +115,7 @@ def test_any_head_size(D, E):
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e15, 1e37])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_zero_small_and_huge_keys(size, dtype, small_tiles):
-    """Every third key is that large. Gradients of keys are as large as the keys are small: they are compared per key."""
+    """Every third key is that large. Gradients of keys are as large as keys are small: they are compared per key."""
     case = Case(T=40, H=1, D=8, E=4, keys="close")
     tensors = case.tensors()
     tensors["k"][:, :, ::3] *= size
