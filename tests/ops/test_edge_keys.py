@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lucid_attention import lucid_attention, precondition
+from lucid_attention import lucid_attention, precondition, preconditioner
 
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, call, error, evaluate, keys_of, shifted_keys, widened
@@ -79,18 +79,25 @@ def test_opposite_keys_hardly_interact():
     torch.testing.assert_close(truth["out"][:, :, ::2], even)
 
 
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
 @pytest.mark.parametrize("size", [0.01, 1e-20, 1e-36, 1e18, 1e37], ids=lambda x: f"{x:g}")
-def test_the_length_of_keys_does_not_reach_the_values(size):
+def test_the_length_of_keys_does_not_reach_the_values(size, impl):
     """No eps in the norm, and no square that overflows or vanishes, in float32."""
     tensors = Case(T=300, D=8).tensors(torch.float32)
     weight = weight_of(tensors)
     plain = evaluate(precondition, tensors, weight)
-    scaled = evaluate(precondition, tensors | {"k": tensors["k"] * size}, weight)
+    scaled = evaluate(precondition, tensors | {"k": tensors["k"] * size}, weight, impl=impl)
     scale = torch.tensor(size, dtype=torch.float64)
     assert error(scaled["out"], plain["out"]) < 1e-5
     assert error(scaled["dv"], plain["dv"]) < 1e-5
     if 1e-30 < size < 1e30:  # beyond, dk itself leaves float32
         assert error(scaled["dk"].double() * scale, plain["dk"]) < 1e-4
+
+
+@pytest.mark.parametrize("size", [1e-22, 1e-36, 1e19, 1e37], ids=lambda x: f"{x:g}")
+def test_the_length_of_keys_does_not_reach_the_matrix(size):
+    k = Case(T=60, D=8).tensors(torch.float32)["k"]
+    torch.testing.assert_close(preconditioner(k * size), preconditioner(k), rtol=1e-5, atol=1e-6)
 
 
 def test_keys_of_very_different_lengths_live_in_one_sequence():

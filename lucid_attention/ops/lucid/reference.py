@@ -34,14 +34,23 @@ def dense_matrix(system: System, relation: Tensor | None = None) -> Tensor:
         # A masked row sees no key. Its own score keeps the maximum finite.
         scores = scores - scores.masked_fill(~(visible | own), -torch.inf).max(-1, keepdim=True).values
     else:
-        length = torch.linalg.vector_norm(k, dim=-1, keepdim=True)
-        unit = k / torch.where(length > 0, length, 1)
+        unit = _directions(k)
         scores = c * (unit[:, :, S:] @ unit.mT - 1)
     # Masked before exp: an infinite exponential behind the mask would turn the gradient into NaN.
     L = scores.masked_fill(~visible | own, -torch.inf).exp()
     if system.beta is not None:
         L = system.zero_masked(system.beta)[..., None] * L
     return system.strength * L + own.to(k.dtype)
+
+
+def _directions(k: Tensor) -> Tensor:
+    """k/‖k‖, zero for a key shorter than the smallest normal number. k: [B, H, T, D]."""
+    largest = k.detach().abs().amax(-1, keepdim=True)
+    # A direction does not depend on the length. Scaled to entries of at most 1, no square overflows or vanishes.
+    scaled = k / torch.where(largest > 0, largest, 1)
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    zero = largest * length < torch.finfo(k.dtype).tiny
+    return torch.where(zero, 0, scaled / torch.where(zero, 1, length))
 
 
 def precondition(system: System, v: Tensor, relation: Tensor | None = None) -> Tensor:
