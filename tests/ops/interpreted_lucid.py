@@ -14,11 +14,12 @@ import torch
 
 from lucid_attention import precondition
 from lucid_attention.ops.lucid import triton_solve
+from lucid_attention.ops.lucid.system import checked_system
 from lucid_attention.ops.lucid.triton_configs import SolveTiles
 from lucid_attention.ops.triton_tiles import Tile
 
 from . import oracles
-from .cases import Case, assert_as_good_as, evaluate, widened
+from .cases import Case, assert_as_good_as, error, evaluate, widened
 
 FLOOR = {torch.float32: 2e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -128,3 +129,18 @@ def test_zero_small_and_huge_keys(size, dtype, small_tiles):
         results["dk"] = results["dk"].double() * norms
         results["dk"][norms.expand_as(results["dk"]) < torch.finfo(torch.float32).tiny] = 0
     assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype])
+
+
+@pytest.mark.parametrize("keys", ["close", "closest"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_inside_nothing_is_as_coarse_as_tf32(dtype, keys):
+    """Results of 16-bit inputs before they are rounded: products in tf32 would be off by 2e-3, in bfloat16 by 2e-2."""
+    tensors = Case(T=140, H=1, D=32, E=16, keys=keys).tensors(dtype)
+    k, v, weight = tensors["k"], tensors["v"], torch.randn(1, 1, 140, 16).to(dtype)
+    truth = evaluate(oracles.precondition, widened({"k": k, "v": v}), weight.double())
+    y, dv, dk = torch.empty(v.shape), torch.empty(v.shape), torch.empty(k.shape)
+    system = checked_system(k, v)
+    triton_solve.forward(system, v, y, None, SMALL)
+    triton_solve.backward(system, weight, y, None, triton_solve.Gradients(dv, dk, None, None, None, None), SMALL)
+    for name, x in (("out", y), ("dv", dv), ("dk", dk)):
+        assert error(x, truth[name]) <= 1e-4, name
