@@ -35,20 +35,20 @@ SMALL = SolveTiles(
 )
 MASK = torch.arange(280).view(2, 140) % 83 > 4
 CASES = {
-    "one token": (Case(T=1, D=5, E=3), {}),
-    "short": (Case(T=40, D=8, E=4, keys="close"), {}),
-    "strips": (Case(T=150, D=24, E=18, keys="close"), {}),
-    "closest": (Case(T=140, D=64, E=64, H=1, keys="closest"), {}),
-    "equal": (Case(T=140, D=16, E=8, keys="equal"), {}),
-    "repeated": (Case(T=140, D=16, E=8, keys="repeated"), {}),
-    "runs": (Case(T=140, D=16, E=8, keys="runs"), {}),
-    "masked": (Case(T=140, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
-    "packed": (Case(T=140, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 37, 38, 38, 64, 70, 140])}),
-    "past": (Case(T=70, S=45, B=2, D=16, E=8, keys="close"), {}),
-    "masked past": (Case(T=70, S=70, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
-    "strength": (Case(T=70, D=16, E=8, keys="close"), {"strength": 0.4}),
-    "no strength": (Case(T=40, D=16, E=8, keys="close"), {"strength": 0.0}),
-    "number": (Case(T=70, D=16, E=8, keys="close"), {"sharpness": 1.7}),
+    "one token": (Case(T=1, H=1, D=5, E=3), {}),
+    "short": (Case(T=40, H=1, D=8, E=4, keys="close"), {}),
+    "strips": (Case(T=150, H=1, D=24, E=18, keys="close"), {}),
+    "closest": (Case(T=140, H=1, D=64, E=64, keys="closest"), {}),
+    "equal": (Case(T=140, H=1, D=16, E=8, keys="equal"), {}),
+    "repeated": (Case(T=140, H=1, D=16, E=8, keys="repeated"), {}),
+    "runs": (Case(T=140, H=1, D=16, E=8, keys="runs"), {}),
+    "masked": (Case(T=140, H=2, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "packed": (Case(T=140, H=1, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 37, 38, 38, 64, 70, 140])}),
+    "past": (Case(T=70, H=1, S=45, B=2, D=16, E=8, keys="close"), {}),
+    "masked past": (Case(T=70, H=1, S=70, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "strength": (Case(T=70, H=1, D=16, E=8, keys="close"), {"strength": 0.4}),
+    "no strength": (Case(T=40, H=1, D=16, E=8, keys="close"), {"strength": 0.0}),
+    "number": (Case(T=70, H=1, D=16, E=8, keys="close"), {"sharpness": 1.7}),
 }  # fmt: skip
 
 
@@ -56,8 +56,6 @@ def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **featur
     tensors = case.tensors(dtype, **features)
     weight = torch.randn(case.B, case.H, case.T, case.E).to(dtype)
     ours = evaluate(precondition, tensors, weight, impl="triton", **options)
-    again = evaluate(precondition, tensors, weight, impl="triton", **options)
-    assert all(torch.equal(ours[name], again[name]) for name in ours), "two runs differ"
     plain = evaluate(precondition, tensors, weight, impl="blockwise", **options)
     truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
     # The gradient of repeated keys nearly vanishes: its error is measured in units of that of ordinary keys.
@@ -78,6 +76,13 @@ def small_tiles(monkeypatch):
 def test_values_and_gradients_are_those_of_the_equation(name, dtype, small_tiles):
     case, options = CASES[name]
     compare(case, options, dtype)
+
+
+def test_two_runs_are_bitwise_equal(small_tiles):
+    case, options = CASES["masked past"]
+    tensors, weight = case.tensors(torch.bfloat16, beta=True, sharpness=True), torch.randn(2, 1, 70, 8)
+    once, twice = (evaluate(precondition, tensors, weight, impl="triton", **options) for _ in range(2))
+    assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
 @pytest.mark.parametrize("name", ["strips", "closest", "packed", "masked past"])
