@@ -48,4 +48,4 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
 
 def step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
     """The tile of a decoding step: `cols` keys at a time."""
-    return Tile(16, 32, values, features)
+    return Tile(16, 32 if max(features, values) <= 128 else 16, values, features)
