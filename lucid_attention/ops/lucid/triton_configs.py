@@ -38,7 +38,7 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
     whole = features if bits == 16 else 32
     rows, out = GRADIENT.get(architecture, SMALL_GRADIENT) if bits == 16 else SMALL_GRADIENT
     return SolveTiles(
-        inverse=Tile(64, 64, width, min(whole, 64)),
+        inverse=Tile(64, 64, width, 32),
         merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
@@ -48,4 +48,4 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
 
 def step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
     """The tile of a decoding step: `cols` keys at a time."""
-    return Tile(16, 32, values, features)
+    return Tile(16, 32 if max(features, values) <= 128 else 16, values, features)
