@@ -103,11 +103,14 @@ class ShortDocuments:
         index = begin[:, None] + torch.arange(max(lengths), device=device)
         self.inside = index < end[:, None]
         self.index = torch.minimum(index, end[:, None] - 1)
-        # Every token by its document and its place in it, as `inside.nonzero()` would say after a wait.
-        numbers, tokens = torch.arange(len(lengths), device=device), torch.arange(sum(lengths), device=device)
-        count = end - begin
-        self.document = numbers.repeat_interleave(count, output_size=sum(lengths))
-        self.place = tokens - (count.cumsum(0) - count)[self.document]
+        # Every token by its document and its place in it.
+        if device.type == "cpu":
+            self.document, self.place = self.inside.nonzero(as_tuple=True)
+        else:
+            # The same without waiting for the number of tokens.
+            count, total = end - begin, sum(lengths)
+            self.document = torch.arange(len(lengths), device=device).repeat_interleave(count, output_size=total)
+            self.place = torch.arange(total, device=device) - (count.cumsum(0) - count)[self.document]
         self.position = begin[self.document] + self.place
 
     def take(self, x: Tensor) -> Tensor:
