@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
@@ -10,6 +11,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .pretended_cuda import pretended, pretending, real
 
 Tensors = dict[str, Any]
+# The others run with the slow tests.
+QUICK = ("lucid", "lucid_path", "delta", "llama")
+
+
+def names(*all_names: str) -> Any:
+    """Parametrize over names; those that are not in `QUICK` are slow."""
+    marked = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in all_names]
+    return pytest.mark.parametrize("name", marked)
 
 
 def on_both(call: Callable[[Tensors], Any], tensors: Tensors, *, host: tuple[str, ...] = ()) -> list[str]:

@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import pytest
 import torch
 from models.decoder.cases import decoder
 from models.dropin.cases import lucid_model
@@ -13,9 +12,9 @@ from transformers import DynamicCache, StaticCache
 from lucid_attention import ATTENTIONS
 
 from .pretended_cuda import moved, pretended, pretending, real
+from .running import names
 
 T, STEPS = 9, 3
-GROWING = ["softmax", "lucid", "diff"]
 
 
 def tokens(B: int = 2, length: int = T + STEPS) -> Tensor:
@@ -64,14 +63,14 @@ def ours(waits: list[str]) -> list[str]:
     return [wait for wait in waits if "masking_utils.py" not in wait and "lazy_initialization" not in wait]
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@names(*ATTENTIONS)
 def test_the_decoder_trains_and_decodes_without_waiting(name: str):
     model = decoder(name).double()
     assert waits_of(decoding, model, tokens()) == []
     assert waits_of(training_step, model, tokens()) == []
 
 
-@pytest.mark.parametrize("name", GROWING)
+@names("lucid", "softmax", "diff")
 def test_a_static_cache_waits_once_for_a_prompt_and_never_for_a_token(name: str):
     """The length of the past: known to be 0 for the first prompt."""
     model = decoder(name).double()
@@ -81,7 +80,7 @@ def test_a_static_cache_waits_once_for_a_prompt_and_never_for_a_token(name: str)
     assert len(ours(waits_of(decoding, model, tokens(), mask, places=T + STEPS + 2))) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt_neox"])
+@names("llama", "qwen2", "gemma2", "gpt_neox")
 def test_a_model_with_the_drop_in_trains_and_decodes_without_waiting(name: str):
     model = lucid_model(name).double()
     assert ours(waits_of(decoding, model, tokens())) == []
@@ -90,14 +89,14 @@ def test_a_model_with_the_drop_in_trains_and_decodes_without_waiting(name: str):
     assert ours(waits_of(training_step, model, tokens(), use_cache=False)) == []
 
 
-@pytest.mark.parametrize("model", ["lucid", "lucid_path", "delta", "llama"])
-def test_a_mask_is_asked_once_for_a_prompt_and_never_for_a_token(model: str):
+@names("lucid", "lucid_path", "delta", "llama")
+def test_a_mask_is_asked_once_for_a_prompt_and_never_for_a_token(name: str):
     """Operators are much faster without a mask, so a prompt is worth the question whether the mask hides anything."""
-    built = (lucid_model(model) if model == "llama" else decoder(model)).double()
+    built = (lucid_model(name) if name == "llama" else decoder(name)).double()
     mask = torch.ones(2, T + STEPS, dtype=torch.long)
     assert len(waits_of(decoding, built, tokens(), mask)) == 1
     mask[0, :2] = 0
-    layers = built.config.num_hidden_layers if model == "lucid_path" else 0
+    layers = built.config.num_hidden_layers if name == "lucid_path" else 0
     assert len(waits_of(decoding, built, tokens(), mask)) == 1 + layers
     assert len(ours(waits_of(training_step, built, tokens(), attention_mask=mask))) == 1 + 2 * layers
 
@@ -105,9 +104,9 @@ def test_a_mask_is_asked_once_for_a_prompt_and_never_for_a_token(model: str):
 POSITIONS = torch.cat([torch.arange(4), torch.arange(5), torch.arange(3)])[None]
 
 
-@pytest.mark.parametrize("model", ["lucid", "gla", "llama"])
-def test_packed_documents_are_read_once_for_all_layers(model: str):
-    built = (lucid_model(model) if model == "llama" else decoder(model)).double()
+@names("lucid", "gla", "llama")
+def test_packed_documents_are_read_once_for_all_layers(name: str):
+    built = (lucid_model(name) if name == "llama" else decoder(name)).double()
     waits = waits_of(training_step, built, tokens(1), position_ids=POSITIONS)
     assert [wait.split(": ")[0] for wait in ours(waits)] == ["copy to the host"], waits
 

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from nn.contract import HIDDEN, build, every_name
+from nn.contract import HIDDEN, build
+
+from lucid_attention import ATTENTIONS
 
 from .pretended_cuda import moved, pretended, pretending, real
+from .running import names
 
 B, T, STEPS = 2, 9, 3
 # A masked token is absent from PaTH: a pass over several tokens reads the mask, once forward and once backward.
@@ -27,7 +30,7 @@ def run(module: Any, x: torch.Tensor, mask: torch.Tensor | None) -> list[torch.T
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@every_name
+@names(*ATTENTIONS)
 def test_modules_train_and_decode_without_waiting(name: str, masked: bool):
     module = build(name)
     x, mask = torch.randn(B, T + STEPS, HIDDEN, dtype=torch.float64), torch.ones(B, T + STEPS, dtype=torch.bool)
