@@ -280,5 +280,5 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
             tiles = (high - low) // PACK_ROWS
             triton_gradients.project_kernel[(p.n * tiles,)](
                 p.keys, p.rnorm, p.inverse, du, dk, low, offset, tiles, dk.shape[2], p.P, D=dk.shape[3],
-                FEATURES=p.features, ROWS=PACK_ROWS, num_warps=4,
+                FEATURES=p.features, ROWS=PACK_ROWS, num_warps=8,
             )  # fmt: skip
