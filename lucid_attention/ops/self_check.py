@@ -67,7 +67,7 @@ class Case:
 
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-QUICK = (
+QUICK: tuple[Case, ...] = (
     Case("precondition", BF16, T=300, D=128, E=128),
     Case("precondition", F32, T=200, S=70, D=64, E=64, options=("beta", "sharpness")),
     Case("precondition", F16, T=257, B=2, D=64, E=32, options=("mask",)),
@@ -75,7 +75,7 @@ QUICK = (
     Case("lucid_decode", BF16, S=700, G=4, D=128, E=128, options=("mask",)),
     Case("lucid_decode", F32, S=300, D=64, E=64, options=("static",)),
 )
-ALL = (
+ALL: tuple[Case, ...] = (
     *QUICK,
     Case("precondition", F32, T=1, D=5, E=3),
     Case("precondition", BF16, T=140, D=256, E=256, options=("beta",)),
@@ -120,7 +120,7 @@ def make_inputs(case: Case) -> dict[str, Any]:
 
 
 def _solve_options(case: Case, x: dict[str, Any]) -> dict[str, Any]:
-    options = {name: x[name] for name in ("key_mask", "cu_seqlens") if name in x}
+    options: dict[str, Any] = {name: x[name] for name in ("key_mask", "cu_seqlens") if name in x}
     options |= {name: x[name] for name in ("beta", "sharpness") if name in case.options}
     return options | ({"strength": 0.6} if "strength" in case.options else {})
 
@@ -141,9 +141,9 @@ def _attention(case: Case, x: dict[str, Any], impl: str) -> Results:
 def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
     options = _solve_options(case, x)
     if impl == REFERENCE:
-        past = {"past": (x["k_past"], x["y_past"])}
-        y = precondition(x["k"], x["v"], impl=impl, **options, **past)
-        return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options, **past), "y": y}
+        options["past"] = x["k_past"], x["y_past"]
+        y = precondition(x["k"], x["v"], impl=impl, **options)
+        return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options), "y": y}
     k, y_past = torch.cat([x["k_past"], x["k"]], 2), x["y_past"]
     if "static" in case.options:
         # Two places behind the new token, which must not be read.
@@ -217,7 +217,7 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
         results = operator.run(case, x, impl)
         if operator.backward:
             weight = x["weight"][:, : results[next(iter(results))].shape[1]]
-            sum((out * weight).sum() for out in results.values()).backward()  # type: ignore[union-attr]
+            sum((out * weight).sum() for out in results.values()).backward()
             results |= {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     return {name: t.detach().double().cpu() for name, t in results.items()}
 

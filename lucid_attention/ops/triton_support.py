@@ -45,7 +45,7 @@ def _too_old(device: torch.device) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def proven(device: torch.device) -> bool:
     """Whether the kernels have passed their self-check on this device, so that "auto" may choose them."""
     # Imported here: it imports every operator.

@@ -5,7 +5,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
@@ -194,9 +194,9 @@ def _tell_documents(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | Non
 
 
 @cache
-def _takes_any_argument(model_class: type[Any]) -> bool:
+def _takes_any_argument(model_class: Hashable) -> bool:
     """Whether the model hands arguments that it does not know to its layers."""
-    parameters = inspect.signature(model_class.forward).parameters.values()
+    parameters = inspect.signature(model_class.forward).parameters.values()  # type: ignore[attr-defined]
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
