@@ -5,8 +5,8 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Hashable
-from functools import cache, wraps
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -168,7 +168,8 @@ def watch_calls(model: Any) -> None:
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
-            module.register_forward_pre_hook(_tell_documents, with_kwargs=True)
+            if _takes_any_argument(module):
+                module.register_forward_pre_hook(_tell_documents, with_kwargs=True)
 
 
 def _adopt_caches(model: Any, args: Any, kwargs: Any) -> None:
@@ -188,15 +189,14 @@ def _tell_documents(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | Non
     positions = kwargs.get("position_ids")
     # Positions of several axes belong to a model that makes others for its layers.
     readable = tokens is not None and len(args) <= 1 and (positions is None or positions.ndim == 2)
-    if not readable or DOCUMENTS in kwargs or not _takes_any_argument(type(model)):
+    if not readable or DOCUMENTS in kwargs:
         return None
     return args, {**kwargs, DOCUMENTS: given_documents(tokens.shape[0], tokens.shape[1], kwargs)}
 
 
-@cache
-def _takes_any_argument(model_class: Hashable) -> bool:
+def _takes_any_argument(model: Any) -> bool:
     """Whether the model hands arguments that it does not know to its layers."""
-    parameters = inspect.signature(model_class.forward).parameters.values()  # type: ignore[attr-defined]
+    parameters = inspect.signature(type(model).forward).parameters.values()
     return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
