@@ -15,7 +15,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import torch
 import torch.nn.functional as F
 
@@ -180,6 +179,8 @@ def attention_speed() -> float:
 
 def machine() -> dict[str, str]:
     """What the numbers depend on."""
+    import psutil
+
     description = {
         "CPU": _cpu_model(),
         "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",

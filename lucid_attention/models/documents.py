@@ -6,14 +6,18 @@ from torch import Tensor
 
 
 def document_borders(positions: Tensor, *, cached: bool = False) -> Tensor | None:
-    """Where documents begin and end, counted over all rows one behind the other: int32 [n + 1].
+    """Where documents begin and end, counted over all rows one behind the other: int32 [n + 1], on the CPU.
 
     positions: [B, T]. A token begins a document if its position is not above that of the token before it. None if
-    every row is one document. In a graph the answer is never None, unless it decides about a cache (`cached`).
+    every row is one document. In a graph the answer is never None, unless it decides about a cache (`cached`), and it
+    is on the device of the positions.
     """
     begins = F.pad(positions[:, 1:] <= positions[:, :-1], (1, 0))
     if torch.compiler.is_compiling() and not cached:
         return borders(begins)
+    if not torch.compiler.is_compiling():
+        # The only wait for the device in a pass: operators do not wait for borders on the CPU.
+        begins = begins.cpu()
     return borders(begins) if _any(begins) else None
 
 

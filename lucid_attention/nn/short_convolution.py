@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.checks import check_float, check_shape, check_size, check_tensor
+from ..ops.packing import document_numbers
 
 
 class ShortConvolution(nn.Module):
@@ -48,7 +49,8 @@ class ShortConvolution(nn.Module):
         """
         B, T, _ = x.shape
         padding = None if key_mask is None else ~key_mask[..., None]
-        document = None if cu_seqlens is None else _documents(cu_seqlens, T, x.device).expand(B, T)
+        tokens = torch.arange(T, device=x.device)
+        document = None if cu_seqlens is None else document_numbers(cu_seqlens, tokens).expand(B, T)
         ends = None if document is None else document[:, -1:]
         before, order = self._tail(x, tail), None
         if padding is not None:
@@ -103,8 +105,3 @@ class ShortConvolution(nn.Module):
 def _take(x: Tensor, index: Tensor) -> Tensor:
     """x: [B, T, C], index: [B, N] -> [B, N, C]."""
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
-
-
-def _documents(cu_seqlens: Tensor, T: int, device: torch.device) -> Tensor:
-    """The number of the document that each position belongs to: [T]."""
-    return torch.searchsorted(cu_seqlens[1:].contiguous(), torch.arange(T, device=device), right=True)

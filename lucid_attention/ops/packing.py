@@ -4,6 +4,9 @@ A long document is a view. Short documents of similar length are gathered into o
 causal operators never look there, and thousands of short documents do not cost thousands of small calls. Where a
 masked position must be absent, the kept positions are gathered in the same way.
 
+The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device where
+they lie there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
+
 `pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
 """
 
@@ -95,12 +98,20 @@ class ShortDocuments:
     past = None
 
     def __init__(self, starts: list[int], stops: list[int], device: torch.device) -> None:
-        begin = torch.tensor(starts, device=device)
-        end = torch.tensor(stops, device=device)
-        length = max(b - a for a, b in zip(starts, stops, strict=True))
-        index = begin[:, None] + torch.arange(length, device=device)
+        lengths = [b - a for a, b in zip(starts, stops, strict=True)]
+        begin, end = on_device(torch.tensor([starts, stops]), device)
+        index = begin[:, None] + torch.arange(max(lengths), device=device)
         self.inside = index < end[:, None]
         self.index = torch.minimum(index, end[:, None] - 1)
+        # Every token by its document and its place in it.
+        if device.type == "cpu":
+            self.document, self.place = self.inside.nonzero(as_tuple=True)
+        else:
+            # The same without waiting for the number of tokens.
+            count, total = end - begin, sum(lengths)
+            self.document = torch.arange(len(lengths), device=device).repeat_interleave(count, output_size=total)
+            self.place = torch.arange(total, device=device) - (count.cumsum(0) - count)[self.document]
+        self.position = begin[self.document] + self.place
 
     def take(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
@@ -119,7 +130,7 @@ class ShortDocuments:
 
     def put_(self, out: Tensor, part: Tensor) -> None:
         rows = part.unflatten(0, (out.shape[0], -1)).transpose(1, 2)
-        out[:, :, self.index[self.inside]] = rows[:, :, self.inside]
+        out[:, :, self.position] = rows[:, :, self.document, self.place]
 
     def per_sequence(self, x: Tensor) -> Tensor:
         return x.repeat_interleave(self.index.shape[0], 0)
@@ -137,10 +148,14 @@ class KeptPositions:
         length = max(positions.shape[0] for positions in kept)
         index = torch.stack([F.pad(positions, (0, length - positions.shape[0]), value=-1) for positions in kept])
         self.past = past
-        self.inside = (index >= 0).to(device)
+        inside, row = index >= 0, torch.tensor(rows)[:, None]
+        sequence, place = inside.nonzero(as_tuple=True)
+        tokens = torch.stack([sequence, place, row[sequence, 0], index[sequence, place]])
+        self.sequence, self.place, self.row, self.position = on_device(tokens, device)
+        self.inside = on_device(inside, device)
         # Padding repeats the last position of a sequence. Its results are dropped.
-        self.index = torch.where(index >= 0, index, index.amax(1, keepdim=True)).to(device)
-        self.rows = torch.tensor(rows, device=device)[:, None]
+        self.index = on_device(torch.where(inside, index, index.amax(1, keepdim=True)), device)
+        self.rows = on_device(row, device)
 
     def take(self, x: Tensor) -> Tensor:
         return x[self.rows, :, self.index].transpose(1, 2)
@@ -154,14 +169,28 @@ class KeptPositions:
         return x.new_empty(sequences, x.shape[1], length, *x.shape[3:])
 
     def put_(self, out: Tensor, part: Tensor) -> None:
-        rows = self.rows.expand_as(self.index)[self.inside]
-        out[rows, :, self.index[self.inside]] = part.transpose(1, 2)[self.inside]
+        out[self.row, :, self.position] = part[self.sequence, :, self.place]
 
     def per_sequence(self, x: Tensor) -> Tensor:
         return x[self.rows[:, 0]]
 
     def add_sequences_(self, out: Tensor, part: Tensor) -> None:
         out.index_add_(0, self.rows[:, 0], part)
+
+
+def on_device(x: Tensor, device: torch.device) -> Tensor:
+    """x on `device`, sent there without waiting for the device."""
+    if x.device == device:
+        return x
+    if device.type == "cuda" and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
+
+
+def document_numbers(cu_seqlens: Tensor, positions: Tensor) -> Tensor:
+    """The number of the document that each position belongs to, in the shape of `positions`."""
+    borders = on_device(cu_seqlens, positions.device)
+    return torch.searchsorted(borders[1:].contiguous(), positions.to(borders.dtype), right=True)
 
 
 Pieces = list[Tensor | None]
@@ -198,8 +227,11 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
     return borders
 
 
-def documents(cu_seqlens: Tensor | None, length: int) -> Iterator[Part]:
-    """All documents, each in exactly one part. Empty documents vanish. Without borders: everything."""
+def documents(cu_seqlens: Tensor | None, length: int, device: torch.device) -> Iterator[Part]:
+    """All documents, each in exactly one part. Empty documents vanish. Without borders: everything.
+
+    device: of the tensors that are cut.
+    """
     if cu_seqlens is None:
         yield Everything()
         return
@@ -213,16 +245,18 @@ def documents(cu_seqlens: Tensor | None, length: int) -> Iterator[Part]:
             starts.append(start)
             stops.append(stop)
     for starts, stops in short.values():
-        yield ShortDocuments(starts, stops, cu_seqlens.device)
+        yield ShortDocuments(starts, stops, device)
 
 
-def kept_positions(key_mask: Tensor | None, cu_seqlens: Tensor | None, length: int, past: int) -> Iterator[Part]:
+def kept_positions(
+    key_mask: Tensor | None, cu_seqlens: Tensor | None, length: int, past: int, device: torch.device
+) -> Iterator[Part]:
     """All unmasked positions, those of a row or a document in sequence. Nothing kept: no part.
 
     key_mask: [B, S + T] with S = `past` and T = `length`; a past excludes documents.
     """
     if key_mask is None:
-        yield from documents(cu_seqlens, length)
+        yield from documents(cu_seqlens, length, device)
     elif past:
         yield from _kept_with_past(key_mask, past)
     else:

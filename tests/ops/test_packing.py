@@ -12,6 +12,7 @@ from lucid_attention.ops.exponential import ExponentialTiles
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
 
+CPU = torch.device("cpu")
 NORMS = ["key", "qk", "row_max"]
 ORACLES = {precondition: oracles.precondition, lucid_attention: oracles.lucid_attention}
 # Up to 256 tokens documents are batched with others of similar length, beyond they run alone.
@@ -148,17 +149,17 @@ def test_the_work_is_that_of_the_documents_and_not_of_their_square(lengths, monk
 
 
 def test_many_short_documents_are_few_calls():
-    parts = list(packing.documents(torch.arange(0, 5001, 5), 5000))
+    parts = list(packing.documents(torch.arange(0, 5001, 5), 5000, CPU))
     assert len(parts) == 1
     lengths = torch.randint(1, 257, (300,))
     borders = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    assert len(list(packing.documents(borders, int(borders[-1])))) <= 9
+    assert len(list(packing.documents(borders, int(borders[-1]), CPU))) <= 9
 
 
 def test_every_token_is_in_exactly_one_part():
     borders = PACKINGS["mixed"]
     seen = torch.zeros(1, 1, borders[-1], 1)
-    for part in packing.documents(torch.tensor(borders), borders[-1]):
+    for part in packing.documents(torch.tensor(borders), borders[-1], CPU):
         before = part.take(seen).clone()
         assert (part.take_grad(before.new_zeros(1, 1, borders[-1], 1)) == 0).all()
         part.put_(seen, before + 1)

@@ -61,8 +61,12 @@ class PastLayer(CacheLayerMixin):
     # Whether `record` wants to know every pass, to undo it.
     record_past = False
 
-    def store(self, past: Any) -> None:
-        """Replace the past by the one that the module returned."""
+    def read(self, length: int | None) -> Any:
+        """The past for the next pass. length: tokens so far, which only buffers of a fixed size ask for."""
+        return self.past
+
+    def store(self, past: Any, tokens: int = 0) -> None:
+        """Replace the past by the one that the module returned. tokens: how many of them are new."""
         self.past = past
         self.is_initialized = True
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..documents import document_borders
-from ..dropin.masks import read_mask
+from ..dropin.masks import hides_nothing, read_mask
 
 # Borders of packed documents, in the forms in which collators of Transformers and TRL add them to position_ids.
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
@@ -16,12 +16,13 @@ BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
 class Seen(NamedTuple):
     """key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None; positions: [B, T] or None.
 
-    With cu_seqlens, positions are [1, B·T].
+    With cu_seqlens, positions are [1, B·T]. length: S of a static cache, None for all of its places.
     """
 
     key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
     positions: Tensor | None = None
+    length: int | None = None
 
 
 def read_inputs(
@@ -64,12 +65,17 @@ def read_places(
     T: int,
     M: int,
 ) -> Seen:
-    """What T new tokens see in a graph: of a static cache of M places those before `position`, then the new tokens."""
+    """What T new tokens see of a static cache of M places: those before `position`, then the new tokens.
+
+    Nothing here depends on the value of `position`, so that a graph can hold it.
+    """
     if any(others.get(name) is not None for name in BORDERS):
         raise ValueError("packed documents cannot be cached: leave cu_seq_lens_q and seq_idx out, or the cache")
     device = position.device
     if attention_mask is None:
         attention_mask = torch.ones(B, M, dtype=torch.bool, device=device)
+    elif isinstance(attention_mask, Tensor) and attention_mask.ndim == 2 and not torch.compiler.is_compiling():
+        attention_mask = F.pad(attention_mask, (0, max(0, M - attention_mask.shape[1])))
     if not isinstance(attention_mask, Tensor) or tuple(attention_mask.shape) != (B, M):
         raise ValueError(
             f"attention_mask must be [B, {M}] = {[B, M]}, one bit per place of the static cache, in a compiled model, "
@@ -97,8 +103,7 @@ def _read_attention_mask(
         if not isinstance(mask, Tensor) or tuple(mask.shape) not in ((B, total), (B, places)):
             _refuse_shape(mask, B, T, total)
         key_mask, cu_seqlens = mask[:, :total].bool(), None
-    # All operators are faster without a mask. A compiled graph cannot read values.
-    if key_mask is not None and not torch.compiler.is_compiling() and bool(key_mask.all()):
+    if key_mask is not None and hides_nothing(key_mask, T):
         key_mask = None
     return key_mask, cu_seqlens, mask.ndim == 4
 
@@ -143,6 +148,8 @@ def _check_borders(name: str, borders: Tensor, tokens: int) -> Tensor:
     if not isinstance(borders, Tensor) or borders.ndim != 1 or borders.shape[0] < 2:
         raise ValueError(f"{name} must be [n + 1] borders of n documents, got {_described(borders)}")
     if not torch.compiler.is_compiling():
+        # Operators do not wait for borders on the CPU.
+        borders = borders.cpu()
         whole = int(borders[0]) == 0 and int(borders[-1]) == tokens and bool((borders.diff() >= 0).all())
         if not whole:
             raise ValueError(f"{name} must go up from 0 to the number of tokens, {tokens}, got {borders.tolist()}")
@@ -155,7 +162,7 @@ def _borders_of_indices(seq_idx: Tensor, B: int, T: int) -> Tensor:
     # Numbers that go up inside of a document, and down where the next one begins.
     rising = torch.arange(T, device=seq_idx.device) - T * changes.cumsum(1)
     borders = document_borders(rising)
-    return torch.arange(0, B * T + 1, T, dtype=torch.int32, device=seq_idx.device) if borders is None else borders
+    return torch.arange(0, B * T + 1, T, dtype=torch.int32) if borders is None else borders
 
 
 def _check_agreement(name: str, restarts: Tensor | None, borders: Tensor) -> None:

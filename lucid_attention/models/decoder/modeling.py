@@ -63,10 +63,12 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
+        length: int | None = None,
         paged: dict[str, Any] | None = None,
     ) -> Tensor:
         """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one.
 
+        length: tokens in a static cache; None where that is not known, and all of its places are read.
         paged: the arguments of continuous batching, which say what a token sees; then only positions are read.
         """
         x = self.input_layernorm(hidden_states)
@@ -77,12 +79,12 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         if cu_seqlens is not None:
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
-        past = None if cache_layer is None else cache_layer.past
+        past = None if cache_layer is None else cache_layer.read(length)
         if cache_layer is not None and cache_layer.record_past:
             cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
-            cache_layer.store(past)
+            cache_layer.store(past, x.shape[1])
         return self._finish(hidden_states, o)
 
     def _finish(self, hidden_states: Tensor, o: Tensor) -> Tensor:
@@ -223,20 +225,24 @@ class LucidModel(LucidPreTrainedModel):
         T: int,
         use_cache: bool,
     ) -> Seen:
-        static = static_layer(cache)
-        places = 0 if static is None else static.max_cache_len
-        if static is not None and static.is_initialized and torch.compiler.is_compiling():
-            if cache is not None and not cache.is_compileable:
+        static, compiling = static_layer(cache), torch.compiler.is_compiling()
+        if cache is not None and static is not None and static.is_initialized:
+            if compiling and not cache.is_compileable:
                 raise ValueError(
                     "a static cache compiles where every attention keeps keys and y (lucid, softmax, diff), got "
                     f"{self.config.attention}: call the model without torch.compile, or with a DynamicCache"
                 )
-            return read_places(
-                attention_mask, position_ids, others, static.cumulative_length, B, T, static.max_cache_len
-            )
+            # For one token on an accelerator, the length of the past is not worth a wait for the device.
+            if compiling or (T == 1 and cache.is_compileable and static.cumulative_length.device.type != "cpu"):
+                M = static.max_cache_len
+                return read_places(attention_mask, position_ids, others, static.cumulative_length, B, T, M)
         S = 0 if cache is None else int(cache.get_seq_length())
         cached = use_cache or cache is not None
-        return read_inputs(attention_mask, position_ids, others, B, T, S, places, cached=cached)
+        if static is None:
+            return read_inputs(attention_mask, position_ids, others, B, T, S, 0, cached=cached)
+        static.check_room(S, T)
+        seen = read_inputs(attention_mask, position_ids, others, B, T, S, static.max_cache_len, cached=cached)
+        return seen._replace(length=S)
 
 
 class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):

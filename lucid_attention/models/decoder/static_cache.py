@@ -21,8 +21,9 @@ STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = StateLayer
 class StaticPastLayer(StaticLayer):
     """A past of keys and y in buffers of `max_cache_len` places.
 
-    Outside of graphs, `past` is the part in use. In a graph, whose shapes must not depend on the position, it is the
-    whole buffers: the model hides the places that are not in use (`masks.places`).
+    A pass reads the part in use if its length is known. In a graph, whose shapes must not depend on the position, and
+    for one token on an accelerator, where asking is a wait, it reads the whole buffers: the model hides the places that
+    are not in use (`masks.read_places`).
     """
 
     _layer_type: ClassVar[str] = CROPPABLE
@@ -32,31 +33,34 @@ class StaticPastLayer(StaticLayer):
 
     @property
     def past(self) -> Past | None:
-        if not self.is_initialized:
-            return None
-        if torch.compiler.is_compiling():
-            return Past(self.keys, self.values, self.inverse_norms)
-        S = int(self.cumulative_length)
-        return Past(*(x[:, :, :S] for x in (self.keys, self.values, self.inverse_norms))) if S else None
+        """The part in use."""
+        return self.read(int(self.cumulative_length)) if self.is_initialized else None
 
-    def store(self, past: Past) -> None:
+    def read(self, length: int | None) -> Past | None:
+        """The first `length` places, or all of them for None."""
+        if not self.is_initialized or length == 0:
+            return None
+        return Past(*(x[:, :, :length] for x in (self.keys, self.values, self.inverse_norms)))
+
+    def check_room(self, length: int, tokens: int) -> None:
+        """Refuse more tokens than there are places after `length`."""
+        if length + tokens > self.max_cache_len:
+            raise ValueError(
+                f"the static cache has {self.max_cache_len} places: expected at most "
+                f"{self.max_cache_len - length} more tokens, got {tokens}"
+            )
+
+    def store(self, past: Past, tokens: int = 0) -> None:
         """Take over the new rows of the past that the module returned."""
-        old = self.past
-        T = past.length - (0 if old is None else old.length)
         if not self.is_initialized or self.values.shape[1] != past.y.shape[1]:
             # Differential attention has half as many values as keys, which `early_initialization` does not know.
             self.lazy_initialization(past.k, past.y)
-        if not torch.compiler.is_compiling() and int(self.cumulative_length) + T > self.max_cache_len:
-            raise ValueError(
-                f"the static cache has {self.max_cache_len} places: expected at most "
-                f"{self.max_cache_len - int(self.cumulative_length)} more tokens, got {T}"
-            )
-        k, y = past.k[:, :, past.length - T :], past.y[:, :, past.length - T :]
-        places = torch.arange(T, device=k.device) + self.cumulative_length
+        k, y = past.k[:, :, past.length - tokens :], past.y[:, :, past.length - tokens :]
+        places = torch.arange(tokens, device=k.device) + self.cumulative_length
         for buffer, new in ((self.keys, k), (self.values, y), (self.inverse_norms, inverse_key_norms(k))):
             # Buffers have no gradients: those of the new tokens go through `past`.
             buffer.index_copy_(2, places, new.detach().to(buffer.dtype))
-        self.cumulative_length.add_(T)
+        self.cumulative_length.add_(tokens)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)

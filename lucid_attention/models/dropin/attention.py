@@ -208,7 +208,7 @@ def _with_static_cache(
         return step.o
     if T == 1 or torch.compiler.is_compiling():
         return _with_whole_buffers(q, pending, mask, options, readout)
-    S = int(position)
+    S = 0 if pending.first else int(position)
     visible = Visibility(key_mask=mask[:, : S + T])
     past = (k[:, :, :S], buffer[:, :, :S]) if S else None
     y = pending.commit(_prepare(k[:, :, S : S + T], v, visible, options, past))

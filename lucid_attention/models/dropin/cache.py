@@ -67,7 +67,7 @@ class PendingValues:
         inverse_norms: [B, H, S + T], 1/‖k‖; y_all: [B, H, S + T, E], y_past and the place where y is written.
     Of a static cache:
         k, y_past and inverse_norms are whole buffers [B, H, M, *]; position: [] int64, where the new keys begin. y_past
-        is zero from there on.
+        is zero from there on. first: whether that is at 0, as far as it is known without waiting for the device.
     """
 
     def __init__(
@@ -79,9 +79,10 @@ class PendingValues:
         inverse_norms: Tensor,
         position: Tensor | None = None,
         y_all: Tensor | None = None,
+        first: bool = False,
     ) -> None:
         self.layer, self.k, self.v, self.y_past, self.inverse_norms = layer, k, v, y_past, inverse_norms
-        self.position, self.y_all = position, y_all
+        self.position, self.y_all, self.first = position, y_all, first
 
     def check(self, options: dict[str, Any]) -> None:
         """Refuse a strength or sharpness that differs from that of the tokens before."""
@@ -237,6 +238,8 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
     def __init__(self, max_cache_len: int, config: Any = None, **kwargs: Any) -> None:
         super().__init__(max_cache_len, **kwargs)
         self.owner, self.uncommitted, self.options = _ConfigReference(config), False, None
+        # Whether no token came yet: known on the host, without waiting for `cumulative_length`.
+        self.empty = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
@@ -253,7 +256,9 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
         # Zeros until `commit` writes y: the decoding step reads the whole buffer before it knows the new y.
         super().update(key_states, torch.zeros_like(value_states))
         self._write(self.inverse_norms, position, inverse_key_norms(key_states))
-        pending = PendingValues(self, self.keys, value_states, self.values, self.inverse_norms, position)
+        past = self.values, self.inverse_norms, position
+        pending = PendingValues(self, self.keys, value_states, *past, first=self.empty)
+        self.empty = False
         return self.keys, self.with_pending(self.values, pending)
 
     def commit(self, pending: PendingValues, y: Tensor) -> Tensor:
@@ -274,7 +279,7 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.uncommitted, self.options = False, None
+        self.uncommitted, self.options, self.empty = False, None, True
         if self.is_initialized:
             self.inverse_norms.zero_()
 

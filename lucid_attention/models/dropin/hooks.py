@@ -17,6 +17,7 @@ from ..caches import adopt_cache
 from ..decoder.configuration import LucidConfig
 from ..saved import is_sealed, refuse_weight_readers, unseal, write_sealed
 from .cache import LAYER_TYPE
+from .masks import DOCUMENTS, given_documents
 from .quantized import make_quantized
 from .settings import (
     NAME,
@@ -117,7 +118,7 @@ def _choose_attention(original: Callable[..., Any]) -> Callable[..., Any]:
         saved = getattr(config, NAME, None)
         if attn_implementation == NAME or (attn_implementation is None and saved is not None):
             check_architecture(self)
-            watch_caches(self)
+            watch_calls(self)
             original(self, NAME, *args, **kwargs)
             settings = attn_implementation.settings if isinstance(attn_implementation, LucidName) else saved
             if settings is not saved or not isinstance(config._attn_implementation, LucidName):
@@ -182,11 +183,13 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     model.__dict__.pop("_supports_flash_attn", None)
 
 
-def watch_caches(model: Any) -> None:
-    """Let a model, and the models in it, see the caches that they are called with."""
+def watch_calls(model: Any) -> None:
+    """Let a model, and the models in it, see the caches and the documents that they are called with."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel) and _adopt_caches not in module._forward_pre_hooks.values():
             module.register_forward_pre_hook(_adopt_caches, with_kwargs=True)
+            if _takes_any_argument(module):
+                module.register_forward_pre_hook(_tell_documents, with_kwargs=True)
 
 
 def _adopt_caches(model: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
@@ -196,10 +199,30 @@ def _adopt_caches(model: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, An
         # is: without one, Transformers would compare the positions of all tokens in the batch.
         return args, {**kwargs, "attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool)}
     # By position only in calls by hand: generate() and every tool name the argument.
-    for cache in (*args, *kwargs.values()):
-        if isinstance(cache, cache_utils.Cache) and uses_lucid(config):
-            adopt_cache(cache, config)
+    for given in (*args, *kwargs.values()):
+        if isinstance(given, cache_utils.Cache) and uses_lucid(config):
+            adopt_cache(given, config)
     return None
+
+
+def _tell_documents(model: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """Read the documents of a pass once, for all layers. Without position_ids there are none, and nothing is read."""
+    if torch.compiler.is_compiling() or not uses_lucid(model.config) or model.base_model is not model:
+        return None
+    tokens = args[0] if args else kwargs.get("input_ids")
+    tokens = kwargs.get("inputs_embeds") if tokens is None else tokens
+    positions = kwargs.get("position_ids")
+    # Positions of several axes belong to a model that makes others for its layers.
+    readable = tokens is not None and len(args) <= 1 and (positions is None or positions.ndim == 2)
+    if not readable or DOCUMENTS in kwargs:
+        return None
+    return args, {**kwargs, DOCUMENTS: given_documents(tokens.shape[0], tokens.shape[1], kwargs)}
+
+
+def _takes_any_argument(model: Any) -> bool:
+    """Whether the model hands arguments that it does not know to its layers."""
+    parameters = inspect.signature(type(model).forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def check_architecture(model: Any) -> None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
+from ...ops.packing import document_numbers
 from ...ops.softmax.attention import visible_keys
 from ..documents import borders, document_borders
 from .relations import read_relation
@@ -29,6 +30,9 @@ from .settings import check_config
 ROWS = 1024
 # An additive mask hides a key by a value at or below this: -1e9, the smallest float16 and minus infinity all do.
 HIDDEN = -1e4
+# The argument with which a model tells its layers the borders of documents, or None for one document, so that not every
+# layer reads them and waits for the device. A layer that does not get it reads them itself.
+DOCUMENTS = "lucid_documents"
 
 MaskRows = Callable[[int, int], Tensor]
 
@@ -62,7 +66,7 @@ def lucid_mask(
     if config is not None and not torch.compiler.is_compiling():
         check_config(config)
     plain = mask_function is causal_mask_function
-    causal = plain or _is_causal(mask_function, device)
+    causal = plain or _is_causal(mask_function)
     if not causal and hasattr(config, "vocab_size"):
         raise ValueError(
             f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
@@ -94,11 +98,12 @@ def lucid_mask(
     return next(form for form in (visible.relation, visible.cu_seqlens, visible.key_mask) if form is not None)
 
 
-def _is_causal(mask_function: Callable[..., Any], device: torch.device | str) -> bool:
+def _is_causal(mask_function: Callable[..., Any]) -> bool:
     """Whether the first token does not see the second. An encoder's mask is left to `sdpa_mask`."""
     if torch.compiler.is_compiling():
         return True
-    first, second = torch.zeros(1, dtype=torch.long, device=device), torch.ones(1, dtype=torch.long, device=device)
+    # On the CPU: most functions are made of numbers only, and then nothing waits for the device.
+    first, second = torch.tensor(0), torch.tensor(1)
     try:
         return not bool(mask_function(first, first, first, second))
     except IndexError:
@@ -120,8 +125,18 @@ def _padding(
     if static:
         # A static cache has room behind the newest token.
         return key_mask & (torch.arange(total, device=device) < offset + T)
-    # `all` waits for the device once per pass, as in `sdpa`; without a mask the operators are much faster.
-    return None if not torch.compiler.is_compiling() and bool(key_mask.all()) else key_mask
+    return None if hides_nothing(key_mask, T) else key_mask
+
+
+def hides_nothing(key_mask: Tensor, T: int) -> bool:
+    """Whether all keys are known to take part in a pass of T tokens: operators are much faster without a mask.
+
+    A compiled graph cannot read values. On an accelerator the answer is a wait for the device, as in `sdpa`: worth it
+    for many tokens, but not for one.
+    """
+    if torch.compiler.is_compiling() or (T == 1 and key_mask.device.type != "cpu"):
+        return False
+    return bool(key_mask.all())
 
 
 def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visibility:
@@ -174,7 +189,7 @@ def _is_mask_of(visible: Visibility, rows: MaskRows, B: int, T: int, total: int)
     document = None
     if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
-        document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, T)
+        document = document_numbers(visible.cu_seqlens, token).view(B, T)
     key = torch.arange(total, device=device)
     for start in range(0, T, ROWS):
         stop = min(start + ROWS, T)
@@ -198,7 +213,8 @@ def _borders(rows: MaskRows, B: int, T: int) -> Tensor:
         before = (torch.arange(start, stop, device=rows(0, 1).device) - 1).clamp(min=0)
         sees_before = rows(start, stop)[:, 0].gather(2, before.expand(B, -1)[..., None])[..., 0]
         blocks.append(~sees_before)
-    return borders(torch.cat(blocks, 1))
+    # Operators do not wait for borders on the CPU.
+    return borders(torch.cat(blocks, 1).cpu())
 
 
 def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device: torch.device | str) -> Tensor:
@@ -213,16 +229,24 @@ def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) 
     """Add packed documents that the mask does not show.
 
     Transformers makes no mask of documents if a cache is in use, which is its default in training. kwargs: further
-    arguments of the layer, with position_ids that restart, or the borders that flash attention takes.
+    arguments of the layer, with position_ids that restart, the borders that flash attention takes, or `DOCUMENTS`.
     """
     if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
         return visible
+    return Visibility(cu_seqlens=kwargs[DOCUMENTS] if DOCUMENTS in kwargs else given_documents(B, T, kwargs))
+
+
+def given_documents(B: int, T: int, kwargs: dict[str, Any]) -> Tensor | None:
+    """Borders of documents, int32 [n + 1], from position_ids that restart or from borders for flash attention.
+
+    On the CPU, so that operators do not wait for the device; in a graph where they are given.
+    """
     given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
     if given is not None:
-        return Visibility(cu_seqlens=given.to(torch.int32))
-    if positions is None or positions.ndim != 2:
-        return visible
-    return Visibility(cu_seqlens=document_borders(positions.expand(B, T)))
+        return (given if torch.compiler.is_compiling() else given.cpu()).to(torch.int32)
+    if positions is None or positions.ndim != 2 or T == 1:
+        return None
+    return document_borders(positions.expand(B, T))
 
 
 def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
@@ -231,7 +255,7 @@ def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | 
         return visible.relation
     if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
-        document = torch.searchsorted(visible.cu_seqlens[1:].contiguous(), token, right=True).view(B, 1, T)
+        document = document_numbers(visible.cu_seqlens, token).view(B, 1, T)
         return visible_keys(B, T, T, None, None, device) & (document[..., None] == document[:, :, None])
     key = torch.arange(total, device=device)
     shown = (key <= (torch.arange(T, device=device) + position)[:, None]).expand(B, 1, T, total)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..packing import on_device
 from ..precision import readout_dtype
 
 Memory = tuple[Tensor, Tensor]
@@ -117,7 +118,7 @@ def _run(
         initial_state=initial[0] if initial is not None and len(initial) == 1 else initial,
         output_final_state=True,
         # A document without tokens has no state, and the last state is asked for.
-        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long().unique_consecutive(),
+        cu_seqlens=None if cu_seqlens is None else on_device(cu_seqlens.long().unique_consecutive(), q.device),
     )
     final = (final,) if isinstance(final, Tensor) else final
     last = slice(None) if cu_seqlens is None else slice(-1, None)

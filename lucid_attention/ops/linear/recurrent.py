@@ -68,9 +68,11 @@ def forget_at_borders(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     if cu_seqlens is None:
         return log_decay
     T = log_decay.shape[2]
+    packing.offsets(cu_seqlens, T)
     # Empty documents at the end start behind the last token.
-    starts = [start for start in packing.offsets(cu_seqlens, T) if start < T]
-    return log_decay.index_fill(2, torch.tensor(starts, device=log_decay.device), -torch.inf)
+    begins = torch.zeros(T + 1, dtype=torch.bool, device=log_decay.device)
+    begins = begins.index_fill_(0, packing.on_device(cu_seqlens.long(), log_decay.device), True)[:T]
+    return log_decay.masked_fill(begins.view(T, *[1] * (log_decay.ndim - 3)), -torch.inf)
 
 
 def run(

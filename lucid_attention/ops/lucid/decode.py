@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, triton_support
 from ..keys import inverse_norms as inverse_norms_of
 from ..keys import rms_normalize
 from ..precision import no_autocast, working_dtype
@@ -26,6 +26,7 @@ from ..softmax.one_token import (
     put_at_position_,
 )
 from ..softmax.strips import clean_queries
+from . import triton_decode
 
 
 def inverse_key_norms(k: Tensor) -> Tensor:
@@ -66,9 +67,10 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch"; "numba", one pass over a cache of float32 or 16 bits on a CPU, after
-            `pip install "lucid-attention[cpu]"`; "auto", the second where it can run. Its first use of a dtype on a
-            machine compiles for a few seconds, later ones read what was compiled.
+        impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass over
+            a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the last
+            two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds, later ones
+            read what was compiled.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
@@ -85,10 +87,26 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
+    if _by_triton(impl, token):
+        with torch.no_grad(), no_autocast(k):
+            return triton_decode.decode(token)
     if fused_step.chosen(impl, token):
         return fused_step.run(token)
     with torch.no_grad(), no_autocast(k):
         return _decode(token)
+
+
+def _by_triton(impl: str, token: Token) -> bool:
+    """Whether the Triton kernels decode this token: "triton" is obeyed or refused."""
+    if impl == "auto":
+        on_gpu = token.k.device.type == "cuda" and triton_support.proven(token.k.device)
+        return on_gpu and triton_decode.obstacle(token) is None
+    if impl != "triton":
+        return False
+    reason = triton_decode.obstacle(token)
+    if reason:
+        raise ValueError(f"impl='triton' cannot run: {reason}. Expected 'auto' or 'torch'")
+    return True
 
 
 def _decode(token: Token) -> Decoded:

@@ -61,7 +61,7 @@ class System:
 
     def parts(self) -> Iterator[packing.Part]:
         """The packed documents, or everything."""
-        return packing.documents(self.cu_seqlens, self.k.shape[2])
+        return packing.documents(self.cu_seqlens, self.k.shape[2], self.k.device)
 
     def part(self, part: packing.Part) -> "System":
         """The system of one part of `parts`."""

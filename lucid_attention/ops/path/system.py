@@ -63,7 +63,8 @@ class PathSystem:
 
     def parts(self) -> Iterator[packing.Part]:
         """The sequences to compute: a masked position is absent, so only kept ones are gathered."""
-        return packing.kept_positions(self.key_mask, self.cu_seqlens, self.k.shape[2], self.past_length)
+        length, past = self.k.shape[2], self.past_length
+        return packing.kept_positions(self.key_mask, self.cu_seqlens, length, past, self.k.device)
 
     def part(self, part: packing.Part) -> "PathSystem":
         """The system of one part of `parts`."""

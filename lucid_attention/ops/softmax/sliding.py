@@ -137,7 +137,7 @@ def _visible(
     position = torch.arange(n, device=device)[:, None] * C + key - (W - 1)
     visible = band & (position >= -before)[:, None, None]
     if cu_seqlens is not None:
-        document = torch.searchsorted(cu_seqlens[1:].contiguous(), position.to(cu_seqlens.dtype), right=True)
+        document = packing.document_numbers(cu_seqlens, position)
         visible = visible & (document[:, None, None] == document[:, None, W - 1 :, None])
     if key_mask is not None:
         padded = F.pad(key_mask, (W - 1 - before, n * C - T))

@@ -108,7 +108,7 @@ def attend_strips(
     """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
     q, k, y = _rows(q), _rows(k), _rows(y)
     outputs = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=working_dtype(q))
-    for part, (o, lse), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2]), outputs):
+    for part, (o, lse), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2], q.device), outputs):
         assert o is not None
         assert lse is not None
         mask = None if key_mask is None else part.take(key_mask)
@@ -163,7 +163,7 @@ def attend_strips_backward(
     """dq, dk, dy in the shapes of q, k, y."""
     grads = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
     do, q, k, y, o = _rows(do), _rows(q), _rows(k), _rows(y), _rows(o)
-    for part, (dq, dk, dy), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2]), grads):
+    for part, (dq, dk, dy), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2], q.device), grads):
         assert dq is not None
         assert dk is not None
         assert dy is not None

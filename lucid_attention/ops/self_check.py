@@ -1,0 +1,288 @@
+"""Is an implementation right on this device? Every one against float64, twice, with uninitialised memory full of NaN.
+
+The truth is the dense equation in float64, on the CPU, of the inputs as they were rounded. An implementation may be a
+few times as far from it as the dense equation in the same dtype is. Keys are correlated: with independent keys P is
+nearly the identity, and a kernel that does nothing would pass. `proof.py` runs `QUICK` before "auto" trusts the Triton
+kernels; `lucid doctor` runs all cases for all implementations.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import triton_support
+from .linear.delta import delta_attention
+from .lucid.api import lucid_attention, precondition
+from .lucid.decode import inverse_key_norms, lucid_decode
+from .path.api import lucid_path_attention, path_precondition
+from .path.decode import path_decode
+
+REFERENCE = "reference"
+# An error may be this many times that of the dense equation in the same dtype, plus a floor: the precision of products
+# of float32, or of the pieces of bfloat16 that the kernels make of them.
+MULTIPLE = 4.0
+FLOORS = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
+# Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision besides.
+READOUTS = ("lucid_attention", "lucid_path_attention", "delta_attention")
+# The longest sequence in Triton's interpreter.
+INTERPRETED_LENGTH = 48
+
+Results = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. B batch, H key/value heads, G query heads per key/value head, T new and S past tokens, D, E sizes.
+
+    options: of "mask", "packed", "beta", "sharpness" (learned), "strength", "static" (a cache of fixed size).
+    """
+
+    operator: str
+    dtype: torch.dtype
+    T: int = 1
+    S: int = 0
+    B: int = 1
+    H: int = 2
+    G: int = 1
+    D: int = 64
+    E: int = 64
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        sizes = f"T={self.T}" + (f" S={self.S}" if self.S else "") + f" D={self.D} E={self.E}"
+        return ", ".join([f"{str(self.dtype).removeprefix('torch.')} {sizes}", *self.options])
+
+    def small(self) -> "Case":
+        """The same for Triton's interpreter, which is slow."""
+        return replace(self, T=min(self.T, INTERPRETED_LENGTH), S=min(self.S, INTERPRETED_LENGTH), B=1)
+
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+QUICK: tuple[Case, ...] = (
+    Case("precondition", BF16, T=300, D=128, E=128),
+    Case("precondition", F32, T=200, S=70, D=64, E=64, options=("beta", "sharpness")),
+    Case("precondition", F16, T=257, B=2, D=64, E=32, options=("mask",)),
+    Case("precondition", BF16, T=400, D=80, E=48, options=("packed", "strength")),
+    Case("lucid_decode", BF16, S=700, G=4, D=128, E=128, options=("mask",)),
+    Case("lucid_decode", F32, S=300, D=64, E=64, options=("static",)),
+)
+ALL: tuple[Case, ...] = (
+    *QUICK,
+    Case("precondition", F32, T=1, D=5, E=3),
+    Case("precondition", BF16, T=140, D=256, E=256, options=("beta",)),
+    Case("precondition", F32, T=600, D=64, E=64, options=("packed",)),
+    Case("precondition", F16, T=150, S=600, B=2, D=128, E=64, options=("mask", "sharpness")),
+    Case("lucid_attention", F32, T=200, G=2, D=64, E=64),
+    Case("lucid_attention", BF16, T=300, G=4, D=64, E=64, options=("packed",)),
+    Case("lucid_attention", F16, T=130, S=60, B=2, D=64, E=64, options=("mask",)),
+    Case("lucid_decode", F16, S=130, B=2, G=2, D=96, E=40, options=("beta", "sharpness")),
+    Case("lucid_path_attention", F32, T=150, G=2, D=32, E=32, options=("sharpness",)),
+    Case("lucid_path_attention", BF16, T=200, B=2, D=64, E=64, options=("mask",)),
+    Case("lucid_path_attention", F32, T=300, D=32, E=16, options=("packed",)),
+    Case("path_decode", F32, S=300, G=2, D=64, E=64),
+    Case("path_decode", BF16, S=200, B=2, D=64, E=64),
+    Case("delta_attention", F32, T=130, G=2, D=64, E=64),
+)
+
+
+def make_inputs(case: Case) -> dict[str, Any]:
+    """Tensors of a case on the CPU, floating point ones rounded to its dtype. Keys have cosines around 0.8."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    B, H, T, S, D, E = case.B, case.H, case.T, case.S, case.D, case.E
+    k = normal(B, H, S + T, D) + 2 * normal(B, H, 1, D)
+    # Every third key comes twice.
+    k[:, :, 2::3] = k[:, :, 1::3][:, :, : k[:, :, 2::3].shape[2]]
+    x = {"q": normal(B, H * case.G, T, D), "k": k[:, :, S:], "v": normal(B, H, T, E)}
+    x |= {"k_past": k[:, :, :S], "y_past": normal(B, H, S, E)} if S else {}
+    x |= {"weight": normal(B, H * case.G, T, E), "sharpness": 2 + normal(H).abs()}
+    x |= {"beta": normal(B, H, T).sigmoid(), "w": F.normalize(normal(B, H, T, D), dim=-1)}
+    x = {name: value.to(case.dtype) for name, value in x.items()}
+    if "mask" in case.options:
+        x["key_mask"] = torch.rand(B, S + T, generator=generator) < 0.8
+        x["key_mask"][:, -1] = True
+    if "packed" in case.options:
+        borders = sorted({0, 1, T // 5, T // 4, T // 4 + 1, T})
+        x["cu_seqlens"] = torch.tensor(borders, dtype=torch.int32)
+    return x
+
+
+def _solve_options(case: Case, x: dict[str, Any]) -> dict[str, Any]:
+    options: dict[str, Any] = {name: x[name] for name in ("key_mask", "cu_seqlens") if name in x}
+    options |= {name: x[name] for name in ("beta", "sharpness") if name in case.options}
+    return options | ({"strength": 0.6} if "strength" in case.options else {})
+
+
+def _with_past(case: Case, x: dict[str, Any]) -> dict[str, Any]:
+    past = {"past": (x["k_past"], x["y_past"])} if case.S else {}
+    return _solve_options(case, x) | past
+
+
+def _precondition(case: Case, x: dict[str, Any], impl: str) -> Results:
+    return {"y": precondition(x["k"], x["v"], impl=impl, **_with_past(case, x))}
+
+
+def _attention(case: Case, x: dict[str, Any], impl: str) -> Results:
+    return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **_with_past(case, x))}
+
+
+def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
+    options = _solve_options(case, x)
+    if impl == REFERENCE:
+        options["past"] = x["k_past"], x["y_past"]
+        y = precondition(x["k"], x["v"], impl=impl, **options)
+        return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options), "y": y}
+    k, y_past = torch.cat([x["k_past"], x["k"]], 2), x["y_past"]
+    if "static" in case.options:
+        # Two places behind the new token, which must not be read.
+        k, y_past = F.pad(k, (0, 0, 0, 2), value=1.0), F.pad(y_past, (0, 0, 0, 3))
+        options["key_mask"] = torch.arange(case.S + 3, device=k.device)[None].expand(case.B, -1) <= case.S
+        options["position"] = torch.tensor(case.S, device=k.device)
+    step = lucid_decode(x["q"], k, x["v"], y_past, inverse_key_norms(k), impl=impl, **options)
+    return {"o": step.o, "y": step.y}
+
+
+def _path(case: Case, x: dict[str, Any], impl: str) -> Results:
+    options = {name: value for name, value in _solve_options(case, x).items() if name != "beta"}
+    return {"o": lucid_path_attention(x["q"], x["k"], x["v"], x["w"], x["beta"], impl=impl, **options)}
+
+
+def _path_decode(case: Case, x: dict[str, Any], impl: str) -> Results:
+    norms = inverse_key_norms(torch.cat([x["k_past"], x["k"]], 2))
+    new = x["k"], x["v"], x["w"], x["beta"]
+    if impl == REFERENCE:
+        past = (x["k_past"], x["y_past"], norms[:, :, : case.S])
+        y = path_precondition(*new, past=past, impl=impl)
+        return {"o": lucid_path_attention(x["q"], *new, past=past, impl=impl), "y": y}
+    product = torch.eye(case.D, device=norms.device, dtype=norms.dtype).expand(case.B, case.H, -1, -1)
+    k = torch.cat([x["k_past"], x["k"]], 2)
+    step = path_decode(x["q"], k, *new[1:], x["y_past"], product.clone(), case.S, inverse_norms=norms, impl=impl)
+    return {"o": step.o, "y": step.y}
+
+
+def _delta(case: Case, x: dict[str, Any], impl: str) -> Results:
+    k = F.normalize(x["k"], dim=-1)
+    return {"o": delta_attention(x["q"], k, x["v"], x["beta"], impl=impl).o}
+
+
+class Operator(NamedTuple):
+    """implementations: those that are checked, by their names in `impl`. backward: whether gradients are checked."""
+
+    run: Callable[[Case, dict[str, Any], str], Results]
+    implementations: tuple[str, ...]
+    backward: bool = True
+
+
+OPERATORS = {
+    "precondition": Operator(_precondition, ("reference", "blockwise", "triton")),
+    "lucid_attention": Operator(_attention, ("reference", "blockwise", "triton")),
+    "lucid_decode": Operator(_decode, ("torch", "numba", "triton"), backward=False),
+    "lucid_path_attention": Operator(_path, ("reference", "blockwise")),
+    "path_decode": Operator(_path_decode, ("torch", "numba"), backward=False),
+    "delta_attention": Operator(_delta, ("reference", "chunkwise", "fla")),
+}
+
+
+def cannot_run(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why an implementation cannot run on a device; None if it can."""
+    if impl == "triton":
+        return triton_support.unusable(device, dtype)
+    needed = {"numba": ("cpu", "numba"), "fla": ("cuda", "fla")}.get(impl)
+    if needed is None:
+        return None
+    kind, package = needed
+    if device.type != kind:
+        return f"it is for tensors on {kind}, got {device.type}"
+    return None if find_spec(package) else f"{package} is not installed"
+
+
+def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device, dtype: torch.dtype) -> Results:
+    """Outputs and gradients on the CPU in float64."""
+    operator = OPERATORS[case.operator]
+    x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
+    leaves = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
+    with torch.set_grad_enabled(operator.backward):
+        results = operator.run(case, x, impl)
+        if operator.backward:
+            weight = x["weight"][:, : results[next(iter(results))].shape[1]]
+            sum((out * weight).sum() for out in results.values()).backward()
+            results |= {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return {name: t.detach().double().cpu() for name, t in results.items()}
+
+
+class Finding(NamedTuple):
+    """How an implementation did. error, allowed: of the result that is nearest to its limit, relative to the truth."""
+
+    ok: bool
+    error: float
+    allowed: float
+    about: str
+
+
+def check(case: Case, impl: str, device: torch.device) -> Finding:
+    """Run one implementation twice and compare it with the truth. Never raises."""
+    try:
+        with poisoned_memory():
+            inputs, cpu = make_inputs(case), torch.device("cpu")
+            truth = evaluate(case, inputs, REFERENCE, cpu, torch.float64)
+            plain = evaluate(case, inputs, REFERENCE, cpu, case.dtype)
+            first, second = (evaluate(case, inputs, impl, device, case.dtype) for _ in range(2))
+    # Whatever a compiler, a driver or a kernel raises is a finding.
+    except Exception as error:
+        return Finding(False, math.inf, 0.0, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}")
+    rounds = case.operator in READOUTS and case.dtype != torch.float32
+    floor = FLOORS[case.dtype] + (2 * torch.finfo(case.dtype).eps if rounds else 0)
+    return judge(truth, plain, first, second, floor)
+
+
+def judge(truth: Results, plain: Results, first: Results, second: Results, floor: float) -> Finding:
+    """Compare two runs with the truth. plain: the dense equation in the same dtype."""
+    if first.keys() != truth.keys():
+        return Finding(False, math.inf, 0.0, f"expected {', '.join(truth)}, got {', '.join(first)}")
+    different = [name for name in first if not torch.equal(first[name], second[name])]
+    worst = Finding(True, 0.0, floor, "")
+    # A gradient that nearly cancels is measured in units of the largest one.
+    unit = max(float(x.abs().max()) for x in truth.values())
+    for name, x in first.items():
+        if not bool(x.isfinite().all()):
+            return Finding(False, math.inf, 0.0, f"{name} is not finite")
+        size = max(float(truth[name].abs().max()), 0.01 * unit)
+        error, usual = (float((y - truth[name]).abs().max()) / size for y in (x, plain[name]))
+        allowed = MULTIPLE * usual + floor
+        if error / allowed >= worst.error / worst.allowed:
+            worst = Finding(error <= allowed, error, allowed, "" if error <= allowed else f"{name} is wrong")
+    if different and worst.ok:
+        return Finding(False, worst.error, worst.allowed, f"two runs differ in {', '.join(different)}")
+    return worst
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Uninitialised memory holds NaN. What reads it before writing it cannot look right by chance."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+    with warnings.catch_warnings():
+        # Torch names operations that it cannot make deterministic. Two runs are compared anyway.
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
