@@ -56,5 +56,4 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
 def step_tile(architecture: str, dtype: torch.dtype, features: int, values: int) -> Tile:
     """The tile of a decoding step: `cols` keys at a time."""
     wide = dtype != torch.bfloat16 or max(features, values) > 128
-    many = dtype == torch.float32 and max(features, values) > 128
-    return Tile(16, 16 if wide else 32, values, features, warps=8 if many else 4)
+    return Tile(16, 16 if wide else 32, values, features)
