@@ -179,7 +179,9 @@ The launches are those of the library for the shape and the architecture, record
 {gap:g} µs and the longest of three: its arithmetic, in whole rounds of one program per processor at {efficiency:.0%} of
 the vendor's dense bfloat16 rate; its traffic at the vendor's bandwidth, where tiles that several programs read count
 once; and one program alone. A product in bf16x3 counts three times, in bf16x6 six times. Exponentials and reductions
-are charged to the float32 units. Flash attention is charged {flash:.0%} of the dense rate, over all query heads.
+are charged to the float32 units. The gap is that of a CUDA graph: launched from Python, the host needs longer than the
+GPU where sequences are short. Head sizes are padded to a power of two, so that 68 costs what 128 does. Flash attention
+is charged {flash:.0%} of the dense rate, over all query heads.
 
 All bfloat16. *Ratio* is LUCID (solve and flash attention) over flash attention. The chain is what would remain with
 endless processors: every launch waits for the one before it.

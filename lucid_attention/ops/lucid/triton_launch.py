@@ -12,6 +12,8 @@ from .triton_step import step_combine_kernel, step_split_kernel
 PROGRAMS = 512
 LEAST_KEYS = 256
 MOST_SPLITS = 64
+# Of float32 keys: a step waits for memory, and pieces of a wide head for tensor cores would spill registers.
+STEP_PRECISION = "ieee"
 
 
 def splits_of(n: int, places: int) -> int:
@@ -76,7 +78,7 @@ def step(
         step_split_kernel[(n * splits,)](
             q, k, y_past, norms, mask_or, table_or, counts_or, sharpness, maxima, sums, parts,
             y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), COLUMNS=tile.cols,
-            PRECISION=multiply.keys, PRODUCT=multiply.values, **strides, **sizes,
+            PRECISION=STEP_PRECISION, PRODUCT=multiply.values, **strides, **sizes,
         )  # fmt: skip
         width = min(64, values)
         step_combine_kernel[(n, values // width)](
