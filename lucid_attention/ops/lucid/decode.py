@@ -67,10 +67,10 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass over
-            a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the last
-            two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds, later ones
-            read what was compiled.
+        impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
+            over a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the
+            last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds,
+            later ones read what was compiled.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
