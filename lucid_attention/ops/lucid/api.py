@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks, packing
 from ..custom_op import refuse_forward_mode
-from ..dispatch import choose
+from ..dispatch import BLOCKWISE_AND_TRITON, choose
 from ..keys import rms_normalize
 from ..precision import no_autocast, readout_dtype
 from ..softmax.attention import softmax_attention
@@ -17,6 +17,7 @@ from ..softmax.strips import clean_queries
 from . import reference
 from .system import Past, System, checked_system
 from .torch_op import precondition_op
+from .triton_op import obstacle, precondition_triton_op
 
 
 def lucid_attention(
@@ -52,7 +53,8 @@ def lucid_attention(
             c → ∞ is softmax attention.
         strength: s in P = I + s · stril exp(…), a number from 0 (softmax attention, no solve) to 1 (LUCID).
         scale: of the softmax scores, default 1/√D.
-        impl: "auto", "blockwise" (linear memory) or "reference" (the dense equation).
+        impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices, "triton"
+            (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
 
     Returns:
         o: [B, H·G, T, E].
@@ -70,7 +72,7 @@ def lucid_attention(
     )
     checks.check_q(q, k)
     checks.check_scale(scale)
-    impl = choose(impl)
+    impl = _chosen(impl, system, v)
     y = _precondition(system, v, impl)
     if system.k_past is not None and system.y_past is not None:
         k, y = torch.cat([system.k_past, k], 2), torch.cat([system.y_past, y.to(system.y_past.dtype)], 2)
@@ -117,7 +119,7 @@ def precondition(
         sharpness=sharpness,
         strength=strength,
     )
-    return _precondition(system, v, choose(impl))
+    return _precondition(system, v, _chosen(impl, system, v))
 
 
 def precondition_related(
@@ -174,7 +176,12 @@ def _precondition(system: System, v: Tensor, impl: str) -> Tensor:
         return reference.precondition(system, v)
     inputs = system.operator_inputs()
     refuse_forward_mode(v, *inputs)
-    return precondition_op.forward(v, *inputs)[0]
+    op = precondition_triton_op if impl == "triton" else precondition_op
+    return op.forward(v, *inputs)[0]
+
+
+def _chosen(impl: str, system: System, v: Tensor) -> str:
+    return choose(impl, BLOCKWISE_AND_TRITON, system.k, obstacle(system, v))
 
 
 def _check_borders(system: System) -> None:

@@ -1,0 +1,39 @@
+"""One fixed configuration of the LUCID kernels per architecture and shape class. No autotuning; no length.
+
+Every entry compiles for its architecture without spills and within its limits (`make test-gpu-offline`, `docs/gpu.md`).
+"""
+
+from dataclasses import dataclass
+
+from ..triton_tiles import Tile
+
+
+@dataclass(frozen=True)
+class SolveTiles:
+    """block: rows of a diagonal block; a chunk, two blocks, is solved by one launch; strip: rows whose solution is
+    taken to all later rows at once."""
+
+    inverse: Tile
+    merge: Tile
+    solve: Tile
+    update: Tile
+    gradient: Tile
+    block: int = 64
+    strip: int = 512
+
+    @property
+    def chunk(self) -> int:
+        return 2 * self.block
+
+
+def solve_tiles(architecture: str, bits: int, features: int, values: int) -> SolveTiles:
+    """bits: 16 or 32; features, values: the padded head sizes."""
+    width = min(128, values)
+    whole = features if bits == 16 else 32
+    return SolveTiles(
+        inverse=Tile(64, 64, width, min(whole, 64)),
+        merge=Tile(64, 64, width, min(whole, 64)),
+        solve=Tile(64, 32, min(32, values), 0),
+        update=Tile(64, 32, width, whole),
+        gradient=Tile(32, 32, min(64, values), min(whole, 64)),
+    )

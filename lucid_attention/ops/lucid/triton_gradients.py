@@ -1,0 +1,150 @@
+"""The kernel of the gradients of keys and sharpness. Layout and letters as in `triton_kernels.py`."""
+
+import triton
+import triton.language as tl
+
+from ..triton_tiles import exponentials, key_rows, score_tile
+
+
+@triton.jit
+def gradient_tile(
+    keys,
+    rnorm,
+    documents,
+    left,
+    right,
+    base,
+    target,
+    j,
+    sharpness,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PIECE: tl.constexpr,
+    VALUES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS]."""
+    rows = tl.arange(0, ROWS)
+    columns = tl.arange(0, COLUMNS)
+    cosines = score_tile(keys, base + target, keys, base + j, ROWS, COLUMNS, FEATURES, PIECE, PRECISION, False)
+    cosines *= tl.load(rnorm + base + target + rows)[:, None] * tl.load(rnorm + base + j + columns)[None, :]
+    product = score_tile(left, base + target, right, base + j, ROWS, COLUMNS, VALUES, WIDTH, PRODUCT, True)
+    w = product * exponentials(cosines, sharpness)
+    if PACKED:
+        same = tl.load(documents + target + rows)[:, None] == tl.load(documents + j + columns)[None, :]
+        w = tl.where(same, w, 0.0)
+    return w, cosines
+
+
+@triton.jit
+def column_product(
+    keys,
+    rnorm,
+    w,
+    acc,
+    base,
+    j,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    OUT: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    """acc + w · diag(1/‖k‖) k, for the piece of the head size that this program writes."""
+    w *= tl.load(rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
+    k = key_rows(keys, base + j, FEATURES, tl.program_id(1) * OUT, COLUMNS, OUT)
+    return tl.dot(w, k.to(tl.float32), acc, input_precision=PRODUCT)
+
+
+@triton.jit(do_not_specialize=["first_new", "tiles", "length", "past", "P"])
+def key_gradient_kernel(
+    keys,
+    rnorm,
+    inverse,
+    documents,
+    sharpness,
+    values,
+    gradients,
+    dk,
+    dk_past,
+    row_sums,
+    strength,
+    first_new,
+    tiles,
+    length,
+    past,
+    P,
+    D: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PIECE: tl.constexpr,
+    OUT: tl.constexpr,
+    VALUES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PRODUCT: tl.constexpr,
+):
+    """dk of a tile of positions, from the columns before them and the rows behind them; every tile is made again.
+
+    With W_ij = −s L_ij (g_i · y_j) for j < i, where g = dv, and u = k/‖k‖:
+
+        du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dk = (du − u (u·du)) / ‖k‖,   dc = Σ W (cos θ − 1)
+
+    gradients: g, zero in the past. row_sums: [n, P], the terms of dc by row.
+    """
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    target = (pid % tiles) * ROWS
+    base = head * P
+    c = tl.load(sharpness + head)
+    rows = target + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    low = 0
+    high = P
+    if PACKED:
+        low = tl.load(documents + target) // COLUMNS * COLUMNS
+        high = tl.load(documents + P + target + ROWS - 1)
+    # Rows of the past belong to no equation here.
+    low_end = tl.where(target >= first_new, target + ROWS, low)
+    along = tl.zeros((ROWS,), tl.float32)
+    sums = tl.zeros((ROWS,), tl.float32)
+    before = tl.zeros((ROWS, OUT), tl.float32)
+    for j in range(low, low_end, COLUMNS):
+        w, cosines = gradient_tile(
+            keys, rnorm, documents, gradients, values, base, target, j, c,
+            ROWS, COLUMNS, FEATURES, PIECE, VALUES, WIDTH, PACKED, PRECISION, PRODUCT,
+        )  # fmt: skip
+        w = tl.where(j + columns < rows, w, 0.0)
+        along += tl.sum(w * cosines, 1)
+        sums += tl.sum(w * (cosines - 1.0), 1)
+        before = column_product(keys, rnorm, w, before, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
+    behind = tl.zeros((ROWS, OUT), tl.float32)
+    for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
+        w, cosines = gradient_tile(
+            keys, rnorm, documents, values, gradients, base, target, j, c,
+            ROWS, COLUMNS, FEATURES, PIECE, VALUES, WIDTH, PACKED, PRECISION, PRODUCT,
+        )  # fmt: skip
+        w = tl.where(j + columns > rows, w, 0.0)
+        along += tl.sum(w * cosines, 1)
+        behind = column_product(keys, rnorm, w, behind, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
+    here = base + target + tl.arange(0, ROWS)
+    if tl.program_id(1) == 0:
+        tl.store(row_sums + here, -strength * sums)
+    features = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
+    u = key_rows(keys, base + target, FEATURES, tl.program_id(1) * OUT, ROWS, OUT).to(tl.float32)
+    u *= tl.load(rnorm + here)[:, None]
+    du = before + behind - u * along[:, None]
+    du *= (-strength * c) * tl.load(inverse + here)[:, None]
+    if target >= first_new:
+        position = rows - first_new
+        inside = (position < length) & (features < D)
+        tl.store(dk + (head * length + position) * D + features, du.to(dk.dtype.element_ty), mask=inside)
+    else:
+        position = rows - first_new + past
+        inside = (position >= 0) & (features < D)
+        tl.store(dk_past + (head * past + position) * D + features, du.to(dk_past.dtype.element_ty), mask=inside)

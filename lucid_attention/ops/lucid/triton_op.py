@@ -1,0 +1,74 @@
+"""The solve by Triton kernels as `torch.library` operators. Triton is imported when one of them runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .. import custom_op
+from ..triton_support import DTYPES
+from .system import INPUTS, System, from_operator
+
+LARGEST_HEAD = 256
+
+
+def obstacle(system: System, v: Tensor) -> str | None:
+    """Why the kernels cannot solve this system on any device; None if they can."""
+    if system.row_max:
+        return "its kernels have no norm='row_max'"
+    for name, x in (("v", v), ("k_past", system.k_past), ("y_past", system.y_past)):
+        if x is not None and x.dtype not in DTYPES:
+            return f"it is for bfloat16, float16 and float32, got {name} in {x.dtype}"
+    for letter, size in (("D", system.k.shape[3]), ("E", v.shape[3])):
+        if size > LARGEST_HEAD:
+            return f"it is for head sizes up to {LARGEST_HEAD}, got {letter} = {size}"
+    return None
+
+
+def _shapes(v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+    beta = inputs[3]
+    return v.new_empty(v.shape), None if beta is None else v.new_empty(v.shape)
+
+
+def _forward(v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
+    """y [B, H, T, E]; z [B, H, T, E] if beta is given."""
+    from . import triton_solve
+
+    y, z = _shapes(v, *inputs)
+    triton_solve.forward(from_operator(*inputs), v, y, z)
+    return y, z
+
+
+def _backward(
+    douts: Sequence[Tensor | None], outs: Sequence[Tensor | None], inputs: Sequence[Any], needed: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of v, k, k_past, y_past, beta, sharpness."""
+    from . import triton_solve
+
+    (dy, _), (y, z) = douts, outs
+    assert dy is not None
+    assert y is not None
+    _, need_k, need_k_past, _, _, need_sharpness = needed
+    grads = [None if x is None else x.new_empty(x.shape) for x in inputs[:6]]
+    if not (need_k or need_k_past or need_sharpness):
+        grads[1] = grads[2] = grads[5] = None
+    dv, *others = grads
+    assert dv is not None
+    triton_solve.backward(from_operator(*inputs[1:]), dy, y, z, triton_solve.Gradients(dv, *others))
+    return grads
+
+
+precondition_triton_op = custom_op.register(
+    "precondition_triton",
+    f"Tensor v, {INPUTS}",
+    2,
+    forward=_forward,
+    backward=_backward,
+    shapes=_shapes,
+    differentiable=6,
+    auxiliary=(1,),
+    unbatched=("cu_seqlens", "strength"),
+    # The backward reads the shape of v only: y stands for it.
+    replaced={0: 0},
+    about="impl='triton'",
+)

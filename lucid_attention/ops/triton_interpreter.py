@@ -1,0 +1,86 @@
+"""Arithmetic of a GPU in Triton's interpreter, for tests: products as a GPU makes them, bfloat16 rounded to nearest.
+
+The interpreter multiplies the bits of bfloat16 as integers, cuts them off where it should round, and knows neither
+"bf16x3" nor the rounding of "tf32". `install` puts that right; `triton_tiles` calls it if TRITON_INTERPRET is set.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import interpreter
+
+PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
+
+
+def install() -> None:
+    """Change the interpreter of this process. A second call changes nothing."""
+    if interpreter._convert_float is _convert_float:
+        return
+    _convert_float.original = interpreter._convert_float  # type: ignore[attr-defined]
+    interpreter._convert_float = _convert_float
+    interpreter.InterpreterBuilder.create_dot = _create_dot
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, allowed_dot_input_precisions=PRECISIONS)
+
+
+def _bfloat16(bits: Any) -> Tensor:
+    """Values of an array of bits."""
+    return (torch.from_numpy(bits.astype("int32")) << 16).view(torch.float32)
+
+
+def _convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+    if (source, target) == (tl.bfloat16, tl.float32):
+        return _bfloat16(data).numpy()
+    if (source, target) == (tl.float32, tl.bfloat16):
+        return torch.tensor(data).to(torch.bfloat16).view(torch.uint16).numpy()
+    return _convert_float.original(data, source, target, rounding)  # type: ignore[attr-defined]
+
+
+def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
+    left, right = (_operand(x) for x in (a, b))
+    name = input_precision.name.lower() if a.dtype.scalar == tl.float32 else "ieee"
+    product = multiply(left, right, name) + torch.tensor(d.data)
+    return interpreter.TensorHandle(product.numpy(), d.dtype.scalar)
+
+
+def _operand(x: Any) -> Tensor:
+    if x.dtype.scalar == tl.bfloat16:
+        return _bfloat16(x.data)
+    return torch.tensor(x.data).float()
+
+
+def multiply(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    """a · b as a GPU makes it from float32 operands at an `input_precision`, summed in float32."""
+    if precision == "ieee":
+        return a @ b
+    if precision == "tf32":
+        return _tf32(a) @ _tf32(b)
+    parts, cut = {"tf32x3": (2, _tf32), "bf16x3": (2, _bf16), "bf16x6": (3, _bf16)}[precision]
+    left, right = _split(a, parts, cut), _split(b, parts, cut)
+    # The smallest products first; those below the precision of the operands are left out.
+    orders = [(i, total - i) for total in reversed(range(parts)) for i in range(total + 1)]
+    out = torch.zeros(a.shape[0], b.shape[1])
+    for i, j in orders:
+        out = out + left[i] @ right[j]
+    return out
+
+
+def _split(x: Tensor, parts: int, cut: Any) -> list[Tensor]:
+    out = []
+    for _ in range(parts):
+        out.append(cut(x))
+        x = x - out[-1]
+    return out
+
+
+def _bf16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def _tf32(x: Tensor) -> Tensor:
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + 0x0FFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return torch.where(x.isfinite(), rounded.view(torch.float32), x)

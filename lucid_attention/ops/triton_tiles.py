@@ -1,0 +1,134 @@
+"""What the Triton kernels of all operators share: where they run, how they multiply, how large their tiles are.
+
+Interfaces, for kernels of other operators:
+
+- `architecture(device)`: the name of the row of `CONFIGS` for a device, such as "sm_90".
+- `precisions(architecture, bits)`: how a kernel multiplies: `.keys` for products of keys, `.values` for products with
+  float32 values, `.inverse` for products with inverses. They are constexpr arguments (`input_precision` of `tl.dot`).
+- `Tile` and `tile(...)`: one fixed configuration per kernel, architecture and shape class, from `TILES`. There is no
+  autotuning, and the length is no key. `python tools/gpu_offline.py` compiles every entry for every architecture.
+- `on_device(x)`: a context in which kernels are launched for x.
+- `score_tile`: the inner products of two ranges of keys, in pieces of the head size.
+- `exponentials`: exp(c (cos θ − 1)) from scores and inverse norms.
+
+Rules for every kernel: plain pointers, int64 offsets, no `tl.trans` of a product, one `tl.dot` per accumulator, no
+atomics, every integer that depends on the length in `do_not_specialize`, no reading back of what the kernel wrote.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_support import interpreted
+
+if interpreted():
+    from . import triton_interpreter
+
+    triton_interpreter.install()
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """`input_precision` of `tl.dot` for float32 operands."""
+
+    keys: str
+    values: str
+    inverse: str
+
+
+def precisions(architecture: str, bits: int) -> Precisions:
+    """bits: 16 where keys and values are 16-bit, else 32. Products of 16-bit keys are exact and ignore `.keys`."""
+    exact = "bf16x6" if architecture.startswith("gfx") else "tf32x3"
+    return Precisions(exact, "bf16x3" if bits == 16 else exact, "bf16x6")
+
+
+@cache
+def architecture(device: torch.device) -> str:
+    """The name under which configurations for a device are kept."""
+    if interpreted():
+        return "interpreter"
+    if torch.version.hip:
+        return "gfx942"
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) == (8, 0):
+        return "sm_80"
+    # Other devices of a generation have the shared memory of sm_89 or more.
+    return {8: "sm_89", 9: "sm_90", 10: "sm_100"}.get(major, "sm_120")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """rows × cols of a tile, the pieces of values and keys that are in flight, warps and pipeline stages.
+
+    out: for gradients of keys, the piece of the head size that one program writes.
+    """
+
+    rows: int
+    cols: int
+    values: int
+    keys: int
+    warps: int = 4
+    stages: int = 2
+    out: int = 128
+
+
+def padded_size(size: int) -> int:
+    """The power of two to which a head size is padded; a product needs at least 16."""
+    return max(16, triton.next_power_of_2(size))
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be that of x."""
+    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
+
+
+@triton.jit
+def key_rows(keys, first, FEATURES: tl.constexpr, start, ROWS: tl.constexpr, PIECE: tl.constexpr):
+    """Rows [first, first + ROWS) of `keys` [*, FEATURES], features [start, start + PIECE): [ROWS, PIECE]."""
+    offsets = tl.arange(0, ROWS)[:, None] * FEATURES + tl.arange(0, PIECE)[None, :]
+    return tl.load(keys + first * FEATURES + start + offsets)
+
+
+@triton.jit
+def key_columns(keys, first, FEATURES: tl.constexpr, start, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
+    """`key_rows`, read as its transpose: [PIECE, COLUMNS]."""
+    offsets = tl.arange(0, PIECE)[:, None] + tl.arange(0, COLUMNS)[None, :] * FEATURES
+    return tl.load(keys + first * FEATURES + start + offsets)
+
+
+@triton.jit
+def score_tile(
+    left,
+    left_first,
+    right,
+    right_first,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FEATURES: tl.constexpr,
+    PIECE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64. WIDEN: multiply in float32."""
+    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, FEATURES, PIECE):
+        a = key_rows(left, left_first, FEATURES, start, ROWS, PIECE)
+        b = key_columns(right, right_first, FEATURES, start, COLUMNS, PIECE)
+        if WIDEN:
+            a = a.to(tl.float32)
+            b = b.to(tl.float32)
+        scores = tl.dot(a, b, scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def exponentials(cosines, sharpness):
+    """exp(c (cos θ − 1))."""
+    return tl.exp2((cosines - 1.0) * (sharpness * LOG2_E))
