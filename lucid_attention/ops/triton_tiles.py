@@ -49,9 +49,17 @@ def precisions(architecture: str, bits: int) -> Precisions:
     return Precisions(exact, "bf16x3" if bits == 16 else exact, "bf16x6")
 
 
-@cache
+# The architecture to assume for tensors on the meta device, where kernels are compiled for GPUs that are not here.
+forced: str | None = None
+
+
 def architecture(device: torch.device) -> str:
     """The name under which configurations for a device are kept."""
+    return forced if device.type == "meta" and forced else _architecture(device)
+
+
+@cache
+def _architecture(device: torch.device) -> str:
     if interpreted():
         return "interpreter"
     if torch.version.hip:

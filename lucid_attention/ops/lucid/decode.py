@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks
+from .. import checks, triton_support
 from ..keys import inverse_norms as inverse_norms_of
 from ..keys import rms_normalize
 from ..precision import no_autocast, working_dtype
@@ -26,6 +26,7 @@ from ..softmax.one_token import (
     put_at_position_,
 )
 from ..softmax.strips import clean_queries
+from . import triton_decode
 
 
 def inverse_key_norms(k: Tensor) -> Tensor:
@@ -66,8 +67,9 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "torch" (also "auto"), or "numba": one pass over the cache on a CPU, float32 or 16-bit, after
-            `pip install "lucid-attention[cpu]"`. The first use on a machine compiles, for tens of seconds.
+        impl: "auto"; "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one
+            pass over the cache on a CPU, float32 or 16-bit, after `pip install "lucid-attention[cpu]"`. The first use of
+            "numba" on a machine compiles, for tens of seconds.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
@@ -85,7 +87,22 @@ def lucid_decode(
         position=position,
     )
     with torch.no_grad(), no_autocast(k):
+        if _by_triton(impl, token):
+            return triton_decode.decode(token)
         return _decode(token, fused_step.chosen(impl, token))
+
+
+def _by_triton(impl: str, token: Token) -> bool:
+    """Whether the Triton kernels decode this token: "triton" is obeyed or refused."""
+    if impl == "auto":
+        on_gpu = token.k.device.type == "cuda" and triton_support.proven(token.k.device)
+        return on_gpu and triton_decode.obstacle(token) is None
+    if impl != "triton":
+        return False
+    reason = triton_decode.obstacle(token)
+    if reason:
+        raise ValueError(f"impl='triton' cannot run: {reason}. Expected 'auto' or 'torch'")
+    return True
 
 
 def _decode(token: Token, fused: bool) -> Decoded:

@@ -35,5 +35,10 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
         merge=Tile(64, 64, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
-        gradient=Tile(32, 32, min(64, values), min(whole, 64)),
+        gradient=Tile(32, 32, min(64, values), min(whole, 64), out=64),
     )
+
+
+def step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
+    """The tile of a decoding step: `cols` keys at a time."""
+    return Tile(16, 32, values, features)

@@ -59,25 +59,20 @@ def column_product(
     return tl.dot(w, k.to(tl.float32), acc, input_precision=PRODUCT)
 
 
-@triton.jit(do_not_specialize=["first_new", "tiles", "length", "past", "P"])
+@triton.jit(do_not_specialize=["first_new", "tiles", "P"])
 def key_gradient_kernel(
     keys,
     rnorm,
-    inverse,
     documents,
     sharpness,
     values,
     gradients,
-    dk,
-    dk_past,
+    du,
     row_sums,
     strength,
     first_new,
     tiles,
-    length,
-    past,
     P,
-    D: tl.constexpr,
     FEATURES: tl.constexpr,
     PIECE: tl.constexpr,
     OUT: tl.constexpr,
@@ -89,13 +84,13 @@ def key_gradient_kernel(
     PRECISION: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """dk of a tile of positions, from the columns before them and the rows behind them; every tile is made again.
+    """du of a tile of positions, from the columns before them and the rows behind them; every tile is made again.
 
     With W_ij = −s L_ij (g_i · y_j) for j < i, where g = dv, and u = k/‖k‖:
 
-        du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dk = (du − u (u·du)) / ‖k‖,   dc = Σ W (cos θ − 1)
+        du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dc = Σ W (cos θ − 1)
 
-    gradients: g, zero in the past. row_sums: [n, P], the terms of dc by row.
+    gradients: g, zero in the past. du: [n, P, D']. row_sums: [n, P], the terms of dc by row.
     """
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
@@ -111,7 +106,6 @@ def key_gradient_kernel(
         high = tl.load(documents + P + target + ROWS - 1)
     # Rows of the past belong to no equation here.
     low_end = tl.where(target >= first_new, target + ROWS, low)
-    along = tl.zeros((ROWS,), tl.float32)
     sums = tl.zeros((ROWS,), tl.float32)
     before = tl.zeros((ROWS, OUT), tl.float32)
     for j in range(low, low_end, COLUMNS):
@@ -120,7 +114,6 @@ def key_gradient_kernel(
             ROWS, COLUMNS, FEATURES, PIECE, VALUES, WIDTH, PACKED, PRECISION, PRODUCT,
         )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
-        along += tl.sum(w * cosines, 1)
         sums += tl.sum(w * (cosines - 1.0), 1)
         before = column_product(keys, rnorm, w, before, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
     behind = tl.zeros((ROWS, OUT), tl.float32)
@@ -130,21 +123,41 @@ def key_gradient_kernel(
             ROWS, COLUMNS, FEATURES, PIECE, VALUES, WIDTH, PACKED, PRECISION, PRODUCT,
         )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
-        along += tl.sum(w * cosines, 1)
         behind = column_product(keys, rnorm, w, behind, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
         tl.store(row_sums + here, -strength * sums)
-    features = tl.program_id(1) * OUT + tl.arange(0, OUT)[None, :]
-    u = key_rows(keys, base + target, FEATURES, tl.program_id(1) * OUT, ROWS, OUT).to(tl.float32)
-    u *= tl.load(rnorm + here)[:, None]
-    du = before + behind - u * along[:, None]
-    du *= (-strength * c) * tl.load(inverse + here)[:, None]
-    if target >= first_new:
-        position = rows - first_new
-        inside = (position < length) & (features < D)
-        tl.store(dk + (head * length + position) * D + features, du.to(dk.dtype.element_ty), mask=inside)
-    else:
-        position = rows - first_new + past
-        inside = (position >= 0) & (features < D)
-        tl.store(dk_past + (head * past + position) * D + features, du.to(dk_past.dtype.element_ty), mask=inside)
+    features = tl.program_id(1) * OUT + tl.arange(0, OUT)
+    tl.store(du + here[:, None] * FEATURES + features[None, :], (before + behind) * (-strength * c))
+
+
+@triton.jit(do_not_specialize=["first", "offset", "tiles", "length", "P"])
+def project_kernel(
+    keys,
+    rnorm,
+    inverse,
+    du,
+    dk,
+    first,
+    offset,
+    tiles,
+    length,
+    P,
+    D: tl.constexpr,
+    FEATURES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """dk = (du − u (u·du)) / ‖k‖: only the part of du across u reaches the key. Rows as in `pack_keys_kernel`."""
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    rows = first + (pid % tiles) * ROWS + tl.arange(0, ROWS)
+    here = head * P + rows
+    columns = tl.arange(0, FEATURES)[None, :]
+    u = tl.load(keys + here[:, None] * FEATURES + columns).to(tl.float32) * tl.load(rnorm + here)[:, None]
+    grad = tl.load(du + here[:, None] * FEATURES + columns)
+    grad -= u * tl.sum(u * grad, 1)[:, None]
+    grad *= tl.load(inverse + here)[:, None]
+    positions = (rows - offset)[:, None]
+    inside = (positions >= 0) & (positions < length) & (columns < D)
+    out = dk + (head * length + positions) * D + columns
+    tl.store(out, grad.to(dk.dtype.element_ty), mask=inside)

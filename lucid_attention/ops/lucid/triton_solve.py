@@ -259,16 +259,22 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
     p.pack_values(y, values, past=False)
     p.pack_values(system.y_past, values, past=True)
     p.pack_values(None, g, past=True)
-    row_sums = torch.empty_like(p.rnorm)
+    du, row_sums = p.keys.new_empty(p.keys.shape, dtype=torch.float32), torch.empty_like(p.rnorm)
     count = p.P // tile.rows
     width = min(tile.out, p.features)
     triton_gradients.key_gradient_kernel[(p.n * count, p.features // width)](
-        p.keys, p.rnorm, p.inverse, p.documents, p.sharpness, values, g, out.dk,
-        out.dk if out.dk_past is None else out.dk_past, row_sums, system.strength, p.first, count,
-        out.dk.shape[2], system.past_length, p.P, D=out.dk.shape[3], FEATURES=p.features,
-        PIECE=min(tile.keys, p.features), OUT=width, VALUES=p.values, WIDTH=min(tile.values, p.values), ROWS=tile.rows,
-        COLUMNS=tile.cols, PACKED=p.documents.numel() > 0, PRECISION=p.multiply.keys, PRODUCT=p.multiply.values,
-        num_warps=tile.warps, num_stages=tile.stages,
+        p.keys, p.rnorm, p.documents, p.sharpness, values, g, du, row_sums, system.strength, p.first, count, p.P,
+        FEATURES=p.features, PIECE=min(tile.keys, p.features), OUT=width, VALUES=p.values,
+        WIDTH=min(tile.values, p.values), ROWS=tile.rows, COLUMNS=tile.cols, PACKED=p.documents.numel() > 0,
+        PRECISION=p.multiply.keys, PRODUCT=p.multiply.values, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if out.dsharpness is not None:
         out.dsharpness.copy_(row_sums[:, p.first :].sum(1).view(out.dsharpness.shape))
+    past = p.first - system.past_length
+    for dk, low, high, offset in ((out.dk_past, 0, p.first, past), (out.dk, p.first, p.P, p.first)):
+        if dk is not None:
+            tiles = (high - low) // PACK_ROWS
+            triton_gradients.project_kernel[(p.n * tiles,)](
+                p.keys, p.rnorm, p.inverse, du, dk, low, offset, tiles, dk.shape[2], p.P, D=dk.shape[3],
+                FEATURES=p.features, ROWS=PACK_ROWS, num_warps=4,
+            )  # fmt: skip

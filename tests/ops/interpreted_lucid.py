@@ -1,0 +1,101 @@
+"""The Triton kernels of the solve in Triton's interpreter, against float64.
+
+Run in a process of its own, since Triton reads TRITON_INTERPRET when a kernel is defined: `test_triton.py` does for the
+tests marked quick, `make test-gpu-offline` for all.
+
+Rule: at most twice the error that the same formula makes in plain torch (`blockwise`) on the same inputs, and a floor
+of float32 (1e-5: products of three bfloat16 pieces have 16 bits, and what is rounded to 16 bits is far above it).
+"""
+
+import pytest
+import torch
+
+from lucid_attention import precondition
+from lucid_attention.ops.lucid import triton_solve
+from lucid_attention.ops.lucid.triton_configs import SolveTiles
+from lucid_attention.ops.triton_tiles import Tile
+
+from . import oracles
+from .cases import Case, assert_as_good_as, evaluate, keys_of, widened
+
+FLOOR = {torch.float32: 2e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
+DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
+# So small that short sequences have several chunks and strips.
+SMALL = SolveTiles(
+    inverse=Tile(16, 16, 16, 16),
+    merge=Tile(16, 16, 16, 16),
+    solve=Tile(16, 16, 16, 0),
+    update=Tile(16, 16, 16, 16),
+    gradient=Tile(16, 16, 16, 16, out=16),
+    block=16,
+    strip=64,
+)
+MASK = torch.arange(280).view(2, 140) % 83 > 4
+CASES = {
+    "one token": (Case(T=1, D=5, E=3), {}),
+    "short": (Case(T=40, D=8, E=4, keys="close"), {}),
+    "strips": (Case(T=150, D=24, E=18, keys="close"), {}),
+    "closest": (Case(T=140, D=64, E=64, H=1, keys="closest"), {}),
+    "equal": (Case(T=140, D=16, E=8, keys="equal"), {}),
+    "repeated": (Case(T=140, D=16, E=8, keys="repeated"), {}),
+    "runs": (Case(T=140, D=16, E=8, keys="runs"), {}),
+    "masked": (Case(T=140, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "packed": (Case(T=140, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 37, 38, 38, 64, 70, 140])}),
+    "past": (Case(T=70, S=45, B=2, D=16, E=8, keys="close"), {}),
+    "masked past": (Case(T=70, S=70, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "strength": (Case(T=70, D=16, E=8, keys="close"), {"strength": 0.4}),
+    "no strength": (Case(T=40, D=16, E=8, keys="close"), {"strength": 0.0}),
+    "number": (Case(T=70, D=16, E=8, keys="close"), {"sharpness": 1.7}),
+}  # fmt: skip
+
+
+def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **features: bool) -> None:
+    tensors = case.tensors(dtype, **features)
+    weight = torch.randn(case.B, case.H, case.T, case.E).to(dtype)
+    ours = evaluate(precondition, tensors, weight, impl="triton", **options)
+    again = evaluate(precondition, tensors, weight, impl="triton", **options)
+    assert all(torch.equal(ours[name], again[name]) for name in ours), "two runs differ"
+    plain = evaluate(precondition, tensors, weight, impl="blockwise", **options)
+    truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
+    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype])
+
+
+@pytest.fixture(params=["own tiles", "small tiles"])
+def tiles(request, monkeypatch):
+    if request.param == "small tiles":
+        monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
+
+
+@pytest.mark.parametrize("name", CASES)
+@DTYPES
+def test_values_and_gradients_are_those_of_the_equation(name, dtype, tiles):
+    case, options = CASES[name]
+    compare(case, options, dtype)
+
+
+@pytest.mark.parametrize("name", ["strips", "masked", "packed", "masked past", "strength"])
+@DTYPES
+def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, tiles):
+    case, options = CASES[name]
+    compare(case, options, dtype, beta=True, sharpness=True)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("case", "options", "dtype"),
+    [
+        (Case(T=40, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :40]}, torch.bfloat16),
+        (Case(T=50, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 50])}, torch.float32),
+        (Case(T=33, S=20, H=1, D=17, E=20, keys="close"), {}, torch.float16),
+    ],
+    ids=["masked", "packed", "past"],
+)
+def test_short_sequences_in_small_tiles(case, options, dtype, monkeypatch):
+    monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
+    compare(case, options, dtype, beta=True, sharpness=True)
+
+
+@pytest.mark.parametrize("D", [1, 3, 17, 80, 129, 256])
+@pytest.mark.parametrize("E", [1, 65, 256])
+def test_any_head_size(D, E):
+    compare(Case(T=70, H=1, D=D, E=E, keys="close"), {}, torch.float32)

@@ -1,0 +1,81 @@
+"""The Triton kernels in Triton's interpreter, and what `impl="triton"` says where it cannot run.
+
+The interpreter's tests run in a process of their own: Triton reads TRITON_INTERPRET when a kernel is defined. Here is a
+quick part; `make test-gpu-offline` runs all of them and compiles the kernels for GPUs.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lucid_attention import lucid_attention, lucid_decode, precondition
+from lucid_attention.ops import dispatch, triton_support
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only")
+
+
+@needs_triton
+def test_the_kernels_agree_with_the_equation_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-m", "quick", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode")]
+    environment = os.environ | {triton_support.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+
+
+def tensors(dtype=torch.float32, D=8, E=8):
+    return [torch.randn(1, 2, 5, size, dtype=dtype) for size in (D, D, E)]
+
+
+def refusal(call):
+    with pytest.raises(ValueError, match="impl='triton' cannot run") as raised:
+        call()
+    return str(raised.value)
+
+
+@needs_triton
+def test_without_a_gpu_a_named_choice_is_refused_in_words():
+    q, k, v = tensors()
+    for call in (
+        lambda: lucid_attention(q, k, v, impl="triton"),
+        lambda: precondition(k, v, impl="triton"),
+        lambda: lucid_decode(q[:, :, :1], k, v[:, :, :1], v[:, :, 1:], inverse_key_norms(k), impl="triton"),
+    ):
+        assert "CUDA and ROCm devices, got tensors on cpu" in refusal(call)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "D", "E", "options", "word"),
+    [
+        (torch.float64, 8, 8, {}, "float64"),
+        (torch.float32, 257, 8, {}, "D = 257"),
+        (torch.float32, 8, 300, {}, "E = 300"),
+        (torch.float32, 8, 8, {"norm": "row_max"}, "row_max"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused_in_words(dtype, D, E, options, word):
+    _, k, v = tensors(dtype, D, E)
+    assert word in refusal(lambda: precondition(k, v, impl="triton", **options))
+
+
+def test_auto_asks_for_proof_and_keeps_to_what_the_kernels_can_do(monkeypatch):
+    like = torch.empty(1, 1, 1, 1, device="meta")
+    monkeypatch.setattr(triton_support, "unusable", lambda device, dtype: None)
+
+    class Gpu:
+        device, dtype = torch.device("cuda"), torch.float32
+
+    for proven in (False, True):
+        monkeypatch.setattr(triton_support, "proven", lambda device, proven=proven: proven)
+        chosen = [
+            dispatch.choose("auto", dispatch.BLOCKWISE_AND_TRITON, like, reason)
+            for like in (Gpu, like)
+            for reason in (None, "its kernels have no norm='row_max'")
+        ]
+        assert chosen == ["triton" if proven else "blockwise", "blockwise", "blockwise", "blockwise"]

@@ -1,0 +1,112 @@
+"""Compile every Triton kernel for every architecture, check what came out, and write docs/gpu_kernels.md.
+
+    python tools/gpu_offline.py                    all; exits with 1 if a kernel is at fault, and writes the page
+    python tools/gpu_offline.py --only sm_90       some architectures; writes nothing
+    python tools/gpu_offline.py --kernels update   kernels whose name contains a word; writes nothing
+
+Needs Triton and no GPU. About half an hour on one core; Triton keeps what it compiled, so a second run is quick.
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import triton
+
+# `python tools/gpu_offline.py` finds its neighbours by this folder.
+sys.path.insert(0, str(Path(__file__).parent))
+from gpu_cases import OPERATORS
+from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_kernels.md"
+SIZES = (64, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+HEAD = """# Kernels compiled for GPUs
+
+Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of time
+as the library launches it, in every configuration of `ops/*/triton_configs.py`, and must have no stack (no spilled
+registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix instruction
+if it multiplies. Nothing here was run on a GPU.
+
+An entry is registers / KB of shared memory / warps / pipeline stages: the largest over the variants of a kernel (packed
+documents, step sizes, masks, adjoint) and, where they differ, over bfloat16 and float16. D is the head size of keys and
+values.
+"""
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return "float32" if dtype == torch.float32 else "16 bit"
+
+
+def check(
+    architectures: list[str], word: str, say: Callable[[str], None]
+) -> tuple[dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]], int]:
+    """{kernel: {(architecture, dtype, D): what was compiled}} and the number of kernels at fault."""
+    table: dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]] = defaultdict(lambda: defaultdict(list))
+    broken = count = 0
+    for architecture in architectures:
+        for dtype in DTYPES:
+            for size in SIZES:
+                launches = {
+                    launch: None
+                    for operator in OPERATORS
+                    for launch in recorded(architecture, lambda operator=operator: operator(dtype, size))
+                    if word in launch.name
+                }
+                for launch in launches:
+                    result = compiled(launch, architecture)
+                    count += 1
+                    wrong = faults(result, architecture)
+                    broken += bool(wrong)
+                    if wrong:
+                        variant = {name: value for name, value in launch.constants if value not in ("", None)}
+                        say(f"{architecture} {dtype} D={size} {launch.name}: {'; '.join(wrong)}\n    {variant}")
+                    table[launch.name][architecture, name_of(dtype), size].append((launch, result))
+        say(f"{architecture}: {count} kernels compiled, {broken} at fault")
+    return table, broken
+
+
+def entry(found: list[tuple[Launch, Compiled]]) -> str:
+    if not found:
+        return "–"
+    registers = max(result.registers for _, result in found)
+    shared = max(result.shared for _, result in found)
+    warps = "–".join(str(x) for x in sorted({launch.warps for launch, _ in found}))
+    stages = "–".join(str(x) for x in sorted({launch.stages for launch, _ in found}))
+    return f"{registers} / {-(-shared // 1024)} / {warps} / {stages}"
+
+
+def page(table: dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]]) -> str:
+    lines = [HEAD.format(version=triton.__version__)]
+    columns = [(dtype, size) for dtype in ("16 bit", "float32") for size in SIZES]
+    for kernel, entries in table.items():
+        lines += [f"## `{kernel}`", ""]
+        lines.append("| architecture | instruction | " + " | ".join(f"{dtype}, D = {size}" for dtype, size in columns) + " |")
+        lines.append("|---" * (len(columns) + 2) + "|")
+        for architecture in TARGETS:
+            found = [entries.get((architecture, *column), []) for column in columns]
+            used = sorted({result.instruction for each in found for _, result in each} - {""})
+            cells = " | ".join(entry(each) for each in found)
+            lines.append(f"| {architecture} | {', '.join(f'`{x}`' for x in used) or '–'} | {cells} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    parser.add_argument("--kernels", default="", metavar="WORD")
+    arguments = parser.parse_args()
+    table, broken = check(arguments.only, arguments.kernels, lambda line: print(line, flush=True))
+    if not broken and not arguments.kernels and len(arguments.only) == len(TARGETS):
+        PAGE.write_text(page(table))
+        print(f"{PAGE.name} written")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
