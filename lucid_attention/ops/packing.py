@@ -198,6 +198,22 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
     return borders
 
 
+def document_bounds(cu_seqlens: Tensor, length: int, padded: int) -> Tensor:
+    """[2, padded] int32: where the document of each position starts and ends; positions behind `length` are one more.
+
+    Nothing waits for a GPU: there the values of `cu_seqlens` are checked in its own time.
+    """
+    if cu_seqlens.device.type == "cpu":
+        offsets(cu_seqlens, length)
+    else:
+        rises = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length) & (cu_seqlens[1:] >= cu_seqlens[:-1]).all()
+        torch._assert_async(rises, f"cu_seqlens must rise from 0 to T = {length} without falling")
+    position = torch.arange(padded, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    document = torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True)
+    borders = torch.cat([cu_seqlens, cu_seqlens.new_full((1,), padded)])
+    return torch.stack([borders[document], borders[document + 1]]).clamp(0, padded).to(torch.int32)
+
+
 def documents(cu_seqlens: Tensor | None, length: int) -> Iterator[Part]:
     """All documents, each in exactly one part. Empty documents vanish. Without borders: everything."""
     if cu_seqlens is None:

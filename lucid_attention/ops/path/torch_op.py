@@ -10,7 +10,8 @@ from . import blockwise
 from .system import DIFFERENTIABLE, INPUTS, from_operator
 
 
-def _shapes(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def shapes(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Uninitialised outputs."""
     system = from_operator(*inputs)
     q, v = system.q, system.v
     y = v.new_empty(v.shape) if system.solves else None
@@ -37,7 +38,7 @@ path_op = custom_op.register(
     3,
     forward=_forward,
     backward=_backward,
-    shapes=_shapes,
+    shapes=shapes,
     differentiable=len(DIFFERENTIABLE),
     auxiliary=(1,),
     unbatched=("cu_seqlens",),

@@ -1,0 +1,29 @@
+"""One fixed configuration of the PaTH kernels per architecture and shape class. No autotuning; no length.
+
+Every entry compiles for its architecture without spills and within its limits (`make test-gpu-offline`).
+"""
+
+from dataclasses import dataclass
+
+from ..triton_tiles import Tile
+
+
+@dataclass(frozen=True)
+class PathTileSizes:
+    """Of products (rows × cols of the result, `keys` deep) and of the three kernels of rectangles."""
+
+    product: Tile
+    attend: Tile
+    apply: Tile
+    pull: Tile
+
+
+def path_tiles(architecture: str, bits: int, features: int, values: int) -> PathTileSizes:
+    """bits: 16 or 32, of q, k and v; features, values: the padded head sizes."""
+    width = min(128, values)
+    return PathTileSizes(
+        product=Tile(64, 64, 0, 32),
+        attend=Tile(64, 32, width, 32),
+        apply=Tile(64, 32, width, 32),
+        pull=Tile(32, 32, 32, 32, out=min(128, features)),
+    )
