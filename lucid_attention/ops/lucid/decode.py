@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks, triton_support
+from .. import checks
+from ..dispatch import decodes_by_triton
 from ..keys import inverse_norms as inverse_norms_of
 from ..keys import rms_normalize
 from ..precision import no_autocast, working_dtype
@@ -87,22 +88,9 @@ def lucid_decode(
         position=position,
     )
     with torch.no_grad(), no_autocast(k):
-        if _by_triton(impl, token):
+        if decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token)):
             return triton_decode.decode(token)
         return _decode(token, fused_step.chosen(impl, token))
-
-
-def _by_triton(impl: str, token: Token) -> bool:
-    """Whether the Triton kernels decode this token: "triton" is obeyed or refused."""
-    if impl == "auto":
-        on_gpu = token.k.device.type == "cuda" and triton_support.proven(token.k.device)
-        return on_gpu and triton_decode.obstacle(token) is None
-    if impl != "triton":
-        return False
-    reason = triton_decode.obstacle(token)
-    if reason:
-        raise ValueError(f"impl='triton' cannot run: {reason}. Expected 'auto' or 'torch'")
-    return True
 
 
 def _decode(token: Token, fused: bool) -> Decoded:

@@ -20,7 +20,18 @@ from ..triton_tiles import exponentials, key_columns, key_rows, score_tile
 
 
 @triton.jit(
-    do_not_specialize=["H", "stride_b", "stride_h", "stride_t", "stride_mask", "length", "offset", "first", "tiles", "P"]
+    do_not_specialize=[
+        "H",
+        "stride_b",
+        "stride_h",
+        "stride_t",
+        "stride_mask",
+        "length",
+        "offset",
+        "first",
+        "tiles",
+        "P",
+    ]
 )
 def pack_keys_kernel(
     k,
@@ -75,7 +86,18 @@ def pack_keys_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["H", "stride_b", "stride_h", "stride_t", "stride_mask", "length", "offset", "first", "tiles", "P"]
+    do_not_specialize=[
+        "H",
+        "stride_b",
+        "stride_h",
+        "stride_t",
+        "stride_mask",
+        "length",
+        "offset",
+        "first",
+        "tiles",
+        "P",
+    ]
 )
 def pack_values_kernel(
     v,
@@ -174,9 +196,7 @@ def inverse_kernel(
     base = head * P
     c = tl.load(sharpness + head)
     # L is made of a symmetric matrix: this is its transpose, whose column i is row i of L, without a transposition.
-    upper = system_tile(
-        keys, rnorm, documents, base, start, start, c, BLOCK, BLOCK, FEATURES, PIECE, PACKED, PRECISION
-    )
+    upper = system_tile(keys, rnorm, documents, base, start, start, c, BLOCK, BLOCK, FEATURES, PIECE, PACKED, PRECISION)
     rows = tl.arange(0, BLOCK)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     w = tl.load(weights + base + start + tl.arange(0, BLOCK)) * strength

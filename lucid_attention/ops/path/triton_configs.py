@@ -27,3 +27,8 @@ def path_tiles(architecture: str, bits: int, features: int, values: int) -> Path
         apply=Tile(64, 32, width, 32),
         pull=Tile(32, 32, 32, 32, out=min(128, features)),
     )
+
+
+def path_step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
+    """Of a decoding step: `cols` keys at a time."""
+    return Tile(16, 32, values, features)

@@ -1,4 +1,4 @@
-"""Kernels of PaTH and LUCID-PaTH: products, inverses of triangular blocks, and rectangles of the tree.
+"""Kernels of PaTH and LUCID-PaTH for the rectangles of the tree.
 
 A rectangle is what a join of the tree (`tree.py`) gives: rows of a right node, moved to its start, against keys of a
 left node, moved to its end. Everything is float32 in memory, and padded: positions to whole leaves of 64, head sizes to
@@ -20,85 +20,6 @@ import triton.language as tl
 from ..triton_tiles import LOG2_E, key_rows, score_tile
 
 LEAF = tl.constexpr(64)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "alpha", "beta", "inner", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
-        "out_outer", "out_inner",
-    ]
-)  # fmt: skip
-def path_product_kernel(
-    a,
-    b,
-    c,
-    out,
-    alpha,
-    beta,
-    inner,
-    depth,
-    a_outer,
-    a_inner,
-    b_outer,
-    b_inner,
-    c_outer,
-    c_inner,
-    out_outer,
-    out_inner,
-    A_LEADING: tl.constexpr,
-    B_LEADING: tl.constexpr,
-    C_LEADING: tl.constexpr,
-    OUT_LEADING: tl.constexpr,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    ADDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
-
-    Batch strides are counted in LEADING numbers.
-    """
-    batch = tl.program_id(0)
-    first = (batch // inner).to(tl.int64)
-    second = (batch % inner).to(tl.int64)
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    columns = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
-    a += (first * a_outer + second * a_inner) * A_LEADING
-    b += (first * b_outer + second * b_inner) * B_LEADING
-    a += rows if A_TRANSPOSED else rows * A_LEADING
-    b += columns * B_LEADING if B_TRANSPOSED else columns
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for k in range(0, depth, DEPTH):
-        deep = (k + tl.arange(0, DEPTH)).to(tl.int64)
-        left = tl.load(a + (deep * A_LEADING if A_TRANSPOSED else deep)[None, :])
-        right = tl.load(b + (deep if B_TRANSPOSED else deep * B_LEADING)[:, None])
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
-    acc *= alpha
-    if ADDS:
-        c += (first * c_outer + second * c_inner) * C_LEADING
-        acc += beta * tl.load(c + rows * C_LEADING + columns)
-    out += (first * out_outer + second * out_inner) * OUT_LEADING
-    tl.store(out + rows * OUT_LEADING + columns, acc)
-
-
-@triton.jit
-def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """(I + stril)⁻¹ of the diagonal blocks of [*, SIZE, SIZE], by forward substitution."""
-    pid = tl.program_id(0)
-    blocks: tl.constexpr = SIZE // BLOCK
-    start = (pid // blocks).to(tl.int64) * (SIZE * SIZE) + (pid % blocks) * (BLOCK * (SIZE + 1))
-    rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    # Read as its transpose, whose column i is row i of the matrix.
-    upper = tl.where(rows < columns, tl.load(matrix + start + rows + columns * SIZE), 0.0)
-    x = tl.where(rows == columns, 1.0, 0.0)
-    for i in range(1, BLOCK):
-        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
-        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
-    tl.store(out + start + rows * SIZE + columns, x)
 
 
 @triton.jit
@@ -443,6 +364,5 @@ def path_pull_kernel(
     features = tl.program_id(1) * OUT + tl.arange(0, OUT)
     here = out + (head * out_n + pair * out_pair + i + rows)[:, None] * FEATURES + features[None, :]
     tl.store(here, tl.load(here) + alpha * acc)
-    if SUMS:
-        if tl.program_id(1) == 0:
-            tl.store(sums + (head * pairs + pair) * (tiles * ROWS) + i + rows, alpha * total)
+    if SUMS and tl.program_id(1) == 0:
+        tl.store(sums + (head * pairs + pair) * (tiles * ROWS) + i + rows, alpha * total)

@@ -1,15 +1,16 @@
 """PaTH, LUCID's solve on PaTH scores, or both on one tree, by Triton kernels.
 
-The tree is that of `blockwise`: leaves of 64 positions, their products, all levels of joins. Masked positions and packed
-documents stay where they are. A masked position has w = 0, β = 0 and no key. Between two neighbouring nodes at most one
-document goes on, and the factors between its rows and its keys are its own, so a rectangle needs a comparison of
-documents and nothing else. The launches of a pass therefore depend on shapes only, never on data.
+The tree is that of `blockwise`: leaves of 64 positions, their products, all levels of joins. Masked positions and
+packed documents stay where they are. A masked position has w = 0, β = 0 and no key. Between two neighbouring nodes at
+most one document goes on, and the factors between its rows and its keys are its own, so a rectangle needs a comparison
+of documents and nothing else. The launches of a pass therefore depend on shapes only, never on data.
 
 What a tree needs exists for the heads in flight only: as many as fit into `BYTES`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,10 @@ from ..triton_tiles import architecture, on_device, padded_size, precisions
 from .heads import Group, Outputs, PathHeads, by_kv_head, flat, heads_of, store
 from .scores import LEAF
 from .system import DIFFERENTIABLE, PathSystem
+from .tiles import BLOCK_LEAVES
 from .triton_configs import path_tiles
-from .triton_heads import Kernels, Places, backward_heads, forward_heads
+from .triton_heads import backward_heads, forward_heads
+from .triton_tree import Kernels, Places
 
 # Memory that the trees of the heads in flight may take.
 BYTES = 4 * 1024**3
@@ -101,7 +104,7 @@ def _clean(system: PathSystem) -> PathSystem:
     """The system with zeros at masked positions."""
     if system.key_mask is None:
         return system
-    found = {}
+    found: dict[str, Any] = {}
     for name in DIFFERENTIABLE[:-1]:
         x = getattr(system, name)
         if x is not None:
@@ -121,8 +124,8 @@ def _without_masked(x: Tensor, system: PathSystem, past: bool = False) -> Tensor
 def _places(system: PathSystem) -> Places:
     T, S = system.k.shape[2], system.past_length
     padded, past = -(-T // LEAF) * LEAF, -(-S // LEAF) * LEAF
-    # As many as the tree has, whose blocks are whole.
-    padded += 4 * LEAF
+    # At least as many as the tree has, whose blocks are whole.
+    padded += BLOCK_LEAVES * LEAF
     mask, documents, device = system.key_mask, None, system.k.device
     B = system.k.shape[0]
     if system.cu_seqlens is not None:
@@ -140,7 +143,7 @@ def _places(system: PathSystem) -> Places:
 
 def _padded(heads: PathHeads) -> PathHeads:
     """The heads with padded head sizes, and a past of whole leaves."""
-    wide = {name: _wide(getattr(heads, name)) for name in ("q", "k", "v", "w", "k_past", "y_past")}
+    wide: dict[str, Any] = {name: _wide(getattr(heads, name)) for name in ("q", "k", "v", "w", "k_past", "y_past")}
     if heads.k_past is not None and (missing := -heads.k_past.shape[1] % LEAF):
         for name in ("k_past", "y_past"):
             wide[name] = F.pad(wide[name], (0, 0, 0, missing))
