@@ -1,10 +1,10 @@
 """Kernels of PaTH and LUCID-PaTH for the rectangles of the tree.
 
 A rectangle is what a join of the tree (`tree.py`) gives: rows of a right node, moved to its start, against keys of a
-left node, moved to its end. Everything is float32 in memory, and padded: positions to whole leaves of 64, head sizes to
-powers of two, so no kernel needs a mask for the border. Tensors are [n, pairs, R, FEATURES]: heads, rectangles of one
-level, rows. Strides of the first two are counted in rows. A leaf of rows holds SETS sets (the query heads of a group)
-of its 64 positions, one after the other; a leaf of keys holds one.
+left node, moved to its end. Everything is float32 in memory, and padded: positions to whole leaves of 64 (LEAF), head
+sizes to powers of two, so no kernel needs a mask for the border. Tensors are [n, pairs, R, FEATURES]: heads, rectangles
+of one level, rows. Strides of the first two are counted in rows. A leaf of rows holds SETS sets (the query heads of a
+group) of its positions, one after the other; a leaf of keys holds one.
 
 `target` and `source` are the two sides of a rectangle. A program owns a tile of the target and goes along the source,
 so rows may be the target and keys the source, or the other way round: the tile is made transposed then, by exchanging
@@ -19,11 +19,9 @@ import triton.language as tl
 
 from ..triton_tiles import LOG2_E, key_rows, score_tile
 
-LEAF = tl.constexpr(64)
-
 
 @triton.jit
-def position_of(row, SETS: tl.constexpr):
+def position_of(row, SETS: tl.constexpr, LEAF: tl.constexpr):
     """The position, within its node, of a row that is the first of a tile."""
     return row // (SETS * LEAF) * LEAF + row % LEAF
 
@@ -45,6 +43,7 @@ def source_range(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     SETS: tl.constexpr,
+    LEAF: tl.constexpr,
     ROW_TARGET: tl.constexpr,
     PACKED: tl.constexpr,
 ):
@@ -101,6 +100,7 @@ def path_attend_kernel(
     FEATURES: tl.constexpr,
     VALUES: tl.constexpr,
     SETS: tl.constexpr,
+    LEAF: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PIECE: tl.constexpr,
@@ -124,9 +124,9 @@ def path_attend_kernel(
     wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     first_source = head * source_n + pair * source_pair
     first_value = head * value_n + pair * value_pair
-    at = target_position + pair * target_step + position_of(i, SETS)
+    at = target_position + pair * target_step + position_of(i, SETS, LEAF)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, 1, True, PACKED)
+    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, 1, LEAF, True, PACKED)
     here = out + (head * out_n + pair * out_pair + i + rows)[:, None] * VALUES + wide[None, :]
     acc = tl.load(here)
     top = tl.load(lse + head * lse_n + pair * lse_pair + i + rows) * LOG2_E
@@ -198,6 +198,7 @@ def path_apply_kernel(
     FEATURES: tl.constexpr,
     VALUES: tl.constexpr,
     SETS: tl.constexpr,
+    LEAF: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PIECE: tl.constexpr,
@@ -219,9 +220,9 @@ def path_apply_kernel(
     first_source = head * source_n + pair * source_pair
     first_value = head * value_n + pair * value_pair
     shifts += head * shift_n + pair * shift_pair
-    at = target_position + pair * target_step + (position_of(i, SETS) if ROW_TARGET else i)
+    at = target_position + pair * target_step + (position_of(i, SETS, LEAF) if ROW_TARGET else i)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, ROW_TARGET, PACKED)
+    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, LEAF, ROW_TARGET, PACKED)
     if ROW_TARGET:
         shift = tl.load(shifts + (i + rows) * SHIFT_STRIDE)[:, None]
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -234,7 +235,7 @@ def path_apply_kernel(
             shift = tl.load(shifts + (j + columns) * SHIFT_STRIDE)[None, :]
         tile = tl.exp2((scores - shift) * LOG2_E)
         if MASKED:
-            there = j if ROW_TARGET else position_of(j, SETS)
+            there = j if ROW_TARGET else position_of(j, SETS, LEAF)
             same = same_document(
                 target_ids + head // H * target_ids_row + at,
                 source_ids + head // H * source_ids_row + begin + there,
@@ -296,6 +297,7 @@ def path_pull_kernel(
     FEATURES: tl.constexpr,
     VALUES: tl.constexpr,
     SETS: tl.constexpr,
+    LEAF: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     PIECE: tl.constexpr,
@@ -323,9 +325,9 @@ def path_pull_kernel(
     first_source = head * source_n + pair * source_pair
     shifts += head * shift_n + pair * shift_pair
     along += head * along_n + pair * along_pair
-    at = target_position + pair * target_step + (position_of(i, SETS) if ROW_TARGET else i)
+    at = target_position + pair * target_step + (position_of(i, SETS, LEAF) if ROW_TARGET else i)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, ROW_TARGET, PACKED)
+    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, LEAF, ROW_TARGET, PACKED)
     if ROW_TARGET:
         shift = tl.load(shifts + (i + rows) * SHIFT_STRIDE)[:, None]
         if ALONG:
@@ -349,7 +351,7 @@ def path_pull_kernel(
             w -= less
         w *= tl.exp2((scores - shift) * LOG2_E)
         if MASKED:
-            there = j if ROW_TARGET else position_of(j, SETS)
+            there = j if ROW_TARGET else position_of(j, SETS, LEAF)
             same = same_document(
                 target_ids + head // H * target_ids_row + at,
                 source_ids + head // H * source_ids_row + begin + there,

@@ -20,8 +20,8 @@ from .. import packing
 from ..precision import no_autocast
 from ..triangular import Schedule
 from ..triton_tiles import architecture, on_device, padded_size, precisions
+from . import scores
 from .heads import Group, Outputs, PathHeads, by_kv_head, flat, heads_of, store
-from .scores import LEAF
 from .system import DIFFERENTIABLE, PathSystem
 from .tiles import BLOCK_LEAVES
 from .triton_configs import path_tiles
@@ -89,15 +89,15 @@ def _groups(system: PathSystem) -> Iterator[tuple[Group, PathSystem, Kernels]]:
     (B, H, T, D), E = system.k.shape, system.v.shape[3]
     G = 0 if system.q is None else system.q.shape[1] // H
     sizes = padded_size(D), padded_size(E)
-    levels = max(1, (T // LEAF).bit_length())
-    per_head = 4 * (T + LEAF) * ((G + 3) * (sizes[0] * (levels + 6) + 4 * LEAF) + 4 * sizes[1])
+    levels = max(1, (T // scores.LEAF).bit_length())
+    per_head = 4 * (T + scores.LEAF) * ((G + 3) * (sizes[0] * (levels + 6) + 4 * scores.LEAF) + 4 * sizes[1])
     clean, places = _clean(system), _places(system)
     where = architecture(system.k.device)
     bits = 32 if torch.float32 in (system.k.dtype, system.v.dtype) else 16
     tiles, multiply = path_tiles(where, bits, *sizes), precisions(where, bits)
-    for group in Schedule(max(1, min(B * H, BYTES // per_head)), LEAF, 1).groups(B, H):
+    for group in Schedule(max(1, min(B * H, BYTES // per_head)), scores.LEAF, 1).groups(B, H):
         heads = len(range(*group[1].indices(H)))
-        yield group, clean, Kernels(tiles, multiply, heads, places.rows(group[0]))
+        yield group, clean, Kernels(tiles, multiply, heads, places.rows(group[0]), scores.LEAF)
 
 
 def _clean(system: PathSystem) -> PathSystem:
@@ -123,9 +123,9 @@ def _without_masked(x: Tensor, system: PathSystem, past: bool = False) -> Tensor
 
 def _places(system: PathSystem) -> Places:
     T, S = system.k.shape[2], system.past_length
-    padded, past = -(-T // LEAF) * LEAF, -(-S // LEAF) * LEAF
+    padded, past = -(-T // scores.LEAF) * scores.LEAF, -(-S // scores.LEAF) * scores.LEAF
     # At least as many as the tree has, whose blocks are whole.
-    padded += BLOCK_LEAVES * LEAF
+    padded += BLOCK_LEAVES * scores.LEAF
     mask, documents, device = system.key_mask, None, system.k.device
     B = system.k.shape[0]
     if system.cu_seqlens is not None:
@@ -144,7 +144,7 @@ def _places(system: PathSystem) -> Places:
 def _padded(heads: PathHeads) -> PathHeads:
     """The heads with padded head sizes, and a past of whole leaves."""
     wide: dict[str, Any] = {name: _wide(getattr(heads, name)) for name in ("q", "k", "v", "w", "k_past", "y_past")}
-    if heads.k_past is not None and (missing := -heads.k_past.shape[1] % LEAF):
+    if heads.k_past is not None and (missing := -heads.k_past.shape[1] % scores.LEAF):
         for name in ("k_past", "y_past"):
             wide[name] = F.pad(wide[name], (0, 0, 0, missing))
         if heads.inverse_norms is not None:

@@ -8,10 +8,6 @@ import triton.language as tl
 from torch import Tensor
 
 from ..triton_tiles import Tile
-from .scores import LEAF
-
-# Leaves are inverted by forward substitution; larger blocks are put together from them.
-BLOCK = LEAF
 
 
 @triton.jit(
@@ -95,10 +91,14 @@ def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @dataclass(frozen=True)
 class TritonAlgebra:
-    """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16."""
+    """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16.
+
+    leaf: the size of blocks that are inverted by forward substitution; larger ones are put together from them.
+    """
 
     tile: Tile
     precision: str
+    leaf: int
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
@@ -121,11 +121,11 @@ class TritonAlgebra:
         y.copy_(self.product(self.inverse(matrix).mT, y))
 
     def inverse(self, matrix: Tensor) -> Tensor:
-        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = 64 · 2^i. Only what is below the diagonal is read."""
+        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only what is below the diagonal is read."""
         m, N, _ = matrix.shape
         matrix, out = matrix.contiguous(), torch.zeros_like(matrix)
-        path_inverse_kernel[(m * (N // BLOCK),)](matrix, out, SIZE=N, BLOCK=BLOCK, num_warps=4)
-        size = BLOCK
+        path_inverse_kernel[(m * (N // self.leaf),)](matrix, out, SIZE=N, BLOCK=self.leaf, num_warps=4)
+        size = self.leaf
         while size < N:
             blocks, inverses = (_diagonal(x, 2 * size).flatten(0, 1) for x in (matrix, out))
             first, last = inverses[:, :size, :size].contiguous(), inverses[:, size:, size:].contiguous()

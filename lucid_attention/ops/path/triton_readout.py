@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .scores import LEAF
 from .triton_rectangles import Side
 from .triton_tree import TritonTree, one_node
 
@@ -27,7 +26,7 @@ def attend(tree: TritonTree, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _leaf_scores(tree: TritonTree) -> Tensor:
     """[n, leaves, G·C, C], −∞ where a position is not seen."""
-    scores = tree.scores.leaf_scores(0).unflatten(2, (tree.groups, LEAF))
+    scores = tree.scores.leaf_scores(0).unflatten(2, (tree.groups, tree.layout.C))
     hidden = tree.hidden(1)[:, :, :, None]
     return tree.per_row(scores).masked_fill(hidden, -math.inf).flatten(0, 1).flatten(2, 3)
 

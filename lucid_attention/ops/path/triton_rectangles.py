@@ -31,11 +31,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Launches on rows and keys. sets: how many sets of rows stand in a leaf; heads: H, of a row of the batch."""
+    """Launches on rows and keys, in leaves of `leaf` positions. heads: H, of a row of the batch.
+
+    sets, in what follows: how many sets of rows stand in a leaf.
+    """
 
     tiles: PathTileSizes
     multiply: Precisions
     heads: int
+    leaf: int
 
     def attend_(self, rows: Side, keys: Side, sets: int, y: Tensor, o: Tensor, lse: Tensor) -> None:
         """Put softmax attention over `keys` into o: [n, pairs, R, E'] and lse: [n, pairs, R]."""
@@ -103,7 +107,7 @@ class Rectangles:
     def _constants(self, target: Side, source: Side, tile: Tile, sets: int) -> dict[str, object]:
         features = target.x.shape[3]
         return {
-            "FEATURES": features, "SETS": sets, "ROWS": tile.rows, "COLUMNS": tile.cols,
+            "FEATURES": features, "SETS": sets, "LEAF": self.leaf, "ROWS": tile.rows, "COLUMNS": tile.cols,
             "PIECE": min(tile.keys, features), "MASKED": target.ids is not None and source.ids is not None,
             "PACKED": target.bounds is not None, "PRECISION": self.multiply.keys, "num_warps": tile.warps,
             "num_stages": tile.stages,

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..keys import inverse_norms
 from ..triton_tiles import Precisions
 from .heads import PathHeads, per_leaf
-from .scores import LEAF, Layout, PathScores
+from .scores import Layout, PathScores
 from .tiles import BLOCK_LEAVES
 from .tree import Join
 from .triton_configs import PathTileSizes
@@ -42,25 +42,27 @@ class Places:
 
 @dataclass(frozen=True)
 class Kernels:
-    """What launches kernels for heads that are computed together, `heads` of each row of the batch."""
+    """What launches kernels for heads that are computed together, `heads` of each row of the batch, in leaves of `leaf`
+    positions."""
 
     tiles: PathTileSizes
     multiply: Precisions
     heads: int
     places: Places
+    leaf: int
 
     @property
     def algebra(self) -> TritonAlgebra:
-        return TritonAlgebra(self.tiles.product, self.multiply.keys)
+        return TritonAlgebra(self.tiles.product, self.multiply.keys, self.leaf)
 
     @property
     def readout(self) -> Rectangles:
         """Scores of a read-out need no more than its products with values."""
-        return Rectangles(self.tiles, replace(self.multiply, keys=self.multiply.values), self.heads)
+        return Rectangles(self.tiles, replace(self.multiply, keys=self.multiply.values), self.heads, self.leaf)
 
     @property
     def solve(self) -> Rectangles:
-        return Rectangles(self.tiles, self.multiply, self.heads)
+        return Rectangles(self.tiles, self.multiply, self.heads, self.leaf)
 
 
 class TritonTree:
@@ -84,10 +86,10 @@ class TritonTree:
 
     def sides(self, join: Join, which: int, keys: Tensor | None = None) -> tuple[Side, Side]:
         """Rows and keys of a join."""
-        places, step = self.kernels.places, 2 * join.size * LEAF
+        places, step = self.kernels.places, 2 * join.size * self.layout.C
         ids = None if places.only_past else places.new
         starts, ends = (None, None) if places.documents is None else places.documents
-        right, left = (join.first + join.size) * LEAF, join.first * LEAF
+        right, left = (join.first + join.size) * self.layout.C, join.first * self.layout.C
         keys = join.k if keys is None else keys
         return Side(join.rows[which], ids, right, step, starts), Side(keys, ids, left, step, ends)
 
@@ -98,12 +100,12 @@ class TritonTree:
 
     def hidden(self, size: int) -> Tensor:
         """Which positions are not seen within blocks of `size` leaves: [1 or B, 1, blocks, size·C, size·C]."""
-        C, device = size * LEAF, self.k.device
+        C, device = size * self.layout.C, self.k.device
         future = torch.ones(C, C, dtype=torch.bool, device=device).triu(1)[None, None, None]
         ids = self.kernels.places.new
         if ids is None or self.kernels.places.only_past:
             return future
-        ids = ids[:, None, : self.layout.leaves * LEAF].unflatten(2, (-1, C))
+        ids = ids[:, None, : self.layout.leaves * self.layout.C].unflatten(2, (-1, C))
         other = (ids[..., :, None] != ids[..., None, :]) | (ids < 0)[..., None, :]
         own = torch.eye(C, dtype=torch.bool, device=device)
         # A position always sees itself, also if it takes no part: nothing is divided by zero.
