@@ -15,15 +15,17 @@ CPU_ENV = $$($(BIN)/python tools/cpu_env.py)
 
 # What uses Transformers.
 TRANSFORMERS_TESTS := tests/models tests/training tests/test_cli.py tests/test_documents.py
+# Tests in Triton's interpreter. It is switched on for a whole process, so `make test` does not collect them.
+INTERPRETED := $(wildcard tests/*/interpreted_*.py)
 # Tests of a file share what they set up, so a file stays in one process.
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-oldest test-newest test-suite-hf attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-gpu-offline test-oldest test-newest test-suite-hf attack browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -35,6 +37,11 @@ test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 
 test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
+
+test-gpu-offline: $(STAMP) ## GPU kernels without a GPU: Triton's interpreter, compilers for six architectures, the page of it
+	@env $(CPU_ENV) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) $(INTERPRETED) $(ARGS)
+	@$(BIN)/python tools/gpu_offline.py
+	@$(BIN)/python tools/gpu_costs.py
 
 test-oldest: $(OLDEST)/.installed ## The tests of what uses Transformers, with its oldest release that is supported
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)

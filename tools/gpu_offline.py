@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,10 +28,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 HEAD = """# Kernels compiled for GPUs
 
-Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of time
-as the library launches it, in every configuration of `ops/*/triton_configs.py`, and must have no stack (no spilled
-registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix instruction
-if it multiplies. Nothing here was run on a GPU.
+Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of
+time as the library launches it, in every configuration of `ops/*/triton_configs.py`, and must have no stack (no spilled
+registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix
+instruction if it multiplies. Nothing here was run on a GPU.
 
 An entry is registers / KB of shared memory / warps / pipeline stages: the largest over the variants of a kernel (packed
 documents, step sizes, masks, adjoint) and, where they differ, over bfloat16 and float16. D is the head size of keys and
@@ -51,12 +52,9 @@ def check(
     for architecture in architectures:
         for dtype in DTYPES:
             for size in SIZES:
-                launches = {
-                    launch: None
-                    for operator in OPERATORS
-                    for launch in recorded(architecture, lambda operator=operator: operator(dtype, size))
-                    if word in launch.name
-                }
+                calls = [partial(operator, dtype, size) for operator in OPERATORS]
+                found = [launch for call in calls for launch in recorded(architecture, call)]
+                launches = {launch: None for launch in found if word in launch.name}
                 for launch in launches:
                     result = compiled(launch, architecture)
                     count += 1
@@ -85,7 +83,9 @@ def page(table: dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled
     columns = [(dtype, size) for dtype in ("16 bit", "float32") for size in SIZES]
     for kernel, entries in table.items():
         lines += [f"## `{kernel}`", ""]
-        lines.append("| architecture | instruction | " + " | ".join(f"{dtype}, D = {size}" for dtype, size in columns) + " |")
+        lines.append(
+            "| architecture | instruction | " + " | ".join(f"{dtype}, D = {size}" for dtype, size in columns) + " |"
+        )
         lines.append("|---" * (len(columns) + 2) + "|")
         for architecture in TARGETS:
             found = [entries.get((architecture, *column), []) for column in columns]

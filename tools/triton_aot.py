@@ -67,21 +67,40 @@ class Compiled:
     has_product: bool
 
 
-def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
-    """The kernels that `function` launches, each once. Its tensors are on the meta device."""
-    found: dict[Launch, None] = {}
+@dataclass(frozen=True)
+class Call:
+    """One launch: its kernel, its grid, its arguments by name, and its options."""
+
+    kernel: JITFunction
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    warps: int
+    stages: int
+
+
+def calls(architecture: str, function: Callable[[], object]) -> list[Call]:
+    """The launches of `function` in order, none of which happens. Its tensors are on the meta device."""
+    found: list[Call] = []
 
     def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         assert set(given) == set(kernel.arg_names), (kernel.__name__, set(given) ^ set(kernel.arg_names))
-        constants = {p.name: given.pop(p.name) for p in kernel.params if p.is_constexpr}
-        signature = {p.name: _type(given[p.name]) for p in kernel.params if not p.is_constexpr}
-        found[Launch(kernel, tuple(signature.items()), tuple(constants.items()), warps, stages)] = None
+        found.append(Call(kernel, tuple(grid), given, warps, stages))
 
-    # Modules that imported the function by name see the device too.
     with mock.patch.object(JITFunction, "run", record), mock.patch.object(triton_tiles, "forced", architecture):
         function()
+    return found
+
+
+def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
+    """The kernels that `function` launches, each once. Its tensors are on the meta device."""
+    found: dict[Launch, None] = {}
+    for call in calls(architecture, function):
+        given, parameters = call.arguments, call.kernel.params
+        constants = {p.name: given[p.name] for p in parameters if p.is_constexpr}
+        signature = {p.name: _type(given[p.name]) for p in parameters if not p.is_constexpr}
+        found[Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), call.warps, call.stages)] = None
     return list(found)
 
 

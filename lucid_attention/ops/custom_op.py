@@ -168,6 +168,6 @@ def refuse_forward_mode(*arguments: Any) -> None:
         for x in arguments
     ):
         raise RuntimeError(
-            "lucid_attention: impl='blockwise' has no forward-mode derivative (torch.func.jvp, jacfwd, hessian). "
-            "Use impl='reference', or reverse mode"
+            "lucid_attention: impl='blockwise' and impl='triton' have no forward-mode derivative "
+            "(torch.func.jvp, jacfwd, hessian). Use impl='reference', or reverse mode"
         )

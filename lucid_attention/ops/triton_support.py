@@ -27,6 +27,8 @@ def installed() -> bool:
     return find_spec("triton") is not None
 
 
+# A compiled graph holds the answer: nothing of it can change while a process runs.
+@torch.compiler.assume_constant_result
 def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton kernels cannot run for tensors of this device and dtype; None if they can."""
     if dtype not in DTYPES:

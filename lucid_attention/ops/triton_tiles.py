@@ -3,8 +3,9 @@
 Interfaces, for kernels of other operators:
 
 - `architecture(device)`: the name of the row of `CONFIGS` for a device, such as "sm_90".
-- `precisions(architecture, bits)`: how a kernel multiplies: `.keys` for products of keys, `.values` for products with
-  float32 values, `.inverse` for products with inverses. They are constexpr arguments (`input_precision` of `tl.dot`).
+- `precisions(architecture, dtype)`: how a kernel multiplies: `.keys` for products of keys, `.values` for products of
+  float32 tiles with values, `.gradient` for products of float32 tiles with keys, `.inverse` for products with inverses.
+  They are constexpr arguments (`input_precision` of `tl.dot`).
 - `Tile` and `tile(...)`: one fixed configuration per kernel, architecture and shape class, from `TILES`. There is no
   autotuning, and the length is no key. `python tools/gpu_offline.py` compiles every entry for every architecture.
 - `on_device(x)`: a context in which kernels are launched for x.
@@ -45,13 +46,19 @@ class Precisions:
 
     keys: str
     values: str
+    gradient: str
     inverse: str
 
 
-def precisions(architecture: str, bits: int) -> Precisions:
-    """bits: 16 where keys and values are 16-bit, else 32. Products of 16-bit keys are exact and ignore `.keys`."""
+def precisions(architecture: str, dtype: torch.dtype) -> Precisions:
+    """For keys and values of a dtype, the wider one if they differ. Products of 16-bit keys ignore `.keys`.
+
+    Tiles of P in plain bfloat16 or tf32 cost 1e-2 and 1e-3 for correlated keys. A gradient of keys keeps only what is
+    across the key, so that a product must not bend it: the keys themselves must not be cut off.
+    """
     exact = "bf16x6" if architecture.startswith("gfx") else "tf32x3"
-    return Precisions(exact, "bf16x3" if bits == 16 else exact, "bf16x6")
+    values = exact if dtype == torch.float32 else "bf16x3"
+    return Precisions(exact, values, "bf16x3" if dtype == torch.bfloat16 else exact, "bf16x6")
 
 
 # The architecture to assume for tensors on the meta device, where kernels are compiled for GPUs that are not here.

@@ -7,6 +7,8 @@ Rule: at most twice the error that the same formula makes in plain torch (`block
 of float32 (1e-5: products of three bfloat16 pieces have 16 bits, and what is rounded to 16 bits is far above it).
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ from lucid_attention.ops.lucid.triton_configs import SolveTiles
 from lucid_attention.ops.triton_tiles import Tile
 
 from . import oracles
-from .cases import Case, assert_as_good_as, evaluate, keys_of, widened
+from .cases import Case, assert_as_good_as, evaluate, widened
 
 FLOOR = {torch.float32: 2e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -57,25 +59,36 @@ def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **featur
     assert all(torch.equal(ours[name], again[name]) for name in ours), "two runs differ"
     plain = evaluate(precondition, tensors, weight, impl="blockwise", **options)
     truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
-    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype])
+    # The gradient of repeated keys nearly vanishes: its error is measured in units of that of ordinary keys.
+    ordinary = evaluate(
+        oracles.precondition, replace(case, keys="shifted").tensors(**features), weight.double(), **options
+    )
+    unit = max(0.1, ordinary["dk"].abs().max().item())
+    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype], dk=unit, dk_past=unit)
 
 
-@pytest.fixture(params=["own tiles", "small tiles"])
-def tiles(request, monkeypatch):
-    if request.param == "small tiles":
-        monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
+@pytest.fixture
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
 
 
 @pytest.mark.parametrize("name", CASES)
 @DTYPES
-def test_values_and_gradients_are_those_of_the_equation(name, dtype, tiles):
+def test_values_and_gradients_are_those_of_the_equation(name, dtype, small_tiles):
     case, options = CASES[name]
     compare(case, options, dtype)
 
 
-@pytest.mark.parametrize("name", ["strips", "masked", "packed", "masked past", "strength"])
+@pytest.mark.parametrize("name", ["strips", "closest", "packed", "masked past"])
 @DTYPES
-def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, tiles):
+def test_the_tiles_that_a_gpu_gets(name, dtype):
+    case, options = CASES[name]
+    compare(case, options, dtype)
+
+
+@pytest.mark.parametrize("name", ["masked", "packed", "masked past", "strength"])
+@DTYPES
+def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, small_tiles):
     case, options = CASES[name]
     compare(case, options, dtype, beta=True, sharpness=True)
 
@@ -84,18 +97,34 @@ def test_step_sizes_and_learned_sharpness_have_gradients(name, dtype, tiles):
 @pytest.mark.parametrize(
     ("case", "options", "dtype"),
     [
-        (Case(T=40, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :40]}, torch.bfloat16),
-        (Case(T=50, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 50])}, torch.float32),
-        (Case(T=33, S=20, H=1, D=17, E=20, keys="close"), {}, torch.float16),
+        (Case(T=33, B=2, H=1, D=5, E=3, keys="close"), {"key_mask": MASK[:, :33]}, torch.bfloat16),
+        (Case(T=70, H=1, D=8, E=4, keys="repeated"), {"cu_seqlens": torch.tensor([0, 17, 18, 18, 70])}, torch.float32),
+        (Case(T=17, S=5, H=1, D=17, E=4, keys="close"), {}, torch.float16),
     ],
     ids=["masked", "packed", "past"],
 )
-def test_short_sequences_in_small_tiles(case, options, dtype, monkeypatch):
-    monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
+def test_short_sequences_in_small_tiles(case, options, dtype, small_tiles):
     compare(case, options, dtype, beta=True, sharpness=True)
 
 
-@pytest.mark.parametrize("D", [1, 3, 17, 80, 129, 256])
-@pytest.mark.parametrize("E", [1, 65, 256])
+@pytest.mark.parametrize(("D", "E"), [(1, 65), (3, 256), (17, 1), (80, 65), (129, 1), (256, 256)])
 def test_any_head_size(D, E):
-    compare(Case(T=70, H=1, D=D, E=E, keys="close"), {}, torch.float32)
+    compare(Case(T=40, H=1, D=D, E=E, keys="close"), {}, torch.float32)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-12, 1e15, 1e37])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_zero_small_and_huge_keys(size, dtype, small_tiles):
+    """Every third key is that large. Gradients of keys are as large as keys are small: they are compared per key."""
+    case = Case(T=40, H=1, D=8, E=4, keys="close")
+    tensors = case.tensors()
+    tensors["k"][:, :, ::3] *= size
+    tensors = {name: x.to(dtype) for name, x in tensors.items()}
+    weight = torch.randn(1, 1, 40, 4).to(dtype)
+    ours, plain = (evaluate(precondition, tensors, weight, impl=impl) for impl in ("triton", "blockwise"))
+    truth = evaluate(oracles.precondition, widened(tensors), weight.double())
+    for results in (ours, plain, truth):
+        norms = tensors["k"].double().norm(dim=-1, keepdim=True)
+        results["dk"] = results["dk"].double() * norms
+        results["dk"][norms.expand_as(results["dk"]) < torch.finfo(torch.float32).tiny] = 0
+    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype])

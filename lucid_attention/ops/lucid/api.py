@@ -53,8 +53,8 @@ def lucid_attention(
             c → ∞ is softmax attention.
         strength: s in P = I + s · stril exp(…), a number from 0 (softmax attention, no solve) to 1 (LUCID).
         scale: of the softmax scores, default 1/√D.
-        impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices, "triton"
-            (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
+        impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
+            "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
 
     Returns:
         o: [B, H·G, T, E].

@@ -68,9 +68,9 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
-        impl: "auto"; "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one
-            pass over the cache on a CPU, float32 or 16-bit, after `pip install "lucid-attention[cpu]"`. The first use of
-            "numba" on a machine compiles, for tens of seconds.
+        impl: "auto"; "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba":
+            one pass over the cache on a CPU, float32 or 16-bit, after `pip install "lucid-attention[cpu]"`. The first
+            use of "numba" on a machine compiles, for tens of seconds.
     """
     checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(

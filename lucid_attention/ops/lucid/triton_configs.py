@@ -26,16 +26,23 @@ class SolveTiles:
         return 2 * self.block
 
 
+# Rows of a tile and piece of the head size of the gradients of 16-bit keys: the largest that spill nothing. 64 rows are
+# what the matrix instructions of sm_90 and sm_100 need.
+GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 128), "sm_100": (64, 64), "gfx942": (64, 128)}
+SMALL_GRADIENT = (32, 64)
+
+
 def solve_tiles(architecture: str, bits: int, features: int, values: int) -> SolveTiles:
     """bits: 16 or 32; features, values: the padded head sizes."""
     width = min(128, values)
     whole = features if bits == 16 else 32
+    rows, out = GRADIENT.get(architecture, SMALL_GRADIENT) if bits == 16 else SMALL_GRADIENT
     return SolveTiles(
         inverse=Tile(64, 64, width, min(whole, 64)),
-        merge=Tile(64, 64, width, min(whole, 64)),
+        merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
-        gradient=Tile(32, 32, min(64, values), min(whole, 64), out=64),
+        gradient=Tile(rows, 32, min(32, values), min(whole, 64), out=out),
     )
 
 

@@ -110,7 +110,7 @@ def paged_decode_(
     """
     from . import triton_launch
 
-    pages, size, H, D = k_pages.shape
+    pages, size, H, _ = k_pages.shape
     checks.check_shape("norm_pages", norm_pages, (pages, size, H), "[pages, page size, H]")
     checks.check_shape("y_pages", y_pages, (pages, size, H, v.shape[3]), "[pages, page size, H, E]")
     checks.check_shape("v", v, (q.shape[0], H, 1, v.shape[3]), "[B, H, 1, E]")

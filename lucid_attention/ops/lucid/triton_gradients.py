@@ -83,6 +83,7 @@ def key_gradient_kernel(
     PACKED: tl.constexpr,
     PRECISION: tl.constexpr,
     PRODUCT: tl.constexpr,
+    GRADIENT: tl.constexpr,
 ):
     """du of a tile of positions, from the columns before them and the rows behind them; every tile is made again.
 
@@ -115,7 +116,7 @@ def key_gradient_kernel(
         )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
         sums += tl.sum(w * (cosines - 1.0), 1)
-        before = column_product(keys, rnorm, w, before, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
+        before = column_product(keys, rnorm, w, before, base, j, COLUMNS, FEATURES, OUT, GRADIENT)
     behind = tl.zeros((ROWS, OUT), tl.float32)
     for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
         w, cosines = gradient_tile(
@@ -123,7 +124,7 @@ def key_gradient_kernel(
             ROWS, COLUMNS, FEATURES, PIECE, VALUES, WIDTH, PACKED, PRECISION, PRODUCT,
         )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
-        behind = column_product(keys, rnorm, w, behind, base, j, COLUMNS, FEATURES, OUT, PRODUCT)
+        behind = column_product(keys, rnorm, w, behind, base, j, COLUMNS, FEATURES, OUT, GRADIENT)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
         tl.store(row_sums + here, -strength * sums)

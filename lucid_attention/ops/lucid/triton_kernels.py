@@ -18,21 +18,10 @@ import triton.language as tl
 
 from ..triton_tiles import exponentials, key_columns, key_rows, score_tile
 
+PACKING = ["H", "stride_b", "stride_h", "stride_t", "stride_mask", "length", "offset", "first", "tiles", "P"]
 
-@triton.jit(
-    do_not_specialize=[
-        "H",
-        "stride_b",
-        "stride_h",
-        "stride_t",
-        "stride_mask",
-        "length",
-        "offset",
-        "first",
-        "tiles",
-        "P",
-    ]
-)
+
+@triton.jit(do_not_specialize=PACKING, do_not_specialize_on_alignment=["mask"])
 def pack_keys_kernel(
     k,
     mask,
@@ -85,20 +74,7 @@ def pack_keys_kernel(
     tl.store(inverse + here, reciprocal * scale)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "H",
-        "stride_b",
-        "stride_h",
-        "stride_t",
-        "stride_mask",
-        "length",
-        "offset",
-        "first",
-        "tiles",
-        "P",
-    ]
-)
+@triton.jit(do_not_specialize=PACKING, do_not_specialize_on_alignment=["mask"])
 def pack_values_kernel(
     v,
     mask,
@@ -227,6 +203,7 @@ def merge_kernel(
     BLOCK: tl.constexpr,
     ADJOINT: tl.constexpr,
     PACKED: tl.constexpr,
+    COLUMNS: tl.constexpr,
     PRECISION: tl.constexpr,
     INVERSE: tl.constexpr,
 ):
@@ -236,7 +213,8 @@ def merge_kernel(
     start = first + (pid % tiles) * (2 * BLOCK)
     base = head * P
     rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
+    inner = tl.arange(0, BLOCK)[None, :]
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     c = tl.load(sharpness + head)
     tile = system_tile(
         keys, rnorm, documents, base, start + BLOCK, start, c, BLOCK, BLOCK, FEATURES, PIECE, PACKED, PRECISION
@@ -247,7 +225,7 @@ def merge_kernel(
         tile *= (tl.load(weights + base + start + tl.arange(0, BLOCK)) * strength)[None, :]
     chunk = chunks + (head * tiles + pid % tiles) * (4 * BLOCK * BLOCK)
     upper = tl.load(chunk + rows * (2 * BLOCK) + columns)
-    lower = tl.load(chunk + (rows + BLOCK) * (2 * BLOCK) + columns + BLOCK)
+    lower = tl.load(chunk + (rows + BLOCK) * (2 * BLOCK) + inner + BLOCK)
     right = tl.dot(tile, upper, input_precision=INVERSE)
     corner = tl.dot(lower, right, input_precision=INVERSE)
     tl.store(chunk + (rows + BLOCK) * (2 * BLOCK) + columns, -corner)
@@ -340,8 +318,10 @@ def update_kernel(
     PRECISION: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """residuals[target] −= s L[target, source] · solved[source], for all targets in tiles of ROWS, behind the source or,
-    for the adjoint, before it. L is symmetric there."""
+    """residuals[target] −= s L[target, source] · solved[source], for all targets in tiles of ROWS.
+
+    They lie behind the source or, for the adjoint, before it: what L is made of is symmetric.
+    """
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     target = first + (pid % tiles) * ROWS

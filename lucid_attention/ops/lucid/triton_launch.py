@@ -38,7 +38,7 @@ def step(
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + 1)
     where = architecture(k.device)
     bits = 8 * k.element_size()
-    multiply, tile = precisions(where, bits), step_tile(where, bits, features, values)
+    multiply, tile = precisions(where, k.dtype), step_tile(where, bits, features, values)
     page = 0 if table is None else k.shape[2]
     places = k.shape[2] if table is None else table.shape[1] * page
     splits = splits_of(n, places)
@@ -51,8 +51,8 @@ def step(
     strides = {
         "H": H, "count": count, "q_stride_b": q.stride(0), "q_stride_h": q.stride(1), "k_stride_b": k.stride(0),
         "k_stride_h": k.stride(1), "k_stride_t": k.stride(2), "n_stride_b": norms.stride(0),
-        "n_stride_h": norms.stride(1), "n_stride_t": norms.stride(2), "stride_mask": 0 if mask is None else mask.stride(0),
-        "stride_table": 0 if table is None else table.stride(0),
+        "n_stride_h": norms.stride(1), "n_stride_t": norms.stride(2),
+        "stride_mask": 0 if mask is None else mask.stride(0), "stride_table": 0 if table is None else table.stride(0),
         "stride_counts": 0 if counts is None or counts.numel() == 1 else counts.stride(0), "splits": splits,
         "scale": scale,
     }  # fmt: skip

@@ -5,6 +5,7 @@ is solved, update all later rows in parallel. Backward: the same in reverse orde
 The launches depend on shapes only, never on data, and no program waits for another. Nothing T × T is in memory.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -79,12 +80,13 @@ def _pack(
 
 
 def _packed(system: System, v: Tensor, tiles: SolveTiles | None) -> _Packed:
-    (B, H, T, D), S, n = system.k.shape, system.past_length, system.k.shape[0] * system.k.shape[1]
+    (*heads, T, D), S = system.k.shape, system.past_length
+    n = math.prod(heads)
     dtype = system.k.dtype if system.k_past is None else torch.promote_types(system.k.dtype, system.k_past.dtype)
-    bits = 32 if torch.float32 in (dtype, v.dtype) else 16
+    dtype_of_all = torch.promote_types(dtype, v.dtype)
     where = architecture(system.k.device)
     features = padded_size(D)
-    tiles = tiles or solve_tiles(where, bits, features, padded_size(v.shape[3]))
+    tiles = tiles or solve_tiles(where, dtype_of_all.itemsize * 8, features, padded_size(v.shape[3]))
     values = max(padded_size(v.shape[3]), tiles.update.values)
     first = triton.cdiv(S, tiles.chunk) * tiles.chunk
     P = first + triton.cdiv(T, tiles.chunk) * tiles.chunk
@@ -100,7 +102,7 @@ def _packed(system: System, v: Tensor, tiles: SolveTiles | None) -> _Packed:
     c = c.reshape(n).float().contiguous() if isinstance(c, Tensor) else rnorm.new_full((n,), c)
     weights, documents = _weights(system, n, first, P), _documents(system, P)
     return _Packed(
-        system, tiles, precisions(where, bits), n, first, P, features, values,
+        system, tiles, precisions(where, dtype_of_all), n, first, P, features, values,
         keys, rnorm, inverse, weights, documents, c,
     )  # fmt: skip
 
@@ -147,8 +149,9 @@ class _Sweep:
         triton_kernels.inverse_kernel[(p.n * 2 * count,)](
             *tensors, tiles=2 * count, **sizes, **self._system(p.tiles.inverse)
         )
-        triton_kernels.merge_kernel[(p.n * count,)](
-            *tensors, tiles=count, INVERSE=p.multiply.inverse, **sizes, **self._system(p.tiles.merge)
+        columns = min(p.tiles.merge.cols, block)
+        triton_kernels.merge_kernel[(p.n * count, block // columns)](
+            *tensors, tiles=count, COLUMNS=columns, INVERSE=p.multiply.inverse, **sizes, **self._system(p.tiles.merge)
         )
         return chunks
 
@@ -169,10 +172,10 @@ class _Sweep:
     ) -> None:
         p, tile = self.packed, self.packed.tiles.solve
         triton_kernels.solve_kernel[(p.n * 2, p.values // tile.values)](
-            self.chunks, residuals, p.weights, solved, out, out if z is None else z, out if products is None else products,
-            chunk, p.chunk_count, p.first, out.shape[2], p.P, E=out.shape[3], VALUES=p.values, BLOCK=p.tiles.block,
-            COLUMNS=tile.values, INNER=tile.cols, ADJOINT=self.adjoint, BETA=z is not None,
-            INVERSE=p.multiply.inverse, num_warps=tile.warps, num_stages=tile.stages,
+            self.chunks, residuals, p.weights, solved, out, out if z is None else z,
+            out if products is None else products, chunk, p.chunk_count, p.first, out.shape[2], p.P, E=out.shape[3],
+            VALUES=p.values, BLOCK=p.tiles.block, COLUMNS=tile.values, INNER=tile.cols, ADJOINT=self.adjoint,
+            BETA=z is not None, INVERSE=p.multiply.inverse, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def run(self, residuals: Tensor, solved: Tensor, out: Tensor, z: Tensor | None, products: Tensor | None) -> None:
@@ -245,14 +248,15 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
     p.pack_values(y, values, past=False)
     p.pack_values(system.y_past, values, past=True)
     p.pack_values(None, g, past=True)
-    du, row_sums = p.keys.new_empty(p.keys.shape, dtype=torch.float32), torch.empty_like(p.rnorm)
+    du, row_sums = p.keys.new_empty(p.keys.shape, dtype=torch.float32), p.rnorm.new_empty(p.rnorm.shape)
     count = p.P // tile.rows
     width = min(tile.out, p.features)
     triton_gradients.key_gradient_kernel[(p.n * count, p.features // width)](
         p.keys, p.rnorm, p.documents, p.sharpness, values, g, du, row_sums, system.strength, p.first, count, p.P,
         FEATURES=p.features, PIECE=min(tile.keys, p.features), OUT=width, VALUES=p.values,
         WIDTH=min(tile.values, p.values), ROWS=tile.rows, COLUMNS=tile.cols, PACKED=p.documents.numel() > 0,
-        PRECISION=p.multiply.keys, PRODUCT=p.multiply.values, num_warps=tile.warps, num_stages=tile.stages,
+        PRECISION=p.multiply.keys,
+        PRODUCT=p.multiply.values, GRADIENT=p.multiply.gradient, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if out.dsharpness is not None:
         out.dsharpness.copy_(row_sums[:, p.first :].sum(1).view(out.dsharpness.shape))

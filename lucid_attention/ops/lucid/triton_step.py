@@ -79,7 +79,8 @@ def row_factors(x, inverse, power, scale, c, G: tl.constexpr, D: tl.constexpr, R
 @triton.jit(
     do_not_specialize=[
         "H", "count", "q_stride_b", "q_stride_h", "k_stride_b", "k_stride_h", "k_stride_t", "y_stride_b", "y_stride_h",
-        "y_stride_t", "n_stride_b", "n_stride_h", "n_stride_t", "stride_mask", "stride_table", "stride_counts", "splits",
+        "y_stride_t", "n_stride_b", "n_stride_h", "n_stride_t", "stride_mask", "stride_table", "stride_counts",
+        "splits",
     ]
 )  # fmt: skip
 def step_split_kernel(
@@ -253,7 +254,7 @@ def step_combine_kernel(
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for split in range(0, splits):
+    for split in range(splits):
         here = (n * splits + split) * ROWS + rows
         part = tl.load(maxima + here)
         highest = tl.maximum(top, part)

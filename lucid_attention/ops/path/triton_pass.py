@@ -153,5 +153,5 @@ def _padded(heads: PathHeads) -> PathHeads:
 
 
 def _wide(x: Tensor | None) -> Tensor | None:
-    """x: [*, D] with D padded by zeros."""
-    return None if x is None else F.pad(x, (0, padded_size(x.shape[-1]) - x.shape[-1]))
+    """x: [*, D], contiguous, with D padded by zeros."""
+    return None if x is None else F.pad(x, (0, padded_size(x.shape[-1]) - x.shape[-1])).contiguous()

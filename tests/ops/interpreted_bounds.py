@@ -1,0 +1,93 @@
+"""No kernel reads or writes outside its tensors: every tensor lies between guard zones, over all small shapes.
+
+The zones of floating point tensors are NaN, so that what is read from them shows in a result; those of integers are far
+out of range. What is written to them shows afterwards.
+"""
+
+import math
+
+import pytest
+import torch
+
+from lucid_attention import lucid_decode, precondition
+from lucid_attention.ops.lucid import triton_launch, triton_solve
+from lucid_attention.ops.lucid.decode import inverse_key_norms
+
+from .interpreted_lucid import SMALL
+
+ZONE = 512
+
+
+class Guards:
+    """Tensors between zones, and whether the zones are as they were."""
+
+    def __init__(self):
+        self.wholes = []
+        self.original = torch.Tensor.new_empty
+
+    def around(self, x):
+        size = x.numel()
+        whole = torch.full((size + 2 * ZONE,), self.filling(x.dtype), dtype=x.dtype)
+        whole[ZONE : ZONE + size] = x.flatten()
+        self.wholes.append((whole, whole.clone(), size))
+        return whole[ZONE : ZONE + size].view(x.shape)
+
+    def filling(self, dtype):
+        if dtype == torch.bool:
+            return True
+        return math.nan if dtype.is_floating_point else 99
+
+    def new_empty(self, like, *shape, dtype=None, **options):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        dtype = dtype or like.dtype
+        return self.around(torch.full(tuple(shape), self.filling(dtype), dtype=dtype))
+
+    def check(self):
+        assert len(self.wholes) > 5
+        for whole, before, size in self.wholes:
+            for part in (slice(0, ZONE), slice(ZONE + size, None)):
+                assert torch.equal(whole[part].nan_to_num(77), before[part].nan_to_num(77)), "a guard zone was written"
+
+
+@pytest.fixture
+def guards(monkeypatch):
+    monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
+    monkeypatch.setattr(triton_solve, "PACK_ROWS", 16)
+    monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: 2)
+    found = Guards()
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda self, *shape, **options: found.new_empty(self, *shape, **options)
+    )
+    return found
+
+
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 31, 32, 33, 64, 65])
+@pytest.mark.parametrize("S", [0, 1, 32, 33])
+@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+def test_the_solve_keeps_to_its_tensors(guards, T, S, sizes):
+    D, E = sizes
+    k, v = guards.around(torch.randn(1, 2, T, D) + 1).requires_grad_(), guards.around(torch.randn(1, 2, T, E))
+    beta, mask = guards.around(torch.rand(1, 2, T)), guards.around(torch.rand(1, S + T) > 0.2)
+    past = borders = None
+    if S:
+        past = guards.around(torch.randn(1, 2, S, D) + 1).requires_grad_(), guards.around(torch.randn(1, 2, S, E))
+    else:
+        borders = guards.around(torch.tensor([0, T // 3, T // 3, T]))
+    y = precondition(k, v, past=past, key_mask=mask, cu_seqlens=borders, beta=beta, impl="triton")
+    grads = torch.autograd.grad(y, [k] if past is None else [k, past[0]], guards.around(torch.randn(y.shape)))
+    assert all(x.isfinite().all() for x in (y, *grads))
+    guards.check()
+
+
+@pytest.mark.parametrize("S", [0, 1, 31, 32, 33, 65])
+@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+def test_a_decoding_step_keeps_to_its_tensors(guards, S, sizes):
+    D, E = sizes
+    q, k, v = (guards.around(torch.randn(2, *shape)) for shape in ((6, 1, D), (2, S + 1, D), (2, 1, E)))
+    y_past, mask = guards.around(torch.randn(2, 2, S, E)), guards.around(torch.rand(2, S + 1) > 0.2)
+    norms = guards.around(inverse_key_norms(k))
+    for key_mask in (None, mask):
+        step = lucid_decode(q, k, v, y_past, norms, key_mask=key_mask, impl="triton")
+        assert step.o.isfinite().all()
+        assert step.y.isfinite().all()
+    guards.check()

@@ -1,0 +1,76 @@
+"""What the Triton kernels are compiled for: never for a length, and without faults for a GPU that is not here."""
+
+import importlib
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lucid_attention.ops import triton_support
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only"),
+    pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
+]
+
+
+@pytest.fixture
+def tools(monkeypatch):
+    """`gpu_cases` and `triton_aot` of the folder tools."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return [importlib.import_module(name) for name in ("gpu_cases", "triton_aot")]
+
+
+def test_another_length_compiles_nothing_new(tools, monkeypatch):
+    cases, aot = tools
+    found = []
+    for T, S in ((1024, 300), (1777, 16), (1, 1), (70000, 4096)):
+        monkeypatch.setattr(cases, "T", T)
+        monkeypatch.setattr(cases, "S", S)
+        operators = [partial(operator, torch.bfloat16, 128) for operator in cases.OPERATORS]
+        found.append({launch for call in operators for launch in aot.recorded("sm_90", call)})
+    assert len(found[0]) > 10
+    # One chunk has no later rows, and so fewer kernels; it has no others.
+    assert found[0] == found[1] == found[3]
+    assert found[2] <= found[0]
+    for launch in found[0]:
+        types = dict(launch.signature)
+        numbers = [p for p in launch.kernel.params if types.get(p.name) == "i32"]
+        assert all(p.do_not_specialize for p in numbers), launch.name
+
+
+def test_the_launches_do_not_depend_on_data(tools):
+    """They are recorded on the meta device, which has none; twice the same."""
+    cases, aot = tools
+    for operator in cases.OPERATORS:
+        once, twice = (
+            [(call.kernel, call.grid) for call in aot.calls("sm_90", partial(operator, torch.float32, 64))]
+            for _ in range(2)
+        )
+        assert once == twice
+
+
+def test_a_kernel_compiles_without_faults_for_an_absent_gpu(tools):
+    cases, aot = tools
+    launches = aot.recorded("sm_90", partial(cases.plain, torch.bfloat16, 64))
+    (launch,) = [launch for launch in launches if launch.name == "update_kernel"]
+    result = aot.compiled(launch, "sm_90")
+    assert aot.faults(result, "sm_90") == []
+    assert result.instruction == "wgmma.mma_async"
+
+
+def test_faults_of_a_compiled_kernel_are_found(tools):
+    _, aot = tools
+    right = {
+        "registers": 9,
+        "stack": 0,
+        "shared": 9,
+        "tensor_columns": 9,
+        "instruction": "mma.sync",
+        "has_product": True,
+    }
+    assert aot.faults(aot.Compiled(**right), "sm_89") == []
+    for wrong in ({"stack": 8}, {"shared": 102400}, {"tensor_columns": 1024}, {"instruction": ""}):
+        assert len(aot.faults(aot.Compiled(**(right | wrong)), "sm_89")) == 1
