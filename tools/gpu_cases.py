@@ -11,6 +11,9 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid import triton_launch, triton_solve
 from lucid_attention.ops.lucid.system import System
+from lucid_attention.ops.path import triton_pass, triton_step
+from lucid_attention.ops.path.system import PathSystem
+from lucid_attention.ops.softmax.one_token import Token
 
 T, S = 1024, 300
 
@@ -61,4 +64,30 @@ def step(dtype: torch.dtype, size: int) -> None:
     )  # fmt: skip
 
 
-OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step)
+def path(dtype: torch.dtype, size: int) -> None:
+    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a mask and packed documents."""
+    q = empty(1, 16, T, size, dtype=dtype)
+    k, v, k_past, y_past = (empty(1, 8, length, size, dtype=dtype) for length in (T, T, S, S))
+    w, beta, norms = (empty(1, 8, *shape, dtype=torch.float32) for shape in ((T, size), (T,), (S,)))
+    mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
+    for solves in (False, True):
+        behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
+        alone = PathSystem(q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c, solves=solves)
+        for system in (behind, alone):
+            made = triton_pass.forward(system)
+            triton_pass.backward(system, made, made[0], made[2])
+
+
+def path_step(dtype: torch.dtype, size: int) -> None:
+    q, k, v = empty(2, 32, 1, size, dtype=dtype), empty(2, 8, T, size, dtype=dtype), empty(2, 8, 1, size, dtype=dtype)
+    y_past, norms = empty(2, 8, T - 1, size, dtype=dtype), empty(2, 8, T, dtype=torch.float32)
+    w, beta, product = (empty(2, 8, *shape, dtype=torch.float32) for shape in ((1, size), (1,), (size, size)))
+    mask, pending = empty(2, T, dtype=torch.bool), T // 2
+    for inverse_norms, key_mask in ((None, None), (norms, mask)):
+        token = Token(q, k, v, y_past, inverse_norms, key_mask, None, "key", 8.0, 1.0, 0.1, None)
+        live = empty(2, 8, T - 1 - pending, size, dtype=torch.float32)
+        made = triton_step.Made(q, v, empty(2, 8, T - pending, size, dtype=torch.float32), product)
+        triton_step.step(token, w, beta, product, live, pending, made)
+
+
+OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step, path, path_step)

@@ -38,10 +38,10 @@ class Layout:
         return Layout(T, LEAF, L, -(-enough // L) * L)
 
     @staticmethod
-    def of_whole_leaves(T: int, block_leaves: int = 1) -> "Layout":
-        """`of`, with whole leaves also where T is shorter than one."""
-        layout = Layout.of(T, block_leaves)
-        return layout if T > LEAF else Layout(T, LEAF, 1, 1)
+    def of_whole_blocks(T: int, block_leaves: int = 1) -> "Layout":
+        """Leaves and blocks of one size, however short T is."""
+        blocks = -(-T // (LEAF * block_leaves))
+        return Layout(T, LEAF, block_leaves, blocks * block_leaves)
 
     @property
     def blocks(self) -> int:

@@ -18,8 +18,8 @@ class PathTileSizes:
     pull: Tile
 
 
-def path_tiles(architecture: str, bits: int, features: int, values: int) -> PathTileSizes:
-    """bits: 16 or 32, of q, k and v; features, values: the padded head sizes."""
+def path_tiles(architecture: str, features: int, values: int) -> PathTileSizes:
+    """features, values: the padded head sizes. Everything is float32 in memory, whatever the dtype of the inputs."""
     width = min(128, values)
     return PathTileSizes(
         product=Tile(64, 64, 0, 32),
@@ -29,6 +29,6 @@ def path_tiles(architecture: str, bits: int, features: int, values: int) -> Path
     )
 
 
-def path_step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
+def path_step_tile(architecture: str, features: int, values: int) -> Tile:
     """Of a decoding step: `cols` keys at a time."""
     return Tile(16, 32, values, features)

@@ -93,8 +93,9 @@ def _groups(system: PathSystem) -> Iterator[tuple[Group, PathSystem, Kernels]]:
     per_head = 4 * (T + scores.LEAF) * ((G + 3) * (sizes[0] * (levels + 6) + 4 * scores.LEAF) + 4 * sizes[1])
     clean, places = _clean(system), _places(system)
     where = architecture(system.k.device)
-    bits = 32 if torch.float32 in (system.k.dtype, system.v.dtype) else 16
-    tiles, multiply = path_tiles(where, bits, *sizes), precisions(where, bits)
+    dtype = torch.promote_types(system.k.dtype, system.v.dtype)
+    dtype = dtype if system.q is None else torch.promote_types(dtype, system.q.dtype)
+    tiles, multiply = path_tiles(where, *sizes), precisions(where, dtype)
     for group in Schedule(max(1, min(B * H, BYTES // per_head)), scores.LEAF, 1).groups(B, H):
         heads = len(range(*group[1].indices(H)))
         yield group, clean, Kernels(tiles, multiply, heads, places.rows(group[0]), scores.LEAF)
@@ -122,16 +123,13 @@ def _without_masked(x: Tensor, system: PathSystem, past: bool = False) -> Tensor
 
 
 def _places(system: PathSystem) -> Places:
-    T, S = system.k.shape[2], system.past_length
-    padded, past = -(-T // scores.LEAF) * scores.LEAF, -(-S // scores.LEAF) * scores.LEAF
-    # At least as many as the tree has, whose blocks are whole.
-    padded += BLOCK_LEAVES * scores.LEAF
-    mask, documents, device = system.key_mask, None, system.k.device
-    B = system.k.shape[0]
+    (B, _, T, _), S, mask = system.k.shape, system.past_length, system.key_mask
+    if mask is None and system.cu_seqlens is None and S == 0:
+        return Places(None, None, None)
+    past, block = -(-S // scores.LEAF) * scores.LEAF, BLOCK_LEAVES * scores.LEAF
+    padded, device, documents = -(-T // block) * block, system.k.device, None
     if system.cu_seqlens is not None:
         documents = packing.document_bounds(system.cu_seqlens, T, padded)
-    if mask is None and documents is None and past == S:
-        return Places(None, None, None)
     new = torch.zeros(B, padded, dtype=torch.int32, device=device) if documents is None else documents[:1].repeat(B, 1)
     old = torch.zeros(B, past, dtype=torch.int32, device=device)
     old[:, S:] = -1

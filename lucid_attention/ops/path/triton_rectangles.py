@@ -90,7 +90,7 @@ class Rectangles:
             *_strides(left), *_strides(right), *_strides(out), shifts.stride(0), shifts.stride(1), less.stride(0),
             less.stride(1), *_places(target, source), SHIFT_STRIDE=shifts.stride(2), VALUES=values,
             WIDTH=min(tile.values, values), OUT=piece, ROW_TARGET=to_rows, ALONG=along is not None,
-            SUMS=sums is not None, **self._constants(target, source, tile, sets), PRODUCT=self.multiply.values,
+            SUMS=sums is not None, **self._constants(target, source, tile, sets), PRODUCT=self.multiply.gradient,
         )  # fmt: skip
 
     def _grid(self, target: Side, tile: Tile, pieces: int) -> tuple[int, int]:

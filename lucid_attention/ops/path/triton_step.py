@@ -20,7 +20,13 @@ from ..triton_tiles import LOG2_E, architecture, on_device, padded_size, precisi
 from .triton_configs import path_step_tile
 
 
-@triton.jit(do_not_specialize=["H", "count", "live", "k_stride_b", "k_stride_h", "k_stride_t", "stride_mask"])
+@triton.jit(
+    do_not_specialize=[
+        "H", "count", "live", "k_stride_b", "k_stride_h", "k_stride_t", "alive_stride_b", "alive_stride_h",
+        "alive_stride_t", "n_stride_b", "n_stride_h", "n_stride_t", "stride_mask",
+    ],
+    do_not_specialize_on_alignment=["k", "alive", "norms", "mask"],
+)  # fmt: skip
 def path_step_prepare_kernel(
     q,
     k,
@@ -338,8 +344,8 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
     w, beta, product, v, q = (x.contiguous() for x in (w, beta, product, v, q))
     G = token.groups
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + solves)
-    where, bits = architecture(k.device), 8 * k.element_size()
-    multiply, tile = precisions(where, bits), path_step_tile(where, bits, features, values)
+    where = architecture(k.device)
+    multiply, tile = precisions(where, k.dtype), path_step_tile(where, features, values)
     splits = splits_of(n, total)
     buffer = [q.new_empty(n, rows, features, dtype=torch.float32) for _ in range(2)]
     maxima, sums = (q.new_empty(n, splits, rows, dtype=torch.float32) for _ in range(2))

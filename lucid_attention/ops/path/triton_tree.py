@@ -71,7 +71,7 @@ class TritonTree:
     def __init__(self, heads: PathHeads, kernels: Kernels, *, keep: bool) -> None:
         solves = heads.sharpness is not None
         self.heads, self.kernels = heads, kernels
-        self.layout = layout = Layout.of_whole_leaves(heads.k.shape[1], BLOCK_LEAVES if solves else 1)
+        self.layout = layout = Layout.of_whole_blocks(heads.k.shape[1], BLOCK_LEAVES if solves else 1)
         self.k, w, beta = (layout.cut(x) for x in (heads.k, heads.w, heads.beta))
         self.groups = 0 if heads.q is None else heads.q.shape[1]
         rows = [] if heads.q is None else [layout.cut_rows(heads.q)]
