@@ -7,7 +7,7 @@ token (`path_cases.py`).
 import pytest
 import torch
 
-from lucid_attention.ops.path import scores, triton_pass, triton_step
+from lucid_attention.ops.path import scores, triton_launch, triton_pass
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.triton_configs import PathTileSizes
 from lucid_attention.ops.triton_tiles import Tile
@@ -185,12 +185,14 @@ def compare_step(arguments, dtype, **options):
 
 @pytest.fixture(params=[1, 5], ids=["one program", "split"])
 def splits(request, monkeypatch):
-    monkeypatch.setattr(triton_step, "splits_of", lambda n, places: request.param)
+    monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: request.param)
 
 
 @pytest.mark.parametrize("solves", [True, False], ids=["LUCID-PaTH", "PaTH"])
 @pytest.mark.parametrize("part", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("name", [pytest.param("grouped", marks=pytest.mark.quick), *[x for x in STEPS if x != "grouped"]])
+@pytest.mark.parametrize(
+    "name", [pytest.param("grouped", marks=pytest.mark.quick), *[x for x in STEPS if x != "grouped"]]
+)
 @DTYPES
 def test_a_step_is_that_of_the_plain_formula(name, dtype, part, solves, splits):
     case = STEPS[name]

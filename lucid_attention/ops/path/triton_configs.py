@@ -30,5 +30,5 @@ def path_tiles(architecture: str, features: int, values: int) -> PathTileSizes:
 
 
 def path_step_tile(architecture: str, features: int, values: int) -> Tile:
-    """Of a decoding step: `cols` keys at a time."""
-    return Tile(16, 32, values, features)
+    """Of a decoding step: `cols` keys at a time, in pieces of `keys` features."""
+    return Tile(16, 32 if values <= 128 else 16, values, 32)

@@ -53,7 +53,7 @@ def _decode_op(
     scale: float,
     fixed_sharpness: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    from .triton_step import Made, step
+    from .triton_launch import Made, step
 
     c = fixed_sharpness if sharpness is None else sharpness
     token = Token(q, k, v, y_past, inverse_norms, key_mask, None, "key", c, 1.0, scale, None)

@@ -1,4 +1,4 @@
-"""Kernels of one decoding step of PaTH and LUCID-PaTH, and their launches: three, whatever the data.
+"""Kernels of one decoding step of PaTH and LUCID-PaTH.
 
 `path_step_prepare_kernel` brings the pending product and the live keys up to the new token, and applies the product to
 the rows that meet the cached keys. `path_step_split_kernel` reads K and Y once, each program a part of them (split-K).
@@ -8,16 +8,10 @@ Rows of a head: G queries and, with a solve, its new key, then padding. Sizes of
 the buffers between the kernels, which are float32.
 """
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ..softmax.one_token import Token
-from ..triton_tiles import LOG2_E, architecture, on_device, padded_size, precisions, splits_of
-from .triton_configs import path_step_tile
+from ..triton_tiles import LOG2_E
 
 
 @triton.jit(
@@ -72,9 +66,9 @@ def path_step_prepare_kernel(
     """
     n = tl.program_id(0).to(tl.int64)
     batch, head = n // H, n % H
-    hidden = 0
+    hidden = tl.zeros((1,), tl.int32)
     if MASKED:
-        hidden = 1 - tl.load(mask + batch * stride_mask + count).to(tl.int32)
+        hidden += 1 - tl.load(mask + batch * stride_mask + count).to(tl.int32)
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
     features = tl.arange(0, FEATURES)
@@ -127,23 +121,48 @@ def path_step_prepare_kernel(
 
 
 @triton.jit
-def put_into(
-    scores,
-    inverse,
+def read_keys(
+    x,
+    keys,
+    key_stride,
+    first,
+    y,
+    y_stride,
+    norms,
+    norm_stride,
+    tokens,
     seen,
-    values,
     top,
     total,
     acc,
     c,
     G: tl.constexpr,
+    D: tl.constexpr,
+    FEATURES: tl.constexpr,
+    E: tl.constexpr,
+    VALUES: tl.constexpr,
     ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PIECE: tl.constexpr,
     SOLVES: tl.constexpr,
+    PRECISION: tl.constexpr,
     PRODUCT: tl.constexpr,
 ):
-    """More keys into maxima, sums and products with values. scores: [ROWS, N] of rows with their scale."""
-    is_key = tl.arange(0, ROWS) == G
+    """Put tokens [COLUMNS] into maxima, sums and products with values.
+
+    x: rows [ROWS, FEATURES]; keys: of the tokens from `first` on.
+    """
+    rows = tl.arange(0, ROWS)
+    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for i in range(0, FEATURES, PIECE):
+        deep = i + tl.arange(0, PIECE)
+        left = tl.load(x + rows[:, None] * FEATURES + deep[None, :])
+        there = keys + (tokens - first)[None, :] * key_stride + deep[:, None]
+        right = tl.load(there, mask=seen[None, :] & (deep < D)[:, None], other=0.0).to(tl.float32)
+        scores = tl.dot(left, right, scores, input_precision=PRECISION)
+    is_key = rows == G
     if SOLVES:
+        inverse = tl.load(norms + tokens * norm_stride, mask=seen, other=0.0).to(tl.float32)
         scores = tl.where(is_key[:, None], scores * inverse[None, :] - c, scores)
     scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
     highest = tl.maximum(top, tl.max(scores, 1))
@@ -153,9 +172,10 @@ def put_into(
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - finite[:, None])
     shrink = tl.exp2(top - finite)
-    total = total * shrink + tl.sum(weights, 1)
-    acc = tl.dot(weights, values, acc * shrink[:, None], input_precision=PRODUCT)
-    return highest, total, acc
+    wide = tl.arange(0, VALUES)[None, :]
+    values = tl.load(y + tokens[:, None] * y_stride + wide, mask=seen[:, None] & (wide < E), other=0.0)
+    acc = tl.dot(weights, values.to(tl.float32), acc * shrink[:, None], input_precision=PRODUCT)
+    return highest, total * shrink + tl.sum(weights, 1), acc
 
 
 @triton.jit(
@@ -198,6 +218,7 @@ def path_step_split_kernel(
     VALUES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    PIECE: tl.constexpr,
     SOLVES: tl.constexpr,
     MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -213,7 +234,6 @@ def path_step_split_kernel(
     batch, head = n // H, n % H
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, COLUMNS)
-    features = tl.arange(0, FEATURES)
     wide = tl.arange(0, VALUES)
     c = 0.0
     top = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -229,32 +249,25 @@ def path_step_split_kernel(
     y += batch * y_stride_b + head * y_stride_h
     norms += batch * n_stride_b + head * n_stride_h
     moved += n * (live + 1) * D
-    x = tl.load(moving_in + (n * ROWS + rows)[:, None] * FEATURES + features[None, :])
-    for start in range(low, tl.minimum(high, pending), COLUMNS):
+    end = tl.minimum(high, pending)
+    for start in range(low, end, COLUMNS):
         tokens = (start + columns).to(tl.int64)
-        seen = tokens < tl.minimum(high, pending)
+        seen = tokens < end
         if MASKED:
             seen &= tl.load(mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
-        inside = seen[None, :] & (features < D)[:, None]
-        keys = tl.load(k + tokens[None, :] * k_stride_t + features[:, None], mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.load(norms + tokens * n_stride_t, mask=seen, other=0.0).to(tl.float32) if SOLVES else total
-        inside = seen[:, None] & (wide < E)[None, :]
-        values = tl.load(y + tokens[:, None] * y_stride_t + wide[None, :], mask=inside, other=0.0).to(tl.float32)
-        scores = tl.dot(x, keys, input_precision=PRECISION)
-        top, total, acc = put_into(scores, inverse, seen, values, top, total, acc, c, G, ROWS, SOLVES, PRODUCT)
-    x = tl.load(rows_in + (n * ROWS + rows)[:, None] * FEATURES + features[None, :])
+        top, total, acc = read_keys(
+            moving_in + n * (ROWS * FEATURES), k, k_stride_t, 0, y, y_stride_t, norms, n_stride_t, tokens, seen,
+            top, total, acc, c, G, D, FEATURES, E, VALUES, ROWS, COLUMNS, PIECE, SOLVES, PRECISION, PRODUCT,
+        )  # fmt: skip
     for start in range(tl.maximum(low, pending), high, COLUMNS):
         tokens = (start + columns).to(tl.int64)
         seen = tokens < high
         if MASKED:
             seen &= tl.load(mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
-        inside = seen[None, :] & (features < D)[:, None]
-        keys = tl.load(moved + (tokens - pending)[None, :] * D + features[:, None], mask=inside, other=0.0)
-        inverse = tl.load(norms + tokens * n_stride_t, mask=seen, other=0.0).to(tl.float32) if SOLVES else total
-        inside = seen[:, None] & (wide < E)[None, :]
-        values = tl.load(y + tokens[:, None] * y_stride_t + wide[None, :], mask=inside, other=0.0).to(tl.float32)
-        scores = tl.dot(x, keys, input_precision=PRECISION)
-        top, total, acc = put_into(scores, inverse, seen, values, top, total, acc, c, G, ROWS, SOLVES, PRODUCT)
+        top, total, acc = read_keys(
+            rows_in + n * (ROWS * FEATURES), moved, D, pending, y, y_stride_t, norms, n_stride_t, tokens, seen,
+            top, total, acc, c, G, D, FEATURES, E, VALUES, ROWS, COLUMNS, PIECE, SOLVES, PRECISION, PRODUCT,
+        )  # fmt: skip
     here = (n * splits + split) * ROWS + rows
     tl.store(maxima + here, top)
     tl.store(sums + here, total)
@@ -289,9 +302,9 @@ def path_step_combine_kernel(
 ):
     """y = v − Σ P y, or v, [n, E], and `out` [n, G, E], which reads it. v: [n, E]."""
     n = tl.program_id(0).to(tl.int64)
-    hidden = 0
+    hidden = tl.zeros((1,), tl.int32)
     if MASKED:
-        hidden = 1 - tl.load(mask + n // H * stride_mask + count).to(tl.int32)
+        hidden += 1 - tl.load(mask + n // H * stride_mask + count).to(tl.int32)
     rows = tl.arange(0, ROWS)
     features = tl.arange(0, FEATURES)
     wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -324,61 +337,3 @@ def path_step_combine_kernel(
     acc = tl.where(hidden == 0, acc, 0.0)
     here = out + (n * G + rows)[:, None] * E + wide[None, :]
     tl.store(here, acc.to(out.dtype.element_ty), mask=(rows < G)[:, None] & (wide < E)[None, :])
-
-
-@dataclass(frozen=True)
-class Made:
-    """Contiguous outputs. o: [B, H·G, 1, E]; y: [B, H, 1, E]; live: [B, H, L + 1, D] and product: [B, H, D, D]."""
-
-    o: Tensor
-    y: Tensor
-    live: Tensor
-    product: Tensor
-
-
-def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, pending: int, made: Made) -> None:
-    """Write the outputs of one token. live: [B, H, L, D], the live keys before it."""
-    q, k, v, y_past, norms = token.q, token.k, token.v, token.y_past, token.inverse_norms
-    (_, H, total, D), E, n, solves = k.shape, v.shape[3], k.shape[0] * k.shape[1], norms is not None
-    k, y_past, live = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, y_past, live))
-    w, beta, product, v, q = (x.contiguous() for x in (w, beta, product, v, q))
-    G = token.groups
-    features, values, rows = padded_size(D), padded_size(E), padded_size(G + solves)
-    where = architecture(k.device)
-    multiply, tile = precisions(where, k.dtype), path_step_tile(where, features, values)
-    splits = splits_of(n, total)
-    buffer = [q.new_empty(n, rows, features, dtype=torch.float32) for _ in range(2)]
-    maxima, sums = (q.new_empty(n, splits, rows, dtype=torch.float32) for _ in range(2))
-    parts = q.new_empty(n, splits, rows, values, dtype=torch.float32)
-    c = token.sharpness
-    c = c.reshape(n).float() if isinstance(c, Tensor) else maxima.new_full((n,), c)
-    mask = token.key_mask
-    if mask is not None:
-        mask = (mask if mask.stride(-1) == 1 else mask.contiguous()).view(torch.uint8)
-    # Arguments that are absent are never read.
-    mask_or, norms_or = (q if x is None else x for x in (mask, norms))
-    counts = {"H": H, "count": total - 1, "live": live.shape[2], "stride_mask": 0 if mask is None else mask.stride(0)}
-    strides = {
-        "k_stride_b": k.stride(0), "k_stride_h": k.stride(1), "k_stride_t": k.stride(2),
-        **{f"n_stride_{letter}": 0 if norms is None else norms.stride(i) for i, letter in enumerate("bht")},
-    }  # fmt: skip
-    sizes = {
-        "G": G, "D": D, "FEATURES": features, "ROWS": rows, "SOLVES": solves, "MASKED": mask is not None,
-        "num_warps": tile.warps, "num_stages": tile.stages,
-    }  # fmt: skip
-    piece, width = min(32, features), min(64, values)
-    with on_device(k):
-        path_step_prepare_kernel[(n, features // piece)](
-            q, k, w, beta, product, live, norms_or, mask_or, c, *buffer, made.product, made.live, **counts, **strides,
-            alive_stride_b=live.stride(0), alive_stride_h=live.stride(1), alive_stride_t=live.stride(2),
-            scale=token.scale, PIECE=piece, DEPTH=piece, PRECISION=multiply.keys, **sizes,
-        )  # fmt: skip
-        path_step_split_kernel[(n * splits,)](
-            *buffer, made.live, k, y_past, norms_or, mask_or, c, maxima, sums, parts, pending=pending, splits=splits,
-            y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), E=E, VALUES=values,
-            COLUMNS=tile.cols, PRECISION=multiply.keys, PRODUCT=multiply.values, **counts, **strides, **sizes,
-        )  # fmt: skip
-        path_step_combine_kernel[(n, values // width)](
-            buffer[0], made.live, v, mask_or, maxima, sums, parts, made.y, made.o, splits=splits, E=E, VALUES=values,
-            WIDTH=width, **counts, **sizes,
-        )  # fmt: skip
