@@ -1,13 +1,15 @@
 """The Triton kernels of PaTH and LUCID-PaTH in Triton's interpreter, against float64.
 
-See `interpreted_lucid.py` for how it is run, and for the rule. The truth multiplies every Householder factor, token by
+See `interpreted_lucid.py` for how it is run, and for the rule: at most twice the error of `blockwise`, and a floor. In
+float32 the floor is the precision of products in tf32x3: where a gradient is zero, as dq of one token, it is the
+difference of two equal numbers that were made in two ways. The truth multiplies every Householder factor, token by
 token (`path_cases.py`).
 """
 
 import pytest
 import torch
 
-from lucid_attention.ops.path import scores, triton_launch, triton_pass
+from lucid_attention.ops.path import scores, triton_launch, triton_pass, triton_tree
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.triton_configs import PathTileSizes
 from lucid_attention.ops.triton_tiles import Tile
@@ -15,7 +17,7 @@ from lucid_attention.ops.triton_tiles import Tile
 from .cases import assert_as_good_as, error, keys_of, widened
 from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks, truth
 
-FLOOR = {torch.float32: 4e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
+FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
 TILE = Tile(16, 16, 16, 16, out=16)
 SMALL = PathTileSizes(TILE, TILE, TILE, TILE)
@@ -36,8 +38,13 @@ CASES = {
     "past": (PathCase(T=40, S=21, B=2, G=2, H=1, D=5, E=7, keys="close", beta="small"), {}),
     "masked past": (PathCase(T=40, S=35, B=5, H=1, D=4, keys="close", beta="small"), {"key_mask": five_masks(75)}),
     "scale": (PathCase(T=40, H=1, D=4), {"scale": -0.7}),
+    "all at once": (
+        PathCase(T=50, S=9, H=1, G=2, D=5, keys="close", beta="edges"),
+        {"key_mask": torch.arange(59)[None] % 7 > 0, "scale": 0.4},
+    ),
+    "short documents": (PathCase(T=40, H=1, D=4, keys="close"), {"cu_seqlens": torch.tensor([0, 3, 20, 40])}),
 }
-QUICK = "three levels", "masked past"
+QUICK = {("all at once", "lucid_path"), ("short documents", "path")}
 
 
 def compare(operator, case, dtype, options, *, sharpness=True):
@@ -53,8 +60,9 @@ def compare(operator, case, dtype, options, *, sharpness=True):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Leaves of 16 positions: short sequences have several levels."""
+    """Leaves of 16 positions, blocks of 32: short sequences have several levels."""
     monkeypatch.setattr(scores, "LEAF", 16)
+    monkeypatch.setattr(triton_tree, "BLOCK_LEAVES", 2)
     monkeypatch.setattr(triton_pass, "path_tiles", lambda *shape: SMALL)
 
 
@@ -62,11 +70,15 @@ def without_scale(operator, options):
     return {name: x for name, x in options.items() if (operator, name) != ("precondition", "scale")}
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.quick) if x in QUICK else x for x in CASES])
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        pytest.param(name, operator, marks=[pytest.mark.quick] if (name, operator) in QUICK else [])
+        for name in CASES
+        for operator in OPERATORS
+    ],
+)
 def test_values_and_gradients_are_those_of_the_explicit_product(name, operator, small):
-    if name in QUICK and operator == "precondition":
-        pytest.skip("a part of lucid_path")
     case, options = CASES[name]
     options = without_scale(operator, options)
     ours = compare(operator, case, torch.float32, options)
@@ -188,11 +200,14 @@ def splits(request, monkeypatch):
     monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: request.param)
 
 
+@pytest.mark.quick
+def test_a_step_reads_pending_and_live_keys_once(splits):
+    compare_step(cached(STEPS["grouped"], torch.bfloat16, True, True, 40), torch.bfloat16)
+
+
 @pytest.mark.parametrize("solves", [True, False], ids=["LUCID-PaTH", "PaTH"])
 @pytest.mark.parametrize("part", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize(
-    "name", [pytest.param("grouped", marks=pytest.mark.quick), *[x for x in STEPS if x != "grouped"]]
-)
+@pytest.mark.parametrize("name", STEPS)
 @DTYPES
 def test_a_step_is_that_of_the_plain_formula(name, dtype, part, solves, splits):
     case = STEPS[name]

@@ -23,7 +23,7 @@ needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton
 @needs_triton
 def test_the_kernels_agree_with_the_equation_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-m", "quick", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode")]
+    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode", "interpreted_path")]
     environment = os.environ | {triton_support.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
