@@ -24,7 +24,7 @@ from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_kernels.md"
 SIZES = (64, 128, 256)
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 HEAD = """# Kernels compiled for GPUs
 

@@ -14,11 +14,12 @@ import torch
 
 from lucid_attention import precondition
 from lucid_attention.ops.lucid import triton_solve
+from lucid_attention.ops.lucid.system import checked_system
 from lucid_attention.ops.lucid.triton_configs import SolveTiles
 from lucid_attention.ops.triton_tiles import Tile
 
 from . import oracles
-from .cases import Case, assert_as_good_as, evaluate, widened
+from .cases import Case, assert_as_good_as, error, evaluate, widened
 
 FLOOR = {torch.float32: 2e-6, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -34,20 +35,20 @@ SMALL = SolveTiles(
 )
 MASK = torch.arange(280).view(2, 140) % 83 > 4
 CASES = {
-    "one token": (Case(T=1, D=5, E=3), {}),
-    "short": (Case(T=40, D=8, E=4, keys="close"), {}),
-    "strips": (Case(T=150, D=24, E=18, keys="close"), {}),
-    "closest": (Case(T=140, D=64, E=64, H=1, keys="closest"), {}),
-    "equal": (Case(T=140, D=16, E=8, keys="equal"), {}),
-    "repeated": (Case(T=140, D=16, E=8, keys="repeated"), {}),
-    "runs": (Case(T=140, D=16, E=8, keys="runs"), {}),
-    "masked": (Case(T=140, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
-    "packed": (Case(T=140, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 37, 38, 38, 64, 70, 140])}),
-    "past": (Case(T=70, S=45, B=2, D=16, E=8, keys="close"), {}),
-    "masked past": (Case(T=70, S=70, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
-    "strength": (Case(T=70, D=16, E=8, keys="close"), {"strength": 0.4}),
-    "no strength": (Case(T=40, D=16, E=8, keys="close"), {"strength": 0.0}),
-    "number": (Case(T=70, D=16, E=8, keys="close"), {"sharpness": 1.7}),
+    "one token": (Case(T=1, H=1, D=5, E=3), {}),
+    "short": (Case(T=40, H=1, D=8, E=4, keys="close"), {}),
+    "strips": (Case(T=150, H=1, D=24, E=18, keys="close"), {}),
+    "closest": (Case(T=140, H=1, D=64, E=64, keys="closest"), {}),
+    "equal": (Case(T=140, H=1, D=16, E=8, keys="equal"), {}),
+    "repeated": (Case(T=140, H=1, D=16, E=8, keys="repeated"), {}),
+    "runs": (Case(T=140, H=1, D=16, E=8, keys="runs"), {}),
+    "masked": (Case(T=140, H=2, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "packed": (Case(T=140, H=1, D=16, E=8, keys="close"), {"cu_seqlens": torch.tensor([0, 37, 38, 38, 64, 70, 140])}),
+    "past": (Case(T=70, H=1, S=45, B=2, D=16, E=8, keys="close"), {}),
+    "masked past": (Case(T=70, H=1, S=70, B=2, D=16, E=8, keys="close"), {"key_mask": MASK}),
+    "strength": (Case(T=70, H=1, D=16, E=8, keys="close"), {"strength": 0.4}),
+    "no strength": (Case(T=40, H=1, D=16, E=8, keys="close"), {"strength": 0.0}),
+    "number": (Case(T=70, H=1, D=16, E=8, keys="close"), {"sharpness": 1.7}),
 }  # fmt: skip
 
 
@@ -55,8 +56,6 @@ def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **featur
     tensors = case.tensors(dtype, **features)
     weight = torch.randn(case.B, case.H, case.T, case.E).to(dtype)
     ours = evaluate(precondition, tensors, weight, impl="triton", **options)
-    again = evaluate(precondition, tensors, weight, impl="triton", **options)
-    assert all(torch.equal(ours[name], again[name]) for name in ours), "two runs differ"
     plain = evaluate(precondition, tensors, weight, impl="blockwise", **options)
     truth = evaluate(oracles.precondition, widened(tensors), weight.double(), **options)
     # The gradient of repeated keys nearly vanishes: its error is measured in units of that of ordinary keys.
@@ -64,7 +63,9 @@ def compare(case: Case, options: dict[str, object], dtype: torch.dtype, **featur
         oracles.precondition, replace(case, keys="shifted").tensors(**features), weight.double(), **options
     )
     unit = max(0.1, ordinary["dk"].abs().max().item())
-    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype], dk=unit, dk_past=unit)
+    # The gradient of the sharpness is a sum over rows that cancels: its unit is that of a result, for every row.
+    units = {"dk": unit, "dk_past": unit, "dsharpness": 0.1 * case.B * case.T}
+    assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype], **units)
 
 
 @pytest.fixture
@@ -77,6 +78,13 @@ def small_tiles(monkeypatch):
 def test_values_and_gradients_are_those_of_the_equation(name, dtype, small_tiles):
     case, options = CASES[name]
     compare(case, options, dtype)
+
+
+def test_two_runs_are_bitwise_equal(small_tiles):
+    case, options = CASES["masked past"]
+    tensors, weight = case.tensors(torch.bfloat16, beta=True, sharpness=True), torch.randn(2, 1, 70, 8)
+    once, twice = (evaluate(precondition, tensors, weight, impl="triton", **options) for _ in range(2))
+    assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
 @pytest.mark.parametrize("name", ["strips", "closest", "packed", "masked past"])
@@ -128,3 +136,18 @@ def test_zero_small_and_huge_keys(size, dtype, small_tiles):
         results["dk"] = results["dk"].double() * norms
         results["dk"][norms.expand_as(results["dk"]) < torch.finfo(torch.float32).tiny] = 0
     assert_as_good_as(ours, plain, truth, multiple=2.0, floor=FLOOR[dtype])
+
+
+@pytest.mark.parametrize("keys", ["close", "closest"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_inside_nothing_is_as_coarse_as_tf32(dtype, keys):
+    """Results of 16-bit inputs before they are rounded: products in tf32 would be off by 2e-3, in bfloat16 by 2e-2."""
+    tensors = Case(T=140, H=1, D=32, E=16, keys=keys).tensors(dtype)
+    k, v, weight = tensors["k"], tensors["v"], torch.randn(1, 1, 140, 16).to(dtype)
+    truth = evaluate(oracles.precondition, widened({"k": k, "v": v}), weight.double())
+    y, dv, dk = torch.empty(v.shape), torch.empty(v.shape), torch.empty(k.shape)
+    system = checked_system(k, v)
+    triton_solve.forward(system, v, y, None, SMALL)
+    triton_solve.backward(system, weight, y, None, triton_solve.Gradients(dv, dk, None, None, None, None), SMALL)
+    for name, x in (("out", y), ("dv", dv), ("dk", dk)):
+        assert error(x, truth[name]) <= 1e-4, name

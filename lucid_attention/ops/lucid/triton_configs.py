@@ -1,9 +1,11 @@
 """One fixed configuration of the LUCID kernels per architecture and shape class. No autotuning; no length.
 
-Every entry compiles for its architecture without spills and within its limits (`make test-gpu-offline`, `docs/gpu.md`).
+Every entry compiles for its architecture without spills and within its limits (`make test-gpu-offline`, `docs/gpu_kernels.md`).
 """
 
 from dataclasses import dataclass
+
+import torch
 
 from ..triton_tiles import Tile
 
@@ -26,19 +28,20 @@ class SolveTiles:
         return 2 * self.block
 
 
-# Rows of a tile and piece of the head size of the gradients of 16-bit keys: the largest that spill nothing. 64 rows are
-# what the matrix instructions of sm_90 and sm_100 need.
+# Rows of a tile and piece of the head size of the gradients of bfloat16 keys: the largest that spill nothing. 64 rows
+# are what the matrix instructions of sm_90 and sm_100 need.
 GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 128), "sm_100": (64, 64), "gfx942": (64, 128)}
-SMALL_GRADIENT = (32, 64)
 
 
-def solve_tiles(architecture: str, bits: int, features: int, values: int) -> SolveTiles:
-    """bits: 16 or 32; features, values: the padded head sizes."""
+def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: int) -> SolveTiles:
+    """dtype: the wider one of keys and values; features, values: the padded head sizes."""
     width = min(128, values)
-    whole = features if bits == 16 else 32
-    rows, out = GRADIENT.get(architecture, SMALL_GRADIENT) if bits == 16 else SMALL_GRADIENT
+    whole = 32 if dtype == torch.float32 else features
+    rows, out = GRADIENT.get(architecture, (32, 64))
+    if dtype != torch.bfloat16:
+        rows, out = 32, 64 if features <= 128 else 32
     return SolveTiles(
-        inverse=Tile(64, 64, width, min(whole, 64)),
+        inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
         merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
@@ -46,6 +49,7 @@ def solve_tiles(architecture: str, bits: int, features: int, values: int) -> Sol
     )
 
 
-def step_tile(architecture: str, bits: int, features: int, values: int) -> Tile:
+def step_tile(architecture: str, dtype: torch.dtype, features: int, values: int) -> Tile:
     """The tile of a decoding step: `cols` keys at a time."""
-    return Tile(16, 32, values, features)
+    wide = dtype != torch.bfloat16 or max(features, values) > 128
+    return Tile(16, 16 if wide else 32, values, features)

@@ -64,10 +64,12 @@ def pack_keys_kernel(
     scale = (tl.minimum(tl.maximum(262 - exponent, 1), 254) << 23).to(tl.float32, bitcast=True)
     # Below the smallest normal number a key counts as zero, as in the other implementations.
     scaled = tl.where((exponent > 0)[:, None], x * scale[:, None], 0.0)
-    squares = tl.sum(scaled * scaled, 1)
-    reciprocal = tl.where(squares > 0, 1.0 / tl.sqrt_rn(tl.where(squares > 0, squares, 1.0)), 0.0)
-    # NaN and infinity must not turn into a zero key.
-    reciprocal = tl.where(squares == squares, reciprocal, squares)
+    # The error of a norm is that of a whole row and column of P: it is made in float64, and rounded once.
+    wide = scaled.to(tl.float64)
+    squares = tl.sum(wide * wide, 1)
+    reciprocal = tl.where(squares > 0, 1.0 / tl.sqrt(tl.where(squares > 0, squares, 1.0)), 0.0)
+    # NaN must not turn into a zero key.
+    reciprocal = tl.where(squares == squares, reciprocal, squares).to(tl.float32)
     here = head * P + rows
     tl.store(keys + here[:, None] * FEATURES + columns[None, :], scaled.to(keys.dtype.element_ty))
     tl.store(rnorm + here, reciprocal)

@@ -37,8 +37,7 @@ def step(
     q, v, k, y_past = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, v, k, y_past))
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + 1)
     where = architecture(k.device)
-    bits = 8 * k.element_size()
-    multiply, tile = precisions(where, k.dtype), step_tile(where, bits, features, values)
+    multiply, tile = precisions(where, k.dtype), step_tile(where, k.dtype, features, values)
     page = 0 if table is None else k.shape[2]
     places = k.shape[2] if table is None else table.shape[1] * page
     splits = splits_of(n, places)

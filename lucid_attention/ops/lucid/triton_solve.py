@@ -86,7 +86,7 @@ def _packed(system: System, v: Tensor, tiles: SolveTiles | None) -> _Packed:
     dtype_of_all = torch.promote_types(dtype, v.dtype)
     where = architecture(system.k.device)
     features = padded_size(D)
-    tiles = tiles or solve_tiles(where, dtype_of_all.itemsize * 8, features, padded_size(v.shape[3]))
+    tiles = tiles or solve_tiles(where, dtype_of_all, features, padded_size(v.shape[3]))
     values = max(padded_size(v.shape[3]), tiles.update.values)
     first = triton.cdiv(S, tiles.chunk) * tiles.chunk
     P = first + triton.cdiv(T, tiles.chunk) * tiles.chunk
@@ -266,5 +266,5 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
             tiles = (high - low) // PACK_ROWS
             triton_gradients.project_kernel[(p.n * tiles,)](
                 p.keys, p.rnorm, p.inverse, du, dk, low, offset, tiles, dk.shape[2], p.P, D=dk.shape[3],
-                FEATURES=p.features, ROWS=PACK_ROWS, num_warps=4,
+                FEATURES=p.features, ROWS=PACK_ROWS, num_warps=8,
             )  # fmt: skip
