@@ -11,11 +11,13 @@ import torch
 
 from lucid_attention.ops.path import scores, triton_launch, triton_pass, triton_tree
 from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.path.system import checked_path_system
 from lucid_attention.ops.path.triton_configs import PathTileSizes
+from lucid_attention.ops.path.triton_op import path_triton_op
 from lucid_attention.ops.triton_tiles import Tile
 
 from .cases import assert_as_good_as, error, keys_of, widened
-from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks, truth
+from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks, packed_up, truth
 
 FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -157,6 +159,42 @@ def test_any_layout_of_the_inputs(small):
     expected = call("lucid_path", tensors, impl="triton")
     turned = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in tensors.items()}
     assert torch.equal(call("lucid_path", turned, impl="triton"), expected)
+
+
+KINDS = {
+    "plain": (PathCase(T=20, H=1, G=2), {}),
+    "masked": (PathCase(T=20, B=2, H=1), {"key_mask": torch.arange(40).view(2, 20) % 9 > 1}),
+    "packed": (PathCase(T=20, H=1), {"cu_seqlens": torch.tensor([0, 3, 20])}),
+    "past": (PathCase(T=9, S=6, H=1), {}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_opcheck_finds_nothing(kind, small):
+    case, options = KINDS[kind]
+    tensors = case.tensors("lucid_path", torch.float32, sharpness=True)
+    given = packed_up({name: x.requires_grad_() for name, x in tensors.items()})
+    system = checked_path_system(**given, solves=True, **options)
+    torch.library.opcheck(path_triton_op.forward, system.operator_inputs(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_a_compiled_call_is_one_graph_and_equals_the_plain_one(operator, small):
+    torch._dynamo.reset()
+    case, options = KINDS["past"]
+    tensors, weight = case.tensors(operator, torch.float32), case.weight(operator).float()
+    plain = evaluate(call, operator, tensors, weight, impl="triton", **options)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    ours = evaluate(compiled, operator, tensors, weight, impl="triton", **options)
+    assert all(error(ours[each], plain[each]) <= 1e-6 for each in plain)
+
+
+def test_autocast_does_not_reach_into_a_pass(small):
+    case, _ = KINDS["plain"]
+    tensors = case.tensors("precondition", torch.float32)
+    plain = call("precondition", tensors, impl="triton")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(call("precondition", tensors, impl="triton"), plain)
 
 
 STEPS = {
