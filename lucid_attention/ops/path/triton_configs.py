@@ -20,13 +20,13 @@ class PathTileSizes:
 
 def path_tiles(architecture: str, features: int, values: int) -> PathTileSizes:
     """features, values: the padded head sizes. Everything is float32 in memory, whatever the dtype of the inputs."""
+    # Where matrix instructions read registers, 64 rows with 128 values spill.
+    large = architecture in ("sm_90", "sm_100", "gfx942")
     width = min(128, values)
-    # Where matrix instructions read registers, 64 rows spill.
-    rows = 64 if architecture in ("sm_90", "sm_100", "gfx942") else 32
     return PathTileSizes(
         product=Tile(64, 64, 0, 32),
-        attend=Tile(rows, 32, width, 32),
-        apply=Tile(rows, 32, width, 32),
+        attend=Tile(64 if large else 32, 32, width, 32),
+        apply=Tile(64, 32, width if large else min(64, values), 32),
         pull=Tile(32, 32, 32, 32, out=min(128, features)),
     )
 
