@@ -126,20 +126,24 @@ def is_implementation(module: str) -> bool:
 
 
 def crossed_implementations(root: Path) -> list[str]:
-    """Only the file of a public function of ops/<operator>/ knows the implementations; torch_op wraps blockwise."""
+    """Only the file of a public function of ops/<operator>/ knows the implementations; torch_op wraps blockwise.
+
+    The kernels are one implementation in several files.
+    """
     found = []
     for file in source_files(root, f"{PACKAGE}/ops"):
         folder = file.parent.relative_to(root)
         if len(folder.parts) != 3 or file.stem in {"api", "__init__", "delta", "gla", "gsa"}:
             continue
         prefix = ".".join(folder.parts) + "."
-        allowed = {"blockwise"} if file.stem == "torch_op" else set()
+        allowed = {"torch_op": {"blockwise"}, "decode": {"triton_decode"}}.get(file.stem, set())
         for each in imports(root, file):
             if not each.target.startswith(prefix):
                 continue
             module = each.target.removeprefix(prefix).partition(".")[0]
             known = is_implementation(module) or module in {"api", "torch_op"}
-            if known and module not in allowed and module != file.stem:
+            kernels = module.startswith("triton_") and file.stem.startswith("triton_")
+            if known and module not in allowed and module != file.stem and not kernels:
                 found.append(str(each))
     return found
 

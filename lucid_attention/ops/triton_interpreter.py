@@ -61,7 +61,9 @@ def _convert_float(data: Any, source: Any, target: Any, rounding: Any) -> Any:
 def _create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
     left, right = (_operand(x) for x in (a, b))
     name = input_precision.name.lower() if a.dtype.scalar == tl.float32 else "ieee"
-    product = multiply(left, right, name) + torch.tensor(d.data)
+    # A GPU's kernels do not know autocast.
+    with torch.autocast("cpu", enabled=False):
+        product = multiply(left, right, name) + torch.tensor(d.data)
     return interpreter.TensorHandle(product.numpy(), d.dtype.scalar)
 
 

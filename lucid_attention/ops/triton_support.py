@@ -5,7 +5,6 @@ this module does not import Triton.
 """
 
 import os
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -22,13 +21,10 @@ def interpreted() -> bool:
     return os.environ.get(INTERPRETER, "0").lower() in ("1", "true", "yes", "on", "y")
 
 
-@cache
 def installed() -> bool:
     return find_spec("triton") is not None
 
 
-# A compiled graph holds the answer: nothing of it can change while a process runs.
-@torch.compiler.assume_constant_result
 def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why Triton kernels cannot run for tensors of this device and dtype; None if they can."""
     if dtype not in DTYPES:
@@ -42,7 +38,6 @@ def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
     return None if torch.version.hip else _too_old(device)
 
 
-@cache
 def _too_old(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CUDA:

@@ -84,7 +84,7 @@ def test_masked_places_may_hold_anything(splits):
         assert torch.equal(clean.y, dirty.y)
 
 
-@pytest.mark.parametrize("key", [0.0, 1e-20, 1e15, 3e37])
+@pytest.mark.parametrize("key", [0.0, 1e-20, 1e15, 1e36])
 def test_small_and_large_keys(key, splits):
     for dtype in (torch.float32, torch.bfloat16):
         arguments = cached(CASES["grouped"], dtype)

@@ -1,6 +1,7 @@
 """One fixed configuration of the LUCID kernels per architecture and shape class. No autotuning; no length.
 
-Every entry compiles for its architecture without spills and within its limits (`make test-gpu-offline`, `docs/gpu_kernels.md`).
+Every entry compiles for its architecture without spills and within its limits: `make test-gpu-offline` checks it and
+writes `docs/gpu_kernels.md`.
 """
 
 from dataclasses import dataclass

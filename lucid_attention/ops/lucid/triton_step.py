@@ -60,7 +60,9 @@ def row_operand(
     x = tl.where((tl.abs(x) < float("inf")) | (hidden == 0), x, 0.0)
     key = tl.where((tl.abs(key) < float("inf")) | (hidden == 0), key, 0.0)
     exponent = (tl.max(tl.abs(key)).to(tl.int32, bitcast=True) >> 23) & 255
-    power = (tl.minimum(tl.maximum(262 - exponent, 1), 254) << 23).to(tl.float32, bitcast=True)
+    # Cached keys are not scaled: this one is, so small that no product overflows. Float16 cannot, but is coarse there.
+    middle = 262 if k.dtype.element_ty == tl.float16 else 246
+    power = (tl.minimum(tl.maximum(middle - exponent, 1), 254) << 23).to(tl.float32, bitcast=True)
     return tl.where((rows == G)[:, None], key * power, x), power
 
 
