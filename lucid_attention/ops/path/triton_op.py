@@ -7,8 +7,7 @@ from torch import Tensor
 
 from .. import custom_op
 from ..triton_support import DTYPES
-from .system import DIFFERENTIABLE, INPUTS, PathSystem, from_operator
-from .torch_op import shapes
+from .system import DIFFERENTIABLE, INPUTS, PathSystem, from_operator, uninitialised_outputs
 
 LARGEST_HEAD = 256
 
@@ -46,7 +45,7 @@ path_triton_op = custom_op.register(
     3,
     forward=_forward,
     backward=_backward,
-    shapes=shapes,
+    shapes=uninitialised_outputs,
     differentiable=len(DIFFERENTIABLE),
     auxiliary=(1,),
     unbatched=("cu_seqlens",),
