@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
     from .models.dropin.api import enable_lucid
-    from .models.ramps import StrengthRamp, set_strength
+    from .models.ramps import SharpnessRamp, StrengthRamp, set_sharpness, set_strength
     from .nn.attention import ATTENTIONS, LucidAttention
     from .ops.linear.delta import delta_attention
     from .ops.linear.gla import gla_attention
@@ -24,6 +24,7 @@ __all__ = [
     "LucidAttention",
     "LucidConfig",
     "LucidForCausalLM",
+    "SharpnessRamp",
     "StrengthRamp",
     "delta_attention",
     "diff_attention",
@@ -37,6 +38,7 @@ __all__ = [
     "path_attention",
     "precondition",
     "preconditioner",
+    "set_sharpness",
     "set_strength",
 ]
 __version__ = "0.1.0"
@@ -48,6 +50,7 @@ _MODULES = {
     "LucidAttention": ".nn.attention",
     "LucidConfig": ".models.decoder.configuration",
     "LucidForCausalLM": ".models.decoder.modeling",
+    "SharpnessRamp": ".models.ramps",
     "StrengthRamp": ".models.ramps",
     "delta_attention": ".ops.linear.delta",
     "diff_attention": ".ops.softmax.diff",
@@ -61,6 +64,7 @@ _MODULES = {
     "path_attention": ".ops.path.api",
     "precondition": ".ops.lucid.api",
     "preconditioner": ".ops.lucid.api",
+    "set_sharpness": ".models.ramps",
     "set_strength": ".models.ramps",
 }
 

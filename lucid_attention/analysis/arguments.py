@@ -4,7 +4,7 @@ import argparse
 
 from ..models.arguments import DTYPES
 
-WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
+WHAT = ("conditioning", "hit_rate", "jacobian", "maps", "disturbance")
 # The names of `TASKS` in `inputs`.
 TASKS = ("memory_update", "needles")
 DEFAULTS = {"limit": 100, "last": 1, "bins": 128, "seed": 0, "dtype": "auto", "device": "auto"}
@@ -18,6 +18,8 @@ examples:
       how much weight the last token gives to that phrase, by softmax and after P⁻¹
   lucid analyze ./model --what hit_rate --samples needles.jsonl
       the same over many prompts, written by: lucid make-data needles needles.jsonl --tokenizer ./model --lengths 1024
+  lucid analyze ./model --what disturbance --length 1024 --sharpnesses 64,32,16,8
+      the loss when one layer, or all of them, become LUCID without training: which layers to convert, where to start
   lucid analyze ./runs/memory_update-lucid-0/model --task memory_update
       a model of a synthetic task, which has no tokenizer
 
@@ -35,7 +37,7 @@ def analyze_arguments(parser: argparse.ArgumentParser) -> None:
         type=_names,
         default=None,
         metavar="NAMES",
-        help=f"some of {','.join(WHAT)} (default: all that apply)",
+        help=f"some of {','.join(WHAT)} (default: all that apply, without disturbance)",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -58,6 +60,20 @@ def analyze_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="N,N",
         help="lengths of prefixes, for κ (default: doubling from 32)",
+    )
+    parser.add_argument(
+        "--strengths",
+        type=_numbers,
+        default=None,
+        metavar="S,S",
+        help="strengths of all layers, for disturbance (default: 0.1,0.25,0.5)",
+    )
+    parser.add_argument(
+        "--sharpnesses",
+        type=_numbers,
+        default=None,
+        metavar="C,C",
+        help="sharpnesses of all layers, for disturbance (default: 8, 4, 2 and 1 times √D)",
     )
     parser.add_argument(
         "--find",
@@ -97,4 +113,14 @@ def _counts(text: str) -> tuple[int, ...]:
         numbers = (-1,)
     if min(numbers) < 0:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, such as 0,3, got {text!r}")
+    return numbers
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = (-1.0,)
+    if not all(0 < number < float("inf") for number in numbers):
+        raise argparse.ArgumentTypeError(f"expected positive numbers separated by commas, such as 64,16, got {text!r}")
     return numbers

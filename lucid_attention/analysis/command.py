@@ -29,6 +29,7 @@ from ..models.limits import check_input_fits
 from ..report.pictures import draw_condition_numbers, draw_maps
 from .arguments import DEFAULTS, WHAT
 from .conditioning import condition_numbers
+from .disturbance import disturbances
 from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
 from .inputs import ModelInput, from_source, from_task, from_text, is_file, read_samples
 from .jacobian import jacobians
@@ -145,7 +146,8 @@ def _tokenizer(args: argparse.Namespace) -> Any:
 
 def _what(args: argparse.Namespace, model_input: ModelInput) -> tuple[str, ...]:
     if args.what is None:
-        return tuple(name for name in WHAT if name != "hit_rate" or model_input.queries)
+        # Disturbance runs the model once for every layer.
+        return tuple(name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries))
     if "hit_rate" in args.what and not model_input.queries:
         raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE, or --task NAME")
     return args.what
@@ -200,6 +202,11 @@ def analyse(
         chosen = sorted({0, count // 2, count - 1}) if layers is None else layers
         options: dict[str, Any] = {"most_heads": MAP_HEADS, "bins": args.bins, "progress": of("maps")}
         results["maps"] = attention_maps(model, ids, layers=chosen, heads=heads, **options)
+    if "disturbance" in what:
+        # The last one: it changes the settings of the model.
+        changes: dict[str, Any] = {"strengths": args.strengths, "sharpnesses": args.sharpnesses}
+        changes = {name: values for name, values in changes.items() if values is not None}
+        results["disturbance"] = disturbances(model, ids, layers=layers, **changes, progress=of("disturbance"))
     return results
 
 
@@ -284,7 +291,20 @@ def summary(head: Record, results: dict[str, Any]) -> str:
         columns = {"off-diagonal": _mean_of("off_diagonal"), "‖∂o/∂q‖": _mean_of("query_jacobian")}
         rows = _by_layer(results["jacobian"], columns, "{:.3g}")
         parts.append(f"softmax Jacobian, mean of the heads\n{text_table(rows)}")
+    if "disturbance" in results:
+        rows = _disturbance_rows(results["disturbance"])
+        parts.append(f"loss when layers become LUCID, without training, in nats\n{text_table(rows)}")
     return "\n\n".join(parts)
+
+
+def _disturbance_rows(records: Sequence[Record]) -> list[list[str]]:
+    rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
+    for record in records:
+        layers = record["layers"]
+        where = f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers" if layers else "none (softmax)"
+        settings = [f"{record[name]:.3g}" if layers else "" for name in ("strength", "sharpness")]
+        rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if layers else ""])
+    return rows
 
 
 def _condition_rows(records: Sequence[Record]) -> list[list[str]]:

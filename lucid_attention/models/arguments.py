@@ -43,11 +43,15 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=None,
         metavar="S",
-        help="from 0, exactly the original model, to 1, LUCID (default). Start at 0 and let StrengthRamp raise it in "
-        "training to move a pretrained model over without a jump in its loss",
+        help="from 0, exactly the original model, to 1, LUCID (default)",
     )
     parser.add_argument(
-        "--sharpness", type=float, default=None, metavar="C", help="c of the preconditioner (default: √D)"
+        "--sharpness",
+        type=float,
+        default=None,
+        metavar="C",
+        help="c of the preconditioner (default: √D). Start at 64 and let `lucid train --set sharpness_steps=0.5`, or "
+        "SharpnessRamp, lower it to move a pretrained model over without a jump in its loss",
     )
 
 

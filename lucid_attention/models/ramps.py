@@ -1,14 +1,20 @@
-"""`set_strength` and `StrengthRamp`: the strength s of LUCID in a model, P = I + s·L, and a ramp of s in training.
+"""Ramps that move a pretrained model to LUCID in training, by its strength s or by its sharpness c.
 
-At s = 0 a pretrained softmax model is exactly itself; at s = 1 it is LUCID. In between ‖P⁻¹‖ ≤ 2/(2 − s).
+    P = I + s · stril exp(c (cos θ_ij − 1))
+
+At s = 0, and at c → ∞, a softmax model is itself. At s = 1 and c = √D it is LUCID. A ramp of c is the gentle one for
+real models: similar keys meet first, and the model learns along while c falls.
 """
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedModel, TrainerCallback
 
 from ..nn.attention import LucidAttention
-from ..ops.checks import check_strength
+from ..ops.checks import check_positive, check_strength
 from .decoder.configuration import LucidConfig
 from .dropin.settings import NAME, LucidSettings, put_settings, uses_lucid
 
@@ -16,22 +22,46 @@ from .dropin.settings import NAME, LucidSettings, put_settings, uses_lucid
 def set_strength(model: PreTrainedModel, strength: float) -> None:
     """Set s of every LUCID layer, in the model and in the configuration that is saved with it."""
     check_strength(strength)
+
+    def set_layer(layer: LucidAttention) -> None:
+        layer.strength = strength
+
+    _set(model, "strength", strength, set_layer)
+
+
+def set_sharpness(model: PreTrainedModel, sharpness: float | None) -> None:
+    """Set c of every LUCID layer, in the model and in the configuration that is saved with it. None: √D."""
+    check_positive("sharpness", sharpness)
+
+    def set_layer(layer: LucidAttention) -> None:
+        if layer.log_sharpness is not None:
+            raise ValueError("the sharpness of this model is learned (learn_sharpness): it cannot be set")
+        layer.fixed_sharpness = sharpness
+
+    _set(model, "sharpness", sharpness, set_layer)
+
+
+def _set(model: PreTrainedModel, name: str, value: float | None, set_layer: Callable[[LucidAttention], None]) -> None:
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
         if getattr(config, NAME, None) is None:
             put_settings(config, LucidSettings())
         # In place: the name of the implementation refers to this dictionary.
-        getattr(config, NAME)["strength"] = strength
+        getattr(config, NAME)[name] = value
         return
+    for layer in _layers(model):
+        set_layer(layer)
+    if isinstance(config, LucidConfig):
+        options = {attention: config.options_of(attention) for attention in dict.fromkeys(config.layer_attentions)}
+        options["lucid"][name] = value
+        config.attention_options = options
+
+
+def _layers(model: PreTrainedModel) -> list[LucidAttention]:
     layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
     if not layers:
         raise ValueError(f"model must have LUCID layers, got {type(model).__name__} without any")
-    for layer in layers:
-        layer.strength = strength
-    if isinstance(config, LucidConfig):
-        options = {name: config.options_of(name) for name in dict.fromkeys(config.layer_attentions)}
-        options["lucid"]["strength"] = strength
-        config.attention_options = options
+    return layers
 
 
 def strength_of(model: PreTrainedModel) -> float:
@@ -39,18 +69,80 @@ def strength_of(model: PreTrainedModel) -> float:
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
         return LucidSettings.from_dict(getattr(config, NAME, None)).strength
-    strengths = {module.strength for module in model.modules() if isinstance(module, LucidAttention)}
-    if len(strengths) != 1:
-        raise ValueError(f"model must have LUCID layers of one strength, got {sorted(strengths) or 'none'}")
-    return strengths.pop()
+    return _one("strength", {layer.strength for layer in _layers(model)})
 
 
-class StrengthRamp(TrainerCallback):
-    """Raises s linearly during training, so that a pretrained model becomes LUCID without a jump in its loss.
+def sharpness_of(model: PreTrainedModel) -> float:
+    """c of the model's LUCID layers, √D where none is set."""
+    config = model.config.get_text_config(decoder=True)
+    if uses_lucid(config):
+        fixed = LucidSettings.from_dict(getattr(config, NAME, None)).sharpness
+        return math.sqrt(_head_size(config)) if fixed is None else fixed
+    layers = _layers(model)
+    if any(layer.log_sharpness is not None for layer in layers):
+        raise ValueError("the sharpness of this model is learned (learn_sharpness): it has no single number")
+    return _one("sharpness", {layer.fixed_sharpness or math.sqrt(layer.head_dim) for layer in layers})
+
+
+def _one(name: str, values: set[float]) -> float:
+    if len(values) != 1:
+        raise ValueError(f"model must have LUCID layers of one {name}, got {sorted(values)}")
+    return values.pop()
+
+
+def _head_size(config: Any) -> int:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(size)
+
+
+class _Ramp(TrainerCallback, ABC):
+    """A setting that follows a course in training. It depends on the training step only, so a resumed run continues
+    with the value that it had.
+
+    steps: number of steps until the end is reached; below 1, a fraction of the whole training.
+    """
+
+    # The name of the setting in the entries of the log.
+    name: str
+
+    def __init__(self, steps: int | float) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not steps > 0:
+            raise ValueError(f"steps must be a positive number, got {steps!r}")
+        if steps >= 1 and steps != int(steps):
+            raise ValueError(f"steps must be a whole number, or a fraction of the training below 1, got {steps!r}")
+        self.steps = steps
+
+    def share(self, step: int, max_steps: int) -> float:
+        """How much of the way lies behind training step `step`, counted from 0: from 0 to 1."""
+        return min(1.0, step / (self.steps * max_steps if self.steps < 1 else self.steps))
+
+    @abstractmethod
+    def apply(self, model: Any, step: int, max_steps: int) -> None:
+        """Set the value of training step `step`."""
+
+    @abstractmethod
+    def value_of(self, model: Any) -> float:
+        """The present value."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.apply(model, state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
+        # Trainer has copied the entry by now: `logs` is shown, `log_history` is kept.
+        for entry in filter(None, (logs, state.log_history[-1] if state.log_history else None)):
+            entry[self.name] = self.value_of(model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        # Trainer has counted the step by now, and evaluates and saves next: set the value of the step that follows.
+        self.apply(model, state.global_step, state.max_steps)
+
+
+class StrengthRamp(_Ramp):
+    """Raises s linearly during training, so that a small model becomes LUCID without a jump in its loss.
 
         Trainer(model, ..., callbacks=[StrengthRamp(steps=1000)])
 
-    s depends on the training step only, so a resumed run continues with the s that it had.
+    On a model with trained, similar keys a small s costs much already: see `SharpnessRamp`.
 
     Args:
         steps: number of steps until `end` is reached; below 1, a fraction of the whole training.
@@ -58,28 +150,53 @@ class StrengthRamp(TrainerCallback):
         end: s from step `steps` on.
     """
 
+    name = "lucid_strength"
+
     def __init__(self, steps: int | float, *, start: float = 0.0, end: float = 1.0) -> None:
+        super().__init__(steps)
         check_strength(start)
         check_strength(end)
-        if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not steps > 0:
-            raise ValueError(f"steps must be a positive number, got {steps!r}")
-        if steps >= 1 and steps != int(steps):
-            raise ValueError(f"steps must be a whole number, or a fraction of the training below 1, got {steps!r}")
-        self.steps, self.start, self.end = steps, start, end
+        self.start, self.end = start, end
 
     def strength(self, step: int, max_steps: int) -> float:
         """s in training step `step`, counted from 0."""
-        length = self.steps * max_steps if self.steps < 1 else self.steps
-        return self.start + (self.end - self.start) * min(1.0, step / length)
+        return self.start + (self.end - self.start) * self.share(step, max_steps)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        set_strength(model, self.strength(state.global_step, state.max_steps))
+    def apply(self, model: Any, step: int, max_steps: int) -> None:
+        set_strength(model, self.strength(step, max_steps))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, model: Any = None, **kwargs: Any) -> None:
-        # Trainer has copied the entry by now: `logs` is shown, `log_history` is kept.
-        for entry in filter(None, (logs, state.log_history[-1] if state.log_history else None)):
-            entry["lucid_strength"] = strength_of(model)
+    def value_of(self, model: Any) -> float:
+        return strength_of(model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # Trainer has counted the step by now, and evaluates and saves next: set s of the step that follows.
-        set_strength(model, self.strength(state.global_step, state.max_steps))
+
+class SharpnessRamp(_Ramp):
+    """Lowers c geometrically during training, from far above √D, where LUCID does next to nothing, down to √D.
+
+        Trainer(model, ..., callbacks=[SharpnessRamp(steps=1000)])
+
+    Args:
+        steps: number of steps until `end` is reached; below 1, a fraction of the whole training.
+        start: c at the first step.
+        end: c from step `steps` on; None for √D.
+    """
+
+    name = "lucid_sharpness"
+
+    def __init__(self, steps: int | float, *, start: float = 64.0, end: float | None = None) -> None:
+        super().__init__(steps)
+        check_positive("start", start)
+        check_positive("end", end)
+        self.start, self.end = start, end
+
+    def apply(self, model: Any, step: int, max_steps: int) -> None:
+        share = self.share(step, max_steps)
+        if share == 1:
+            set_sharpness(model, self.end)
+            return
+        if self.end is None:
+            set_sharpness(model, None)
+        end = sharpness_of(model) if self.end is None else self.end
+        set_sharpness(model, self.start * (end / self.start) ** share)
+
+    def value_of(self, model: Any) -> float:
+        return sharpness_of(model)

@@ -15,7 +15,7 @@ SCHEDULES = ("cosine", "constant")
 PRECISIONS = ("float32", "bfloat16")
 _POSITIVE = ("steps", "batch_size", "micro_batch_size", "log_every", "evaluation_sequences", "keep")
 _FROM_ZERO = ("evaluate_every", "save_every", "loss_rows", "workers", "seed")
-_NUMBERS = ("learning_rate", "beta1", "beta2", "weight_decay", "clip", "warmup", "strength_steps")
+_NUMBERS = ("learning_rate", "beta1", "beta2", "weight_decay", "clip", "warmup", "strength_steps", "sharpness_steps")
 # Far above every batch in use, and below those whose first step does not end.
 MOST_TOKENS = 1 << 30
 _LARGEST = {"workers": 1024, "seed": 2**32 - 1}
@@ -44,6 +44,7 @@ class Recipe:
     start: a checkpoint whose weights the run begins with; None for a new model.
     rope_theta: base of the rotary embedding; None for the model's own.
     strength_steps: steps (below 1: share of the steps) in which LUCID's strength rises from 0 to 1; 0 for no ramp.
+    sharpness_steps: the same for LUCID's sharpness, which falls from sharpness_start to sharpness_end (None: √D).
     log_every, evaluate_every, save_every: intervals in steps; evaluate_every and save_every: 0 for the end only.
     evaluation_sequences: number of sequences of the validation split.
     keep: number of checkpoints.
@@ -76,6 +77,9 @@ class Recipe:
     start: str | None = None
     rope_theta: float | None = None
     strength_steps: float = 0
+    sharpness_steps: float = 0
+    sharpness_start: float = 64.0
+    sharpness_end: float | None = None
     log_every: int = 10
     evaluate_every: int = 0
     save_every: int = 0
@@ -195,7 +199,13 @@ def _check(recipe: Recipe) -> None:
         is_valid = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
         _expect(name, value, is_valid, "a finite number from 0 on")
     _expect("start", recipe.start, recipe.start is None or isinstance(recipe.start, str), "a folder or None")
-    check_positive("rope_theta", recipe.rope_theta)
+    for name in ("rope_theta", "sharpness_start", "sharpness_end"):
+        check_positive(name, getattr(recipe, name))
+    if recipe.strength_steps and recipe.sharpness_steps:
+        raise ValueError(
+            "strength_steps and sharpness_steps are two ways to move a model to LUCID: expected one of them, got "
+            f"{recipe.strength_steps:g} and {recipe.sharpness_steps:g}"
+        )
     for name in recipe.attention if isinstance(recipe.attention, list) else [recipe.attention]:
         _expect_one_of("attention", name, list(ATTENTIONS))
     for name in ("beta1", "beta2", "warmup"):

@@ -15,7 +15,7 @@ from transformers.utils import logging
 from ..base.files import PARTIAL, finish_folder, partial_path, write_whole
 from ..base.locks import LOCK, locked
 from ..base.processes import distributed_state
-from ..models.ramps import StrengthRamp, set_strength
+from ..models.ramps import SharpnessRamp, StrengthRamp
 from ..report.pictures import draw_loss
 from .checkpoints import UNFINISHED, newest_whole
 from .identity import INPUTS, changed_inputs, input_hashes
@@ -74,11 +74,8 @@ def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
-    # The ramp comes first: it adds the strength to the entries that the other callbacks write.
-    ramp: list[Any] = [StrengthRamp(recipe.strength_steps)] if recipe.strength_steps else []
-    if ramp:
-        set_strength(model, 0.0)
-    callbacks = [*ramp, MetricsFile(run), Progress()]
+    # The ramp comes first: it adds its value to the entries that the other callbacks write.
+    callbacks = [*_ramps(recipe, model), MetricsFile(run), Progress()]
     trainer = LucidTrainer(
         recipe,
         run,
@@ -104,6 +101,19 @@ def _train(recipe: Recipe, run: Path, parallel: str, is_first: bool) -> dict[str
         raise TrainingStopped(
             f"The disk of {run} is full. Its checkpoints are whole: make room, then resume"
         ) from error
+
+
+def _ramps(recipe: Recipe, model: Any) -> list[Any]:
+    """The ramp of a recipe, if it has one, with the model at its start."""
+    ramp: StrengthRamp | SharpnessRamp
+    if recipe.strength_steps:
+        ramp = StrengthRamp(recipe.strength_steps)
+    elif recipe.sharpness_steps:
+        ramp = SharpnessRamp(recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
+    else:
+        return []
+    ramp.apply(model, 0, recipe.steps)
+    return [ramp]
 
 
 def _read_summary(file: Path) -> dict[str, Any]:

@@ -146,6 +146,7 @@ def test_a_run_can_start_in_an_empty_folder(tmp_path: Path) -> None:
         {"data_options.m": 3},
         {"sequence_length": 9},
         {"strength_steps": 1.5},
+        {"strength_steps": 2, "sharpness_steps": 2},
     ],
     ids=str,
 )

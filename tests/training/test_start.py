@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
 from lucid_attention.data.synthetic import Needles
 from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.ramps import strength_of
+from lucid_attention.models.ramps import sharpness_of, strength_of
 from lucid_attention.models.saved import unseal
 from lucid_attention.training.inputs import Inputs, attention_of, make_model
 from lucid_attention.training.recipes import tiny_needle
@@ -106,6 +106,15 @@ def test_a_ramp_raises_the_strength_of_a_converted_model(llama: Path, tmp_path: 
     plain = finished(words_from(tmp_path / "plain", llama, rope_theta=500))
     assert losses(plain)[1] == losses(run)[1]
     assert losses(plain)[8] != losses(run)[8]
+
+
+def test_a_ramp_lowers_the_sharpness_of_a_converted_model(llama: Path, tmp_path: Path) -> None:
+    settings = {"sharpness_steps": 4, "sharpness_start": 32, "sharpness_end": 2.0}
+    run = finished(words_from(tmp_path / "run", llama, **settings))
+    entries = [entry for entry in read_metrics(run / METRICS) if "loss" in entry]
+    assert [entry["lucid_sharpness"] for entry in entries] == pytest.approx([16, 8, 4, 2, 2, 2, 2, 2])
+    enable_lucid()
+    assert sharpness_of(AutoModelForCausalLM.from_pretrained(run / "model")) == 2
 
 
 def test_a_ramp_is_resumed(llama: Path, tmp_path: Path) -> None:

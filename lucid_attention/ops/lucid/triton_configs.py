@@ -32,6 +32,8 @@ class SolveTiles:
 # Rows of a tile and piece of the head size of the gradients of bfloat16 keys: the largest that spill nothing. 64 rows
 # are what the matrix instructions of sm_90 and sm_100 need.
 GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 128), "sm_100": (64, 64), "gfx942": (64, 128)}
+# The piece of the values in flight there: 32, or what packed documents need to spill nothing (float16 everywhere).
+GRADIENT_VALUES = {"sm_90": 16}
 
 
 def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: int) -> SolveTiles:
@@ -39,6 +41,7 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     width = min(128, values)
     whole = 32 if dtype == torch.float32 else features
     rows, out = GRADIENT.get(architecture, (32, 64))
+    piece = 16 if dtype == torch.float16 else GRADIENT_VALUES.get(architecture, 32)
     if dtype != torch.bfloat16:
         rows, out = 32, 64 if features <= 128 else 32
     return SolveTiles(
@@ -46,7 +49,7 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
         merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
         update=Tile(64, 32, width, whole),
-        gradient=Tile(rows, 32, min(32, values), min(whole, 64), out=out),
+        gradient=Tile(rows, 32, min(piece, values), min(whole, 64), out=out),
     )
 
 

@@ -7,6 +7,9 @@ from ..triton_tiles import architecture, on_device, padded_size, precisions, spl
 from .triton_configs import step_tile
 from .triton_step import step_combine_kernel, step_split_kernel
 
+# Of float32 keys: a step waits for memory, and pieces of a wide head for tensor cores would spill registers.
+STEP_PRECISION = "ieee"
+
 
 def step(
     q: Tensor,
@@ -64,7 +67,7 @@ def step(
         step_split_kernel[(n * splits,)](
             q, k, y_past, norms, mask_or, table_or, counts_or, sharpness, maxima, sums, parts,
             y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), COLUMNS=tile.cols,
-            PRECISION=multiply.keys, PRODUCT=multiply.values, **strides, **sizes,
+            PRECISION=STEP_PRECISION, PRODUCT=multiply.values, **strides, **sizes,
         )  # fmt: skip
         width = min(64, values)
         step_combine_kernel[(n, values // width)](
