@@ -27,8 +27,10 @@ def solve(system: System, v: Tensor, beta: bool) -> None:
     """Forward and backward."""
     y, z = torch.empty_like(v), torch.empty_like(v) if beta else None
     triton_solve.forward(system, v, y, z)
-    grads = [None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past, system.beta)]
-    out = triton_solve.Gradients(torch.empty_like(v), torch.empty_like(system.k), *grads, None)
+    dk_past, dy_past, dbeta = (
+        None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past, system.beta)
+    )
+    out = triton_solve.Gradients(torch.empty_like(v), torch.empty_like(system.k), dk_past, dy_past, dbeta, None)
     triton_solve.backward(system, v, y, z, out)
 
 
