@@ -31,14 +31,14 @@ CASES = {
     "four levels": (PathCase(T=200, H=1, D=4, E=18, keys="repeated", w="repeated", beta="edges"), {}),
     "equal keys": (PathCase(T=70, H=1, D=8, keys="equal", beta="small"), {}),
     "runs": (PathCase(T=120, H=1, keys="runs", w="runs", beta="2"), {}),
-    "masked": (PathCase(T=75, B=5, H=1, G=2, D=4, keys="close", beta="small"), {"key_mask": five_masks(75)}),
+    "masked": (PathCase(T=40, B=5, H=1, D=4, keys="close", beta="small"), {"key_mask": five_masks(40)}),
     "packed": (PathCase(T=100, G=2, D=4, keys="close", beta="small"), {"cu_seqlens": BORDERS}),
     "packed and masked": (
         PathCase(T=100, H=1, D=4, keys="close", beta="edges"),
         {"cu_seqlens": BORDERS, "key_mask": torch.arange(100)[None] % 9 > 1},
     ),
     "past": (PathCase(T=40, S=21, B=2, G=2, H=1, D=5, E=7, keys="close", beta="small"), {}),
-    "masked past": (PathCase(T=40, S=35, B=5, H=1, D=4, keys="close", beta="small"), {"key_mask": five_masks(75)}),
+    "masked past": (PathCase(T=20, S=35, B=5, H=1, D=4, keys="close", beta="small"), {"key_mask": five_masks(55)}),
     "scale": (PathCase(T=40, H=1, D=4), {"scale": -0.7}),
     "all at once": (
         PathCase(T=50, S=9, H=1, G=2, D=5, keys="close", beta="edges"),
@@ -56,7 +56,8 @@ def compare(operator, case, dtype, options, *, sharpness=True):
     ours = evaluate(call, operator, tensors, weight, impl="triton", **options)
     plain = evaluate(call, operator, tensors, weight, impl="blockwise", **options)
     expected = evaluate(truth, operator, widened(tensors), weight.double(), **options)
-    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=FLOOR[dtype])
+    # The gradient of the sharpness is a sum over rows that cancels: its unit is that of a result, for every row.
+    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=FLOOR[dtype], dsharpness=0.1 * case.B * case.T)
     return ours
 
 
