@@ -11,6 +11,10 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid import triton_launch, triton_solve
 from lucid_attention.ops.lucid.system import System
+from lucid_attention.ops.path import triton_launch as path_launch
+from lucid_attention.ops.path import triton_pass
+from lucid_attention.ops.path.system import PathSystem
+from lucid_attention.ops.softmax.one_token import Token
 
 T, S = 1024, 300
 
@@ -23,9 +27,10 @@ def solve(system: System, v: Tensor, beta: bool) -> None:
     """Forward and backward."""
     y, z = torch.empty_like(v), torch.empty_like(v) if beta else None
     triton_solve.forward(system, v, y, z)
-    past = [None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past)]
-    dbeta = None if system.beta is None else torch.empty_like(system.beta)
-    out = triton_solve.Gradients(torch.empty_like(v), torch.empty_like(system.k), past[0], past[1], dbeta, None)
+    dk_past, dy_past, dbeta = (
+        None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past, system.beta)
+    )
+    out = triton_solve.Gradients(torch.empty_like(v), torch.empty_like(system.k), dk_past, dy_past, dbeta, None)
     triton_solve.backward(system, v, y, z, out)
 
 
@@ -62,4 +67,30 @@ def step(dtype: torch.dtype, size: int) -> None:
     )  # fmt: skip
 
 
-OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step)
+def path(dtype: torch.dtype, size: int) -> None:
+    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a mask and packed documents."""
+    q = empty(1, 16, T, size, dtype=dtype)
+    k, v, k_past, y_past = (empty(1, 8, length, size, dtype=dtype) for length in (T, T, S, S))
+    w, beta, norms = (empty(1, 8, *shape, dtype=torch.float32) for shape in ((T, size), (T,), (S,)))
+    mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
+    for solves in (False, True):
+        behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
+        alone = PathSystem(q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c, solves=solves)
+        for system in (behind, alone):
+            made = triton_pass.forward(system)
+            triton_pass.backward(system, made, made[0], made[2])
+
+
+def path_step(dtype: torch.dtype, size: int) -> None:
+    q, k, v = empty(2, 32, 1, size, dtype=dtype), empty(2, 8, T, size, dtype=dtype), empty(2, 8, 1, size, dtype=dtype)
+    y_past, norms = empty(2, 8, T - 1, size, dtype=dtype), empty(2, 8, T, dtype=torch.float32)
+    w, beta, product = (empty(2, 8, *shape, dtype=torch.float32) for shape in ((1, size), (1,), (size, size)))
+    mask, pending = empty(2, T, dtype=torch.bool), T // 2
+    for inverse_norms, key_mask in ((None, None), (norms, mask)):
+        token = Token(q, k, v, y_past, inverse_norms, key_mask, None, "key", 8.0, 1.0, 0.1, None)
+        live = empty(2, 8, T - 1 - pending, size, dtype=torch.float32)
+        made = path_launch.Made(q, v, empty(2, 8, T - pending, size, dtype=torch.float32), product)
+        path_launch.step(token, w, beta, product, live, pending, made)
+
+
+OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step, path, path_step)

@@ -1,5 +1,7 @@
 """Which implementation runs. `"auto"` may choose; a named implementation is obeyed or refused, never replaced."""
 
+from collections.abc import Callable
+
 import torch
 
 from . import triton_support
@@ -50,6 +52,21 @@ def _with_triton(impl: str, auto: str, like: torch.Tensor, no_triton: str | None
             f"Expected 'auto', 'reference', {auto!r} ({auto!r} runs on every device)"
         )
     return impl
+
+
+def decodes_by_triton(impl: str, device: torch.device, obstacle: Callable[[], str | None]) -> bool:
+    """Whether Triton kernels take a decoding step: "triton" is obeyed or refused, "auto" asks for proof on a GPU.
+
+    obstacle: why they cannot take it; None if they can.
+    """
+    if impl == "auto":
+        return device.type == "cuda" and triton_support.proven(device) and obstacle() is None
+    if impl != "triton":
+        return False
+    reason = obstacle()
+    if reason:
+        raise ValueError(f"impl='triton' cannot run: {reason}. Expected 'auto' or 'torch'")
+    return True
 
 
 def _listed(*names: str) -> str:

@@ -227,6 +227,23 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
     return borders
 
 
+def document_bounds(cu_seqlens: Tensor, length: int, padded: int, device: torch.device) -> Tensor:
+    """[2, padded] int32: where the document of each position starts and ends; positions behind `length` are one more.
+
+    Nothing waits for a GPU: there the values of `cu_seqlens` are checked in its own time.
+    """
+    if cu_seqlens.device.type == "cpu":
+        offsets(cu_seqlens, length)
+    else:
+        rises = (cu_seqlens[0] == 0) & (cu_seqlens[-1] == length) & (cu_seqlens[1:] >= cu_seqlens[:-1]).all()
+        torch._assert_async(rises, f"cu_seqlens must rise from 0 to T = {length} without falling")
+    borders = on_device(cu_seqlens, device)
+    position = torch.arange(padded, device=device, dtype=borders.dtype)
+    document = torch.searchsorted(borders[1:].contiguous(), position, right=True)
+    borders = torch.cat([borders, borders.new_full((1,), padded)])
+    return torch.stack([borders[document], borders[document + 1]]).clamp(0, padded).to(torch.int32)
+
+
 def documents(cu_seqlens: Tensor | None, length: int, device: torch.device) -> Iterator[Part]:
     """All documents, each in exactly one part. Empty documents vanish. Without borders: everything.
 

@@ -74,6 +74,9 @@ QUICK: tuple[Case, ...] = (
     Case("precondition", BF16, T=400, D=80, E=48, options=("packed", "strength")),
     Case("lucid_decode", BF16, S=700, G=4, D=128, E=128, options=("mask",)),
     Case("lucid_decode", F32, S=300, D=64, E=64, options=("static",)),
+    Case("lucid_path_attention", F32, T=150, G=2, D=32, E=32, options=("sharpness",)),
+    Case("lucid_path_attention", BF16, T=200, B=2, D=64, E=64, options=("mask",)),
+    Case("path_decode", BF16, S=200, B=2, D=64, E=64),
 )
 ALL: tuple[Case, ...] = (
     *QUICK,
@@ -85,11 +88,8 @@ ALL: tuple[Case, ...] = (
     Case("lucid_attention", BF16, T=300, G=4, D=64, E=64, options=("packed",)),
     Case("lucid_attention", F16, T=130, S=60, B=2, D=64, E=64, options=("mask",)),
     Case("lucid_decode", F16, S=130, B=2, G=2, D=96, E=40, options=("beta", "sharpness")),
-    Case("lucid_path_attention", F32, T=150, G=2, D=32, E=32, options=("sharpness",)),
-    Case("lucid_path_attention", BF16, T=200, B=2, D=64, E=64, options=("mask",)),
     Case("lucid_path_attention", F32, T=300, D=32, E=16, options=("packed",)),
     Case("path_decode", F32, S=300, G=2, D=64, E=64),
-    Case("path_decode", BF16, S=200, B=2, D=64, E=64),
     Case("delta_attention", F32, T=130, G=2, D=64, E=64),
 )
 
@@ -189,8 +189,8 @@ OPERATORS = {
     "precondition": Operator(_precondition, ("reference", "blockwise", "triton")),
     "lucid_attention": Operator(_attention, ("reference", "blockwise", "triton")),
     "lucid_decode": Operator(_decode, ("torch", "numba", "triton"), backward=False),
-    "lucid_path_attention": Operator(_path, ("reference", "blockwise")),
-    "path_decode": Operator(_path_decode, ("torch", "numba"), backward=False),
+    "lucid_path_attention": Operator(_path, ("reference", "blockwise", "triton")),
+    "path_decode": Operator(_path_decode, ("torch", "numba", "triton"), backward=False),
     "delta_attention": Operator(_delta, ("reference", "chunkwise", "fla")),
 }
 

@@ -22,8 +22,27 @@ def install() -> None:
     _convert_float.original = interpreter._convert_float  # type: ignore[attr-defined]
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter._patch_lang = _PatchedOnce(interpreter._patch_lang)
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, allowed_dot_input_precisions=PRECISIONS)
+
+
+class _PatchedOnce:
+    """The interpreter changes triton.language at every call of a function, also of `tl.sum`, and back after a kernel.
+    That takes most of its time. Here once for the functions of a module, for good."""
+
+    def __init__(self, patch: Any) -> None:
+        self.patch, self.modules = patch, set[int]()
+
+    def __call__(self, function: Any) -> Any:
+        module = id(function.__globals__)
+        if module not in self.modules:
+            self.modules.add(module)
+            self.patch(function)
+        return self
+
+    def restore(self) -> None:
+        """Nothing to do."""
 
 
 def _bfloat16(bits: Any) -> Tensor:

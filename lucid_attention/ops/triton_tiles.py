@@ -32,6 +32,11 @@ if interpreted():
 
     triton_interpreter.install()
 
+# Programs that fill a GPU; more splits of a cache than this many programs bring nothing.
+PROGRAMS = 512
+LEAST_KEYS = 256
+MOST_SPLITS = 64
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -97,6 +102,12 @@ class Tile:
 def padded_size(size: int) -> int:
     """The power of two to which a head size is padded; a product needs at least 16."""
     return max(16, triton.next_power_of_2(size))
+
+
+def splits_of(n: int, places: int) -> int:
+    """How many programs share the cache of a head: from shapes only, so that a CUDA graph can hold the launch."""
+    wanted = min(triton.cdiv(PROGRAMS, n), triton.cdiv(places, LEAST_KEYS), MOST_SPLITS)
+    return max(1, wanted)
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

@@ -9,11 +9,15 @@ import math
 import pytest
 import torch
 
-from lucid_attention import lucid_decode, precondition
+from lucid_attention import lucid_decode, lucid_path_attention, precondition
 from lucid_attention.ops.lucid import triton_launch, triton_solve
 from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path import scores, triton_pass, triton_tree
+from lucid_attention.ops.path import triton_launch as path_launch
+from lucid_attention.ops.path.decode import path_decode
 
 from .interpreted_lucid import SMALL
+from .interpreted_path import SMALL as SMALL_PATH
 
 ZONE = 512
 
@@ -90,4 +94,41 @@ def test_a_decoding_step_keeps_to_its_tensors(guards, S, sizes):
         step = lucid_decode(q, k, v, y_past, norms, key_mask=key_mask, impl="triton")
         assert step.o.isfinite().all()
         assert step.y.isfinite().all()
+    guards.check()
+
+
+@pytest.mark.parametrize("T", [1, 15, 16, 17, 33, 65])
+@pytest.mark.parametrize("S", [0, 1, 17])
+def test_path_keeps_to_its_tensors(guards, T, S, monkeypatch):
+    monkeypatch.setattr(scores, "LEAF", 16)
+    monkeypatch.setattr(triton_tree, "BLOCK_LEAVES", 2)
+    monkeypatch.setattr(triton_pass, "path_tiles", lambda *shape: SMALL_PATH)
+    shapes = {"q": (2, T, 5), "k": (1, T, 5), "v": (1, T, 17), "w": (1, T, 5), "beta": (1, T)}
+    tensors = {name: guards.around(torch.rand(1, *shape) / 2).requires_grad_() for name, shape in shapes.items()}
+    past = borders = None
+    if S:
+        past = tuple(guards.around(torch.rand(1, 1, S, *last)) for last in ((5,), (17,), ()))
+    else:
+        borders = guards.around(torch.tensor([0, T // 3, T // 3, T]))
+    mask = guards.around(torch.arange(S + T)[None] % 5 > 0)
+    o = lucid_path_attention(**tensors, past=past, key_mask=mask, cu_seqlens=borders, impl="triton")
+    grads = torch.autograd.grad(o, list(tensors.values()), guards.around(torch.randn(o.shape)))
+    assert all(x.isfinite().all() for x in (o, *grads))
+    guards.check()
+
+
+@pytest.mark.parametrize("S", [0, 1, 31, 33, 65])
+@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+def test_a_path_step_keeps_to_its_tensors(guards, S, sizes, monkeypatch):
+    monkeypatch.setattr(path_launch, "splits_of", lambda n, places: 2)
+    D, E = sizes
+    q, k, v, y = (guards.around(torch.randn(2, *x)) for x in ((6, 1, D), (2, S + 1, D), (2, 1, E), (2, S, E)))
+    w, beta, product = (guards.around(torch.rand(2, 2, *x)) for x in ((1, D), (1,), (D, D)))
+    norms, mask = guards.around(inverse_key_norms(k)), guards.around(torch.rand(2, S + 1) > 0.2)
+    for pending in {0, S // 2, S}:
+        live = guards.around(torch.randn(2, 2, S - pending, D))
+        step = path_decode(
+            q, k, v, w, beta, y, product, pending, live=live, inverse_norms=norms, key_mask=mask, impl="triton"
+        )
+        assert all(x.isfinite().all() for x in step)
     guards.check()

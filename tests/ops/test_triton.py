@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention import lucid_attention, lucid_decode, precondition
+from lucid_attention import lucid_attention, lucid_decode, lucid_path_attention, path_attention, precondition
 from lucid_attention.ops import dispatch, triton_support
 from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.path.api import path_precondition
+from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.path.factors import identity_factors
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only")
@@ -23,7 +26,7 @@ needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton
 @needs_triton
 def test_the_kernels_agree_with_the_equation_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-m", "quick", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode")]
+    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode", "interpreted_path")]
     environment = os.environ | {triton_support.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
@@ -39,6 +42,11 @@ def refusal(call):
     return str(raised.value)
 
 
+def path_step(q, k, v):
+    one = [x[:, :, :1] for x in (q, v, k)]
+    return path_decode(one[0], k, *one[1:], k[:, :, :1, 0], v[:, :, 1:], identity_factors(k), 2, impl="triton")
+
+
 @needs_triton
 def test_without_a_gpu_a_named_choice_is_refused_in_words():
     q, k, v = tensors()
@@ -46,6 +54,10 @@ def test_without_a_gpu_a_named_choice_is_refused_in_words():
         lambda: lucid_attention(q, k, v, impl="triton"),
         lambda: precondition(k, v, impl="triton"),
         lambda: lucid_decode(q[:, :, :1], k, v[:, :, :1], v[:, :, 1:], inverse_key_norms(k), impl="triton"),
+        lambda: path_attention(q, k, v, k, k[..., 0], impl="triton"),
+        lambda: lucid_path_attention(q, k, v, k, k[..., 0], impl="triton"),
+        lambda: path_precondition(k, v, k, k[..., 0], impl="triton"),
+        lambda: path_step(q, k, v),
     ):
         assert "CUDA and ROCm devices, got tensors on cpu" in refusal(call)
 
@@ -60,8 +72,14 @@ def test_without_a_gpu_a_named_choice_is_refused_in_words():
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused_in_words(dtype, D, E, options, word):
-    _, k, v = tensors(dtype, D, E)
+    q, k, v = tensors(dtype, D, E)
     assert word in refusal(lambda: precondition(k, v, impl="triton", **options))
+    if not options:
+        w, beta = torch.randn(k.shape), torch.rand(k.shape[:3])
+        assert word in refusal(lambda: path_attention(q, k, v, w, beta, impl="triton"))
+        assert word in refusal(lambda: lucid_path_attention(q, k, v, w, beta, impl="triton"))
+        assert word in refusal(lambda: path_precondition(k, v, w, beta, impl="triton"))
+        assert word in refusal(lambda: path_step(q, k, v))
 
 
 def test_auto_asks_for_proof_and_keeps_to_what_the_kernels_can_do(monkeypatch):

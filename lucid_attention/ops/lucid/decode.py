@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from .. import checks, triton_support
+from .. import checks
+from ..dispatch import decodes_by_triton
 from ..keys import inverse_norms as inverse_norms_of
 from ..keys import rms_normalize
 from ..precision import no_autocast, working_dtype
@@ -87,26 +88,13 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
-    if _by_triton(impl, token):
+    if decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token)):
         with torch.no_grad(), no_autocast(k):
             return triton_decode.decode(token)
     if fused_step.chosen(impl, token):
         return fused_step.run(token)
     with torch.no_grad(), no_autocast(k):
         return _decode(token)
-
-
-def _by_triton(impl: str, token: Token) -> bool:
-    """Whether the Triton kernels decode this token: "triton" is obeyed or refused."""
-    if impl == "auto":
-        on_gpu = token.k.device.type == "cuda" and triton_support.proven(token.k.device)
-        return on_gpu and triton_decode.obstacle(token) is None
-    if impl != "triton":
-        return False
-    reason = triton_decode.obstacle(token)
-    if reason:
-        raise ValueError(f"impl='triton' cannot run: {reason}. Expected 'auto' or 'torch'")
-    return True
 
 
 def _decode(token: Token) -> Decoded:

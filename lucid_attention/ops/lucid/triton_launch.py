@@ -1,25 +1,14 @@
 """The launches of one decoding step."""
 
 import torch
-import triton
 from torch import Tensor
 
-from ..triton_tiles import architecture, on_device, padded_size, precisions
+from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
 from .triton_configs import step_tile
 from .triton_step import step_combine_kernel, step_split_kernel
 
-# Programs that fill a GPU; more splits of a cache than this many programs bring nothing.
-PROGRAMS = 512
-LEAST_KEYS = 256
-MOST_SPLITS = 64
 # Of float32 keys: a step waits for memory, and pieces of a wide head for tensor cores would spill registers.
 STEP_PRECISION = "ieee"
-
-
-def splits_of(n: int, places: int) -> int:
-    """How many programs share the cache of a head: from shapes only, so that a CUDA graph can hold the launch."""
-    wanted = min(triton.cdiv(PROGRAMS, n), triton.cdiv(places, LEAST_KEYS), MOST_SPLITS)
-    return max(1, wanted)
 
 
 def step(

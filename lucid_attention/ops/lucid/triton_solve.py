@@ -118,25 +118,10 @@ def _weights(system: System, n: int, first: int, P: int) -> Tensor:
 
 
 def _documents(system: System, P: int) -> Tensor:
-    """[2, P]: the first position of each position's document and the one behind its last, padding on its own."""
-    borders, length = system.cu_seqlens, system.k.shape[2]
-    if borders is None:
+    """[2, P], `packing.document_bounds`; empty without packed documents."""
+    if system.cu_seqlens is None:
         return system.k.new_empty(0, dtype=torch.int32)
-    _check_borders(borders, length)
-    borders = packing.on_device(borders, system.k.device)
-    position = torch.arange(P, device=borders.device, dtype=borders.dtype)
-    document = torch.searchsorted(borders[1:].contiguous(), position, right=True)
-    borders = torch.cat([borders, borders.new_full((1,), P)])
-    return torch.stack([borders[document], borders[document + 1]]).clamp(0, P).to(torch.int32)
-
-
-def _check_borders(borders: Tensor, length: int) -> None:
-    """Check the values of `cu_seqlens`; on a GPU in its own time, so that nothing waits for it."""
-    if borders.device.type == "cpu":
-        packing.offsets(borders, length)
-        return
-    right = (borders[0] == 0) & (borders[-1] == length) & (borders[1:] >= borders[:-1]).all()
-    torch._assert_async(right, f"cu_seqlens must rise from 0 to T = {length} without falling")
+    return packing.document_bounds(system.cu_seqlens, system.k.shape[2], P, system.k.device)
 
 
 class _Sweep:

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from .. import checks, packing
 from ..custom_op import refuse_forward_mode
-from ..dispatch import choose
+from ..dispatch import BLOCKWISE_AND_TRITON, choose
 from ..precision import readout_dtype
 from . import reference
 from .system import LucidPast, Past, PathSystem, checked_path_system
 from .torch_op import path_op
+from .triton_op import obstacle, path_triton_op
 
 
 def path_attention(
@@ -48,7 +49,8 @@ def path_attention(
             (its w and beta, too) and reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
         scale: of the scores, default 1/√D.
-        impl: "auto", "blockwise" (a binary tree, linear memory) or "reference" (the dense formula).
+        impl: "auto", "blockwise" (a binary tree, linear memory), "reference" (the dense formula) or, on CUDA and ROCm
+            devices, "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
 
     Returns:
         o: [B, H·G, T, E].
@@ -57,7 +59,7 @@ def path_attention(
     system = checked_path_system(
         q, k, v, w, beta, solves=False, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale
     )
-    return _run(system, choose(impl))[0]
+    return _run(system, impl)[0]
 
 
 def lucid_path_attention(
@@ -126,7 +128,7 @@ def lucid_path_pass(
         sharpness=sharpness,
         scale=scale,
     )
-    return _run(system, choose(impl))
+    return _run(system, impl)
 
 
 def path_precondition(
@@ -166,16 +168,18 @@ def path_precondition(
         cu_seqlens=cu_seqlens,
         sharpness=sharpness,
     )
-    return _run(system, choose(impl))[1]
+    return _run(system, impl)[1]
 
 
 def _run(system: PathSystem, impl: str) -> tuple[Tensor, Tensor]:
     """o and y. Without a q there is no o, without a solve no y: what is returned in its place must not be used."""
+    impl = choose(impl, BLOCKWISE_AND_TRITON, system.k, obstacle(system))
     if impl == "reference":
         return _run_reference(system)
     inputs = system.operator_inputs()
     refuse_forward_mode(*inputs)
-    o, _, y = path_op.forward(*inputs)
+    op = path_triton_op if impl == "triton" else path_op
+    o, _, y = op.forward(*inputs)
     return o if system.q is None else o.to(readout_dtype(system.q)), y
 
 

@@ -4,8 +4,7 @@ Memory is linear in the length. What a tree needs beyond the inputs exists only 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,11 +14,10 @@ from ..keys import inverse_norms
 from ..precision import no_autocast
 from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
 from . import readout
+from .heads import Outputs, PathHeads, by_kv_head, flat, heads_of, per_leaf, store, through_the_norm
 from .scores import Layout, PathScores
 from .system import DIFFERENTIABLE, PathSystem
 from .tiles import BLOCK_LEAVES, PathTiles, path_schedule
-
-Group = tuple[slice, slice]
 
 # Heads of short sequences run together, up to this many positions: many small steps would cost more than their work.
 POSITIONS = 2048
@@ -44,10 +42,10 @@ def forward(system: PathSystem) -> tuple[Tensor | None, Tensor | None, Tensor | 
             sequences = system.part(part)
             schedule = _schedule(sequences)
             for group in schedule.groups(*sequences.k.shape[:2]):
-                made = forward_heads(_heads_of(sequences, group, reads=True), schedule)
+                made = forward_heads(heads_of(sequences, group, reads=True), schedule)
                 for whole, value in zip(written, made, strict=True):
                     if whole is not None and value is not None:
-                        _store(_by_kv_head(whole, sequences), group, value)
+                        store(by_kv_head(whole, sequences), group, value)
     return o, lse, y
 
 
@@ -83,80 +81,16 @@ def _backward_of_part(
 ) -> None:
     schedule = _schedule(system)
     for group in schedule.groups(*system.k.shape[:2]):
-        o, lse, y, row_grads = (
-            None if x is None else _flat(_by_kv_head(x, system), group, system) for x in (*saved, do)
-        )
+        o, lse, y, row_grads = (None if x is None else flat(by_kv_head(x, system), group, system) for x in (*saved, do))
         outputs = Outputs(o, lse, None if y is None else y[:, 0])
-        value_grads = None if dy is None else _flat(dy, group, system)
-        heads = _heads_of(system, group, reads=do is not None)
+        value_grads = None if dy is None else flat(dy, group, system)
+        heads = heads_of(system, group, reads=do is not None)
         grads = backward_heads(heads, schedule, outputs, row_grads, value_grads)
         if grads.q is not None:
             grads.q.mul_(system.scale)
         for name, whole in zip(DIFFERENTIABLE, written, strict=True):
             if whole is not None:
-                _store(_by_kv_head(whole, system) if name == "q" else whole, group, getattr(grads, name))
-
-
-def _flat(x: Tensor, group: Group, system: PathSystem) -> Tensor:
-    """[B, H, *] -> [n, *] in working precision."""
-    return x[group].flatten(0, 1).to(system.dtype)
-
-
-def _by_kv_head(x: Tensor, system: PathSystem) -> Tensor:
-    """[B, H·G, *] -> [B, H, G, *]."""
-    return x.unflatten(1, (system.k.shape[1], -1))
-
-
-def _store(out: Tensor, group: Group, value: Tensor) -> None:
-    target = out[group]
-    target.copy_(value.view(target.shape))
-
-
-@dataclass(frozen=True)
-class PathHeads:
-    """n heads of a `PathSystem` in working precision; as gradients, each in the place of its input.
-
-    q: [n, G, T, D], scaled, None without a read-out; k, w: [n, T, D]; v: [n, T, E]; beta: [n, T, 1]; of a past k_past:
-    [n, S, D], y_past: [n, S, E], inverse_norms: [n, S, 1]; sharpness: None without a solve, a number, or [n, 1, 1].
-    """
-
-    q: Tensor | None
-    k: Tensor
-    v: Tensor
-    w: Tensor
-    beta: Tensor
-    k_past: Tensor | None
-    y_past: Tensor | None
-    inverse_norms: Tensor | None
-    sharpness: float | Tensor | None
-
-    @property
-    def past(self) -> readout.Past | None:
-        return None if self.k_past is None or self.y_past is None else (self.k_past, self.y_past)
-
-
-def _heads_of(system: PathSystem, group: Group, *, reads: bool) -> PathHeads:
-    rows = None
-    if system.q is not None and reads:
-        rows = _flat(_by_kv_head(system.q, system), group, system) * system.scale
-    c: float | Tensor | None = None
-    if system.solves:
-        c = system.sharpness
-        c = _flat(c, group, system)[:, None, None] if isinstance(c, Tensor) else c
-    k_past, y_past, inverse = (
-        None if x is None else _flat(x, group, system) for x in (system.k_past, system.y_past, system.inverse_norms)
-    )
-    k, v, w, beta = (_flat(x, group, system) for x in (system.k, system.v, system.w, system.beta))
-    inverse = None if inverse is None else inverse[..., None]
-    return PathHeads(rows, k, v, w, beta[..., None], k_past, y_past, inverse, c)
-
-
-class Outputs(NamedTuple):
-    """o: [n, G, T, E] and lse: [n, G, T] with a read-out; y: [n, T, E] with a solve."""
-
-    o: Tensor | None
-    lse: Tensor | None
-    y: Tensor | None
+                store(by_kv_head(whole, system) if name == "q" else whole, group, getattr(grads, name))
 
 
 class _Tree:
@@ -170,7 +104,7 @@ class _Tree:
         self.inverse = self.k
         if heads.sharpness is not None:
             self.inverse = inverse_norms(self.k)
-            rows.append(self.k * self.inverse.mul(_per_leaf(heads.sharpness)))
+            rows.append(self.k * self.inverse.mul(per_leaf(heads.sharpness)))
         past = heads.k_past is not None
         self.scores = PathScores(layout, rows, self.k, w, beta, to_the_root=past, keep=keep or solves)
         self.last = len(rows) - 1
@@ -181,10 +115,6 @@ class _Tree:
             if heads.k_past is not None and heads.inverse_norms is not None:
                 u_past = heads.k_past * heads.inverse_norms
             self.tiles = PathTiles(self.scores, self.last, self.inverse, u_past, heads.sharpness, self.schedule)
-
-
-def _per_leaf(sharpness: float | Tensor) -> float | Tensor:
-    return sharpness[..., None] if isinstance(sharpness, Tensor) else sharpness
 
 
 def forward_heads(heads: PathHeads, schedule: Schedule) -> Outputs:
@@ -223,23 +153,13 @@ def backward_heads(
         tiles.finish()
     drows, dk, dw, dbeta = scores.pull_back()
     if tiles is not None:
-        dsharpness = _through_the_norm(heads, tree, tiles, drows[tree.last], dk)
+        assert heads.sharpness is not None
+        dsharpness = through_the_norm(
+            heads.sharpness, tree.k, tree.inverse, drows[tree.last], tiles.dinverse, tiles.row_sums, dk
+        )
         if tiles.du_past is not None and heads.k_past is not None and heads.inverse_norms is not None:
             dinverse_norms = (tiles.du_past * heads.k_past).sum(-1, keepdim=True)
             dk_past = tiles.du_past.mul_(heads.inverse_norms).add_(0 if dk_past is None else dk_past)
     dq = None if heads.q is None else layout.join_rows(drows[0])
     dk, dw, dbeta = (layout.join(x) for x in (dk, dw, dbeta))
     return PathHeads(dq, dk, g, dw, dbeta, dk_past, dy_past, dinverse_norms, dsharpness)
-
-
-def _through_the_norm(heads: PathHeads, tree: _Tree, tiles: PathTiles, drows: Tensor, dk: Tensor) -> Tensor | None:
-    """Add to dk what comes through the rows c k/‖k‖ and the factors 1/‖k‖; return the gradient of c."""
-    assert heads.sharpness is not None
-    c = _per_leaf(heads.sharpness)
-    along = (drows * tree.k).sum(-1, keepdim=True)
-    dinverse = tiles.dinverse.add_(along * c)
-    # 1/‖k‖ falls by k/‖k‖³; in this order nothing overflows for very short keys.
-    dk.add_(drows * (tree.inverse * c)).sub_(tree.k * tree.inverse * (dinverse * tree.inverse * tree.inverse))
-    if tiles.row_sums is None:
-        return None
-    return (along * tree.inverse).sum((1, 2, 3)) - tiles.row_sums.sum((1, 2))

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..dispatch import decodes_by_triton
 from ..precision import no_autocast, working_dtype
 from ..softmax import fused_step
 from ..softmax.one_token import Token, cache_product, checked_token, finish_step
+from . import triton_decode
 
 # Tokens between two moves of all keys.
 APPLY_EVERY = 256
@@ -85,6 +87,8 @@ def path_decode(
         checks.check_device("live", live, k)
     with torch.no_grad(), no_autocast(k):
         live = k[:, :, pending:-1] if live is None else live
+        if decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token, product)):
+            return PathDecoded(*triton_decode.decode(token, w, beta, product, pending, live))
         return _decode(token, w, beta, product, pending, live, fused_step.chosen(impl, token))
 
 

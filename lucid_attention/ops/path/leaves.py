@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..triangular import solve_unit_lower_, solve_unit_lower_transposed_
+from .algebra import TORCH, Algebra
 
 
 class KeySide(NamedTuple):
@@ -40,27 +40,27 @@ class RowSide(NamedTuple):
     x: Tensor
 
 
-def key_side(k: Tensor, w: Tensor, beta: Tensor) -> KeySide:
+def key_side(k: Tensor, w: Tensor, beta: Tensor, algebra: Algebra = TORCH) -> KeySide:
     """k, w: [m, C, D]; beta: [m, C, 1]."""
     (m, C, D) = k.shape
-    overlap = torch.bmm(w, w.mT)
+    overlap = algebra.product(w, w.mT)
     rhs = k.new_empty(m, C, D + C)
     rhs[..., :D] = w
-    rhs[..., D:] = torch.bmm(w, k.mT).tril_(-1)
+    rhs[..., D:] = algebra.product(w, k.mT).tril_(-1)
     solved = rhs * beta
-    solve_unit_lower_(overlap * beta, solved)
+    algebra.solve_(overlap * beta, solved)
     E, F = solved[..., :D], solved[..., D:]
-    product = torch.baddbmm(torch.eye(D, dtype=k.dtype, device=k.device), w.mT, E, alpha=-1)
-    return KeySide(torch.baddbmm(k, F.mT, w, alpha=-1), product, overlap, rhs, solved)
+    product = algebra.plus_product(torch.eye(D, dtype=k.dtype, device=k.device), w.mT, E, alpha=-1)
+    return KeySide(algebra.plus_product(k, F.mT, w, alpha=-1), product, overlap, rhs, solved)
 
 
-def row_side(q: Tensor, k: Tensor, w: Tensor, keys: KeySide) -> RowSide:
+def row_side(q: Tensor, k: Tensor, w: Tensor, keys: KeySide, algebra: Algebra = TORCH) -> RowSide:
     """q: [m, G·C, D], G sets of the C rows."""
     D = k.shape[2]
     E, F = keys.solved[..., :D], keys.solved[..., D:]
-    x = _tril_(torch.bmm(q, w.mT))
-    scores = _tril_(torch.bmm(q, k.mT)).baddbmm_(x, F, alpha=-1)
-    return RowSide(scores, torch.baddbmm(q, x, E, alpha=-1), x)
+    x = _tril_(algebra.product(q, w.mT))
+    scores = algebra.add_product_(_tril_(algebra.product(q, k.mT)), x, F, alpha=-1)
+    return RowSide(scores, algebra.plus_product(q, x, E, alpha=-1), x)
 
 
 def _tril_(x: Tensor) -> Tensor:
@@ -78,40 +78,57 @@ class KeySideGradients:
 
 
 def row_side_backward(
-    dscores: Tensor, drows: Tensor, q: Tensor, k: Tensor, w: Tensor, keys: KeySide, x: Tensor, into: KeySideGradients
+    dscores: Tensor,
+    drows: Tensor,
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    keys: KeySide,
+    x: Tensor,
+    into: KeySideGradients,
+    algebra: Algebra = TORCH,
 ) -> Tensor:
     """dq: [m, G·C, D], from the gradients of scores (lower triangular) and moved rows."""
     D = k.shape[2]
     E, F = keys.solved[..., :D], keys.solved[..., D:]
-    dx = _tril_(torch.bmm(drows, E.mT).baddbmm_(dscores, F.mT, beta=-1, alpha=-1))
-    into.E.baddbmm_(x.mT, drows, alpha=-1)
-    into.F.baddbmm_(x.mT, dscores, alpha=-1)
-    into.w.baddbmm_(dx.mT, q)
-    into.k.baddbmm_(dscores.mT, q)
-    return torch.baddbmm(drows, dx, w).baddbmm_(dscores, k)
+    dx = _tril_(algebra.add_product_(algebra.product(drows, E.mT), dscores, F.mT, beta=-1, alpha=-1))
+    algebra.add_product_(into.E, x.mT, drows, alpha=-1)
+    algebra.add_product_(into.F, x.mT, dscores, alpha=-1)
+    algebra.add_product_(into.w, dx.mT, q)
+    algebra.add_product_(into.k, dscores.mT, q)
+    return algebra.add_product_(algebra.plus_product(drows, dx, w), dscores, k)
 
 
 def key_side_backward(
-    dk: Tensor, dproduct: Tensor, k: Tensor, w: Tensor, beta: Tensor, keys: KeySide, into: KeySideGradients
+    dk: Tensor,
+    dproduct: Tensor,
+    k: Tensor,
+    w: Tensor,
+    beta: Tensor,
+    keys: KeySide,
+    into: KeySideGradients,
+    algebra: Algebra = TORCH,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dk, dw: [m, C, D] and dbeta: [m, C, 1], from those of moved keys, products and all rows. Uses `keys` up."""
     D = k.shape[2]
     E, F = keys.solved[..., :D], keys.solved[..., D:]
-    dw = into.w.baddbmm_(E, dproduct.mT, alpha=-1).baddbmm_(F, dk, alpha=-1)
-    into.E.baddbmm_(w, dproduct, alpha=-1)
-    into.F.baddbmm_(w, dk.mT, alpha=-1)
+    dw = algebra.add_product_(algebra.add_product_(into.w, E, dproduct.mT, alpha=-1), F, dk, alpha=-1)
+    algebra.add_product_(into.E, w, dproduct, alpha=-1)
+    algebra.add_product_(into.F, w, dk.mT, alpha=-1)
     dk = into.k.add_(dk)
 
     dsolved = torch.cat([into.E, into.F], -1)
-    solve_unit_lower_transposed_(keys.overlap * beta, dsolved)
+    algebra.solve_transposed_(keys.overlap * beta, dsolved)
     # Gradients of diag(β) [W, stril W Kᵀ] and of −diag(β) stril W Wᵀ, in this order.
-    dsystem = torch.bmm(dsolved, keys.solved.mT).tril_(-1)
+    dsystem = algebra.product(dsolved, keys.solved.mT).tril_(-1)
     dbeta = keys.rhs.mul_(dsolved).sum(-1, keepdim=True)
     dbeta -= keys.overlap.mul_(dsystem).sum(-1, keepdim=True)
     dsolved.mul_(beta)
     dsystem.mul_(beta)
     dw += dsolved[..., :D]
     dcross = dsolved[..., D:].tril(-1)
-    dw.baddbmm_(dcross, k).baddbmm_(dsystem, w, alpha=-1).baddbmm_(dsystem.mT, w, alpha=-1)
-    dk.baddbmm_(dcross.mT, w)
+    algebra.add_product_(dw, dcross, k)
+    algebra.add_product_(dw, dsystem, w, alpha=-1)
+    algebra.add_product_(dw, dsystem.mT, w, alpha=-1)
+    algebra.add_product_(dk, dcross.mT, w)
     return dk, dw, dbeta

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .algebra import TORCH, Algebra
 from .leaves import KeySideGradients, key_side, key_side_backward, row_side, row_side_backward
 from .tree import Join, climb, descend
 
@@ -35,6 +36,12 @@ class Layout:
         enough = -(-T // LEAF)
         L = min(block_leaves, 1 << (enough - 1).bit_length())
         return Layout(T, LEAF, L, -(-enough // L) * L)
+
+    @staticmethod
+    def of_whole_blocks(T: int, block_leaves: int = 1) -> "Layout":
+        """Leaves and blocks of one size, however short T is."""
+        blocks = -(-T // (LEAF * block_leaves))
+        return Layout(T, LEAF, block_leaves, blocks * block_leaves)
 
     @property
     def blocks(self) -> int:
@@ -72,6 +79,7 @@ class PathScores:
     rows: sets of [n, leaves, G·C, D]; k, w: [n, leaves, C, D]; beta: [n, leaves, C, 1], as `Layout` cuts them.
     to_the_root: also move all rows to the start of the sequence, where a past is read: `rows` after all joins.
     keep: joins stay valid, as gradients need; otherwise they are views, for one walk through `joins`.
+    algebra: makes all products.
     """
 
     def __init__(
@@ -84,17 +92,18 @@ class PathScores:
         *,
         to_the_root: bool,
         keep: bool,
+        algebra: Algebra = TORCH,
     ) -> None:
-        self.layout, self._n = layout, k.shape[0]
+        self.layout, self._n, self._algebra = layout, k.shape[0], algebra
         self._q = [x.flatten(0, 1) for x in rows]
         self._k, self._w, self._beta = (x.flatten(0, 1) for x in (k, w, beta))
-        self._keys = key_side(self._k, self._w, self._beta)
-        self._sides = [row_side(q, self._k, self._w, self._keys) for q in self._q]
+        self._keys = key_side(self._k, self._w, self._beta, algebra)
+        self._sides = [row_side(q, self._k, self._w, self._keys, algebra) for q in self._q]
         self.rows = [self._heads(side.rows) for side in self._sides]
         self._to_the_root = to_the_root
         kept = layout.leaves if keep else layout.L
         moved_k, products = self._heads(self._keys.k), self._heads(self._keys.product)
-        joins = climb(self.rows, moved_k, products, keep_below=kept, to_the_root=to_the_root)
+        joins = climb(self.rows, moved_k, products, keep_below=kept, to_the_root=to_the_root, algebra=algebra)
         # Inside a block every level is complete: one join for each.
         self.inner = list(islice(joins, layout.L.bit_length() - 1))
         self.joins: Iterable[Join] = list(joins) if keep else joins
@@ -116,7 +125,7 @@ class PathScores:
             out[:, :, leaf, :, leaf] = scores[:, :, leaf]
         for join in self.inner:
             q, k = (self._per_block(x)[:, first:last] for x in (join.rows[which], join.k))
-            rectangles = (q @ k.mT).unflatten(3, (join.size, rows)).unflatten(5, (join.size, C))
+            rectangles = self._algebra.product(q, k.mT).unflatten(3, (join.size, rows)).unflatten(5, (join.size, C))
             for pair, (right, left) in enumerate(_pairs_of_a_block(L, join.size)):
                 out[:, :, right, :, left] = rectangles[:, :, pair]
         return out.view(n, b, L * rows, L * C)
@@ -144,20 +153,28 @@ class PathScores:
             assert join.dk is not None
             pairs = _pairs_of_a_block(L, join.size)
             ds = torch.stack([grad[:, :, right, :, left].flatten(4).flatten(2, 3) for right, left in pairs], 2)
-            self._per_block(join.drows[which])[:, first:last] = ds @ self._per_block(join.k)[:, first:last]
-            self._per_block(join.dk)[:, first:last] += ds.mT @ self._per_block(join.rows[which])[:, first:last]
+            self._per_block(join.drows[which])[:, first:last] = self._algebra.product(
+                ds, self._per_block(join.k)[:, first:last]
+            )
+            self._per_block(join.dk)[:, first:last] += self._algebra.product(
+                ds.mT, self._per_block(join.rows[which])[:, first:last]
+            )
 
     def pull_back(self) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
         """Gradients of the sets of rows, k, w and beta, as they came, from those of leaves, joins and root."""
         dk = self._heads(torch.zeros_like(self._k))
-        dproduct = descend(list(self.all_joins()), self.drows, dk, from_the_root=self._to_the_root)
+        dproduct = descend(
+            list(self.all_joins()), self.drows, dk, from_the_root=self._to_the_root, algebra=self._algebra
+        )
         into = KeySideGradients(self._k)
         dq = [
-            row_side_backward(dscores, drows.flatten(0, 1), q, self._k, self._w, self._keys, side.x, into)
+            row_side_backward(
+                dscores, drows.flatten(0, 1), q, self._k, self._w, self._keys, side.x, into, self._algebra
+            )
             for dscores, drows, q, side in zip(self._dscores, self.drows, self._q, self._sides, strict=True)
         ]
         made = key_side_backward(
-            dk.flatten(0, 1), dproduct.flatten(0, 1), self._k, self._w, self._beta, self._keys, into
+            dk.flatten(0, 1), dproduct.flatten(0, 1), self._k, self._w, self._beta, self._keys, into, self._algebra
         )
         dk, dw, dbeta = (self._heads(x) for x in made)
         return [self._heads(x) for x in dq], dk, dw, dbeta

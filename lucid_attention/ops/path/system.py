@@ -105,6 +105,16 @@ def from_operator(*inputs: Any) -> PathSystem:
     return PathSystem(q, k, v, w, beta, k_past, y_past, inverse_norms, key_mask, cu_seqlens, c, scale, solves)
 
 
+def uninitialised_outputs(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """o and lse, if there is a q, and y, if it solves, for `INPUTS` of the operator."""
+    system = from_operator(*inputs)
+    q, v = system.q, system.v
+    y = v.new_empty(v.shape) if system.solves else None
+    if q is None:
+        return None, None, y
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=system.dtype), y
+
+
 def checked_path_system(
     q: Tensor | None,
     k: Tensor,

@@ -7,16 +7,7 @@ from torch import Tensor
 
 from .. import custom_op
 from . import blockwise
-from .system import DIFFERENTIABLE, INPUTS, from_operator
-
-
-def _shapes(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    system = from_operator(*inputs)
-    q, v = system.q, system.v
-    y = v.new_empty(v.shape) if system.solves else None
-    if q is None:
-        return None, None, y
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=system.dtype), y
+from .system import DIFFERENTIABLE, INPUTS, from_operator, uninitialised_outputs
 
 
 def _forward(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -37,7 +28,7 @@ path_op = custom_op.register(
     3,
     forward=_forward,
     backward=_backward,
-    shapes=_shapes,
+    shapes=uninitialised_outputs,
     differentiable=len(DIFFERENTIABLE),
     auxiliary=(1,),
     unbatched=("cu_seqlens",),

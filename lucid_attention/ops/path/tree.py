@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .algebra import TORCH, Algebra
+
 # From nodes of this many positions on, products of contractions reach into denormal numbers, which slow down
 # matrix products of a CPU by an order of magnitude. Below eps² of the largest number nothing is lost.
 CUT_FROM = 512
@@ -78,7 +80,15 @@ def _write(x: Tensor, floor: float, positions: int, out: Tensor) -> None:
         torch.ops.aten.hardshrink.out(x, floor, out=out)
 
 
-def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to_the_root: bool) -> Iterator[Join]:
+def climb(
+    rows: list[Tensor],
+    k: Tensor,
+    product: Tensor,
+    *,
+    keep_below: int,
+    to_the_root: bool,
+    algebra: Algebra = TORCH,
+) -> Iterator[Join]:
     """Visit all joins from the leaves up, each before its nodes move up. rows and k are moved in place.
 
     rows: sets of [n, leaves, R, D]; k: [n, leaves, C, D]; product: [n, leaves, D, D], as leaves are; contiguous.
@@ -94,12 +104,12 @@ def climb(rows: list[Tensor], k: Tensor, product: Tensor, *, keep_below: int, to
         moves, keep = to_the_root or 2 * size < leaves, size < keep_below
         if pairs:
             left, right = product[:, : 2 * pairs : 2], product[:, 1 : 2 * pairs : 2]
-            yield from _join(rows, k, left, right, (0, pairs, size, 2 * size * pairs), floors, keep, moves)
+            yield from _join(rows, k, left, right, (0, pairs, size, 2 * size * pairs), floors, keep, moves, algebra)
             if moves:
-                _write(right @ left, floors[-1], 2 * size * k.shape[2], out=above)
+                _write(algebra.product(right, left), floors[-1], 2 * size * k.shape[2], out=above)
         if rest > size:
             lonely = product[:, 2 * pairs : 2 * pairs + 1]
-            yield from _join(rows, k, lonely, None, (2 * size * pairs, 1, size, leaves), floors, keep, moves)
+            yield from _join(rows, k, lonely, None, (2 * size * pairs, 1, size, leaves), floors, keep, moves, algebra)
         product, size = above, 2 * size
 
 
@@ -112,6 +122,7 @@ def _join(
     floors: list[float],
     keep: bool,
     moves: bool,
+    algebra: Algebra,
 ) -> Iterator[Join]:
     first, pairs, size, last = place
     join = Join(first, pairs, size, last, rows, k, left, right)
@@ -121,12 +132,14 @@ def _join(
     if moves:
         positions = 2 * size * k.shape[2]
         for here, before, floor in zip(mine, join.rows, floors, strict=False):
-            _write(before @ left, floor, positions, out=here)
+            _write(algebra.product(before, left), floor, positions, out=here)
         if right is not None:
-            _write(join.k @ right.mT, floors[len(rows)], positions, out=keys)
+            _write(algebra.product(join.k, right.mT), floors[len(rows)], positions, out=keys)
 
 
-def descend(joins: list[Join], drows: list[Tensor], dk: Tensor, *, from_the_root: bool) -> Tensor:
+def descend(
+    joins: list[Join], drows: list[Tensor], dk: Tensor, *, from_the_root: bool, algebra: Algebra = TORCH
+) -> Tensor:
     """The adjoint of `climb`: take gradients of rows and keys from the root to the leaves in place.
 
     joins: as visited, each with its drows and dk. drows: sets of [n, leaves, R, D], of the rows at the root if
@@ -139,12 +152,14 @@ def descend(joins: list[Join], drows: list[Tensor], dk: Tensor, *, from_the_root
         here = dk.new_zeros(n, leaves // size, D, D)
         for join in joins:
             if join.size == size:
-                _leave(join, drows, dk, above, here, moved=from_the_root or 2 * size < leaves)
+                _leave(join, drows, dk, above, here, algebra, moved=from_the_root or 2 * size < leaves)
         above = here
     return above
 
 
-def _leave(join: Join, drows: list[Tensor], dk: Tensor, above: Tensor, here: Tensor, *, moved: bool) -> None:
+def _leave(
+    join: Join, drows: list[Tensor], dk: Tensor, above: Tensor, here: Tensor, algebra: Algebra, *, moved: bool
+) -> None:
     """Take the gradients of one join down a level. above, here: gradients of the products of both levels."""
     assert join.dk is not None
     keys, node = join.left_of(dk), join.first // join.size
@@ -152,14 +167,14 @@ def _leave(join: Join, drows: list[Tensor], dk: Tensor, above: Tensor, here: Ten
     for all_drows, before, grad in zip(drows, join.rows, join.drows, strict=True):
         rows = join.right_of(all_drows)
         if moved:
-            dleft += before.mT @ rows
-            rows.copy_(rows @ join.left.mT)
+            dleft += algebra.product(before.mT, rows)
+            rows.copy_(algebra.product(rows, join.left.mT))
         rows += grad
     if moved and join.right is not None:
         dright = here[:, node + 1 : node + 2 * join.pairs : 2]
-        dright += keys.mT @ join.k
-        keys.copy_(keys @ join.right)
+        dright += algebra.product(keys.mT, join.k)
+        keys.copy_(algebra.product(keys, join.right))
         dproduct = above[:, : join.pairs]
-        dright += dproduct @ join.left.mT
-        dleft += join.right.mT @ dproduct
+        dright += algebra.product(dproduct, join.left.mT)
+        dleft += algebra.product(join.right.mT, dproduct)
     keys += join.dk

@@ -20,7 +20,8 @@ LEAST_NUMBERS = 64 * 1024
 def chosen(impl: str, token: Token) -> bool:
     """Whether the step runs for this token. "auto" takes it where it can; "numba" is obeyed or refused."""
     if impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl must be one of {', '.join(map(repr, IMPLEMENTATIONS))}, got {impl!r}")
+        known = ", ".join(map(repr, (*IMPLEMENTATIONS, "triton")))
+        raise ValueError(f"impl must be one of {known}, got {impl!r}")
     if impl == "torch":
         return False
     reason = _obstacle(token)

@@ -1,0 +1,183 @@
+"""The products of the tree and the inverses of triangular blocks by Triton kernels, float32 in memory."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..triton_tiles import Tile
+
+
+@triton.jit(
+    do_not_specialize=[
+        "alpha", "beta", "inner", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
+        "out_outer", "out_inner",
+    ]
+)  # fmt: skip
+def path_product_kernel(
+    a,
+    b,
+    c,
+    out,
+    alpha,
+    beta,
+    inner,
+    depth,
+    a_outer,
+    a_inner,
+    b_outer,
+    b_inner,
+    c_outer,
+    c_inner,
+    out_outer,
+    out_inner,
+    A_LEADING: tl.constexpr,
+    B_LEADING: tl.constexpr,
+    C_LEADING: tl.constexpr,
+    OUT_LEADING: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr,
+    ADDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
+
+    Batch strides are counted in LEADING numbers.
+    """
+    batch = tl.program_id(0)
+    first = (batch // inner).to(tl.int64)
+    second = (batch % inner).to(tl.int64)
+    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
+    columns = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
+    a += (first * a_outer + second * a_inner) * A_LEADING
+    b += (first * b_outer + second * b_inner) * B_LEADING
+    a += rows if A_TRANSPOSED else rows * A_LEADING
+    b += columns * B_LEADING if B_TRANSPOSED else columns
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, depth, DEPTH):
+        deep = (k + tl.arange(0, DEPTH)).to(tl.int64)
+        left = tl.load(a + (deep * A_LEADING if A_TRANSPOSED else deep)[None, :])
+        right = tl.load(b + (deep if B_TRANSPOSED else deep * B_LEADING)[:, None])
+        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+    acc *= alpha
+    if ADDS:
+        c += (first * c_outer + second * c_inner) * C_LEADING
+        acc += beta * tl.load(c + rows * C_LEADING + columns)
+    out += (first * out_outer + second * out_inner) * OUT_LEADING
+    tl.store(out + rows * OUT_LEADING + columns, acc)
+
+
+@triton.jit
+def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """(I + stril)⁻¹ of the diagonal blocks of [*, SIZE, SIZE], by forward substitution."""
+    pid = tl.program_id(0)
+    blocks: tl.constexpr = SIZE // BLOCK
+    start = (pid // blocks).to(tl.int64) * (SIZE * SIZE) + (pid % blocks) * (BLOCK * (SIZE + 1))
+    rows = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    # Read as its transpose, whose column i is row i of the matrix.
+    upper = tl.where(rows < columns, tl.load(matrix + start + rows + columns * SIZE), 0.0)
+    x = tl.where(rows == columns, 1.0, 0.0)
+    for i in range(1, BLOCK):
+        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
+        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
+    tl.store(out + start + rows * SIZE + columns, x)
+
+
+@dataclass(frozen=True)
+class TritonAlgebra:
+    """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16.
+
+    leaf: the size of blocks that are inverted by forward substitution; larger ones are put together from them.
+    """
+
+    tile: Tile
+    precision: str
+    leaf: int
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        out = a.new_empty(*a.shape[:-1], b.shape[-1])
+        if a.ndim > 4:
+            self._run(None, a.flatten(1, -3), b.flatten(1, -3), out.flatten(1, -3), 1.0, 0.0)
+            return out
+        return self._run(None, a, b, out, 1.0, 0.0)
+
+    def plus_product(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+        out = a.new_empty(*a.shape[:-1], b.shape[-1])
+        return self._run(c.expand_as(out), a, b, out, alpha, 1.0)
+
+    def add_product_(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+        return self._run(c, a, b, c, alpha, beta)
+
+    def solve_(self, matrix: Tensor, y: Tensor) -> None:
+        y.copy_(self.product(self.inverse(matrix), y))
+
+    def solve_transposed_(self, matrix: Tensor, y: Tensor) -> None:
+        y.copy_(self.product(self.inverse(matrix).mT, y))
+
+    def inverse(self, matrix: Tensor) -> Tensor:
+        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only what is below the diagonal is read."""
+        m, N, _ = matrix.shape
+        matrix, out = matrix.contiguous(), torch.zeros_like(matrix)
+        path_inverse_kernel[(m * (N // self.leaf),)](matrix, out, SIZE=N, BLOCK=self.leaf, num_warps=4)
+        size = self.leaf
+        while size < N:
+            blocks, inverses = (_diagonal(x, 2 * size).flatten(0, 1) for x in (matrix, out))
+            first, last = inverses[:, :size, :size].contiguous(), inverses[:, size:, size:].contiguous()
+            corner = self.product(last, self.product(blocks[:, size:, :size].contiguous(), first))
+            _diagonal(out, 2 * size)[..., size:, :size] = corner.neg_().unflatten(0, (m, -1))
+            size *= 2
+        return out
+
+    def _run(self, c: Tensor | None, a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float) -> Tensor:
+        (I, K), J, tile = a.shape[-2:], b.shape[-1], self.tile
+        first, second, third, fourth = (_Matrix.of(x) for x in (a, b, out if c is None else c, out))
+        assert not third.transposed
+        assert not fourth.transposed
+        outer, inner = fourth.batch
+        rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
+        path_product_kernel[(outer * inner, I // rows, J // columns)](
+            a, b, third.x, out, alpha, beta, inner, K, *first.strides, *second.strides, *third.strides,
+            *fourth.strides, A_LEADING=first.leading, B_LEADING=second.leading, C_LEADING=third.leading,
+            OUT_LEADING=fourth.leading, A_TRANSPOSED=first.transposed, B_TRANSPOSED=second.transposed,
+            ADDS=c is not None, ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+        return out
+
+
+def _power(size: int) -> int:
+    """The largest power of two that divides a size."""
+    return size & -size
+
+
+def _diagonal(x: Tensor, size: int) -> Tensor:
+    """The diagonal blocks of a size: [m, N, N] -> [m, N / size, size, size], a view."""
+    blocks = x.shape[1] // size
+    return x.view(-1, blocks, size, blocks, size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A batch of matrices in memory: rows, or columns if transposed, follow every `leading` numbers."""
+
+    x: Tensor
+    batch: tuple[int, int]
+    leading: int
+    transposed: bool
+    strides: tuple[int, int]
+
+    @staticmethod
+    def of(x: Tensor) -> "_Matrix":
+        x = x[:, None] if x.ndim == 3 else x
+        transposed = x.stride(3) != 1
+        leading, dense = (x.stride(3), x.stride(2)) if transposed else (x.stride(2), x.stride(3))
+        assert dense == 1, f"a matrix needs rows or columns without gaps, got strides {x.stride()}"
+        outer, inner = (0 if x.shape[i] == 1 else x.stride(i) for i in (0, 1))
+        assert outer % leading == 0 == inner % leading, f"batches must start where rows do, got strides {x.stride()}"
+        return _Matrix(x, (x.shape[0], x.shape[1]), leading, transposed, (outer // leading, inner // leading))
