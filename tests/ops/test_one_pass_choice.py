@@ -107,7 +107,7 @@ def test_where_it_cannot_run_auto_is_torch(way: Any, runs: list[Any]) -> None:
 
 
 def test_a_named_implementation_is_obeyed_or_refused() -> None:
-    with pytest.raises(ValueError, match=r"impl must be one of 'auto', 'torch', 'numba', got 'numa'"):
+    with pytest.raises(ValueError, match=r"impl must be one of 'auto', 'torch', 'numba', 'triton', got 'numa'"):
         step(cache(), "numa")
     with pytest.raises(ValueError, match=r"impl='numba' cannot run: .*float64"):
         step(cache(dtype=torch.float64), "numba")
