@@ -51,6 +51,7 @@ READ_JSON = {"base/files.py", "data/readers.py"} | {
     "bench/cases/memory.py",
     "experiments/engine/timing.py",
     "models/saved.py",
+    "serving/vllm/configs.py",
     "training/estimate.py",
 }
 NAMELESS = {"utils", "util", "common", "helpers", "helper", "misc"}

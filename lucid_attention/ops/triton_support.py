@@ -45,10 +45,13 @@ def _too_old(device: torch.device) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result
 def proven(device: torch.device) -> bool:
     """Whether the kernels have passed their self-check on this device, so that "auto" may choose them."""
     # Imported here: it imports every operator.
     from . import proof
 
     return proof.holds(device)
+
+
+# What `torch.compiler.assume_constant_result` does, without its import of the whole compiler.
+proven._dynamo_marked_constant = True  # type: ignore[attr-defined]

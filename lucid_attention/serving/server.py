@@ -8,6 +8,7 @@ import json
 import sys
 from typing import Any
 
+from ..base.files import parse_json
 from ..models.dropin.api import enable_lucid
 from ..models.paged.engine import REFUSED
 from .checks import TEXT_FIELDS, problem
@@ -72,7 +73,7 @@ async def _read(receive: Any) -> bytes:
 
 def _problem(path: str, body: bytes | None) -> str | None:
     try:
-        return problem(path, json.loads(body or b""))
+        return problem(path, parse_json(body or b"", "body", object))
     except ValueError as error:
         return f"the body must be JSON: {error}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from lucid_attention.base.files import read_json
 from lucid_attention.experiments import memory_update, needle_grid
 from lucid_attention.experiments.engine import demo, study
 from lucid_attention.experiments.engine.jobs import Job, Store
@@ -78,5 +79,4 @@ def test_an_experiment_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     trained = toys(list(store))
     assert {job.arguments["rope"] for job in trained} == {True, False}
     assert "Toy" in [row[0] for row in result["tables"][0]["rows"]]
-    written = json.loads((tmp_path / "memory_update-smoke" / "result.json").read_text())
-    assert written == result
+    assert read_json(tmp_path / "memory_update-smoke" / "result.json") == result

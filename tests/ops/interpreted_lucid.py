@@ -4,7 +4,7 @@ Run in a process of its own, since Triton reads TRITON_INTERPRET when a kernel i
 tests marked quick, `make test-gpu-offline` for all.
 
 Rule: at most twice the error that the same formula makes in plain torch (`blockwise`) on the same inputs, and a floor
-of float32 (1e-4 in 16 bit: products of three bfloat16 pieces have 16 bits, and what is rounded to 16 bits is far above it).
+of float32 (1e-4 in 16 bit: products of three bfloat16 pieces have 16 bits, and what is rounded is far above it).
 """
 
 from dataclasses import replace
