@@ -20,6 +20,13 @@ logger = logging.getLogger(__name__)
 COUNTERS = ("counters", "slots", "next", "done")
 # Set in a process that was forked from this one: OpenMP's threads do not survive that.
 _forked: list[bool] = []
+# Why this process goes without compiled code, if it does.
+_off: list[str] = []
+
+
+def switch_off(reason: str) -> None:
+    """Let this process go without compiled code, so that Numba is never imported."""
+    _off[:] = [reason]
 
 
 @cache
@@ -62,6 +69,8 @@ def threads() -> int:
 
 def obstacle(*tensors: Tensor) -> str:
     """Why compiled code cannot read these tensors; empty if it can."""
+    if _off:
+        return _off[0]
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
         return "it is not part of graphs"
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:

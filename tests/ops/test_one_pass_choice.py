@@ -227,3 +227,11 @@ def test_several_python_threads_decode_at_once() -> None:
 def test_importing_the_package_imports_no_numba() -> None:
     code = "import sys, lucid_attention.ops.lucid.decode as d; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_can_go_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_off", [])
+    native.switch_off("an engine forbids it")
+    with pytest.raises(ValueError, match="impl='numba' cannot run: an engine forbids it"):
+        step(cache(), "numba")
+    step(cache(), "auto")

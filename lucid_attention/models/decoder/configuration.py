@@ -169,7 +169,12 @@ class LucidConfig(PreTrainedConfig):
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
         """How tensor parallelism divides the weights, as in `LlamaConfig`: every process has some heads."""
-        return tensor_parallel_plan(self)
+        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
+
+    @base_model_tp_plan.setter
+    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
+        # Transformers 5.20 and 5.21 add tied embeddings. Under this name, a plan is not saved.
+        self.__dict__["base_model_tp_plan"] = plan
 
     def validate_layer_type(self) -> None:
         """Accept: `layer_types` follows from `attention`, and Transformers does not know our types."""

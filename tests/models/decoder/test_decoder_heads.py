@@ -14,6 +14,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from lucid_attention import enable_lucid
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.decoder.heads import (
     LucidForQuestionAnswering,
@@ -65,6 +66,7 @@ def test_a_reward_model_is_saved_trained_and_found_by_its_auto_class(tmp_path: P
     torch.manual_seed(0)
     model = LucidForSequenceClassification(LucidConfig(**SHAPE, num_labels=1))
     model.save_pretrained(tmp_path)
+    enable_lucid()
     again = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert type(again) is LucidForSequenceClassification
     assert again.config.num_labels == 1
