@@ -257,7 +257,9 @@ class LucidStaticLayer(_CommittedLayer, StaticLayer):
         super().update(key_states, torch.zeros_like(value_states))
         self._write(self.inverse_norms, position, inverse_key_norms(key_states))
         past = self.values, self.inverse_norms, position
-        pending = PendingValues(self, self.keys, value_states, *past, first=self.empty)
+        # A graph that read `empty` would be compiled again for the second chunk of a prompt.
+        first = not torch.compiler.is_compiling() and self.empty
+        pending = PendingValues(self, self.keys, value_states, *past, first=first)
         self.empty = False
         return self.keys, self.with_pending(self.values, pending)
 
