@@ -369,7 +369,7 @@ def main() -> int:
 
 
 def fingerprint() -> str:
-    """Of the code that is attacked and of the attacks."""
+    """A hash of the code that is attacked, and of the attacks."""
     files = [*sorted((ROOT / "lucid_attention").rglob("*.py")), *sorted((ROOT / "tools").glob("attack*.py"))]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 

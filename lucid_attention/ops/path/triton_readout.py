@@ -56,7 +56,7 @@ def attend_backward(
 
 
 class _OfRows(NamedTuple):
-    """Of the rows of rectangles: do: [n, pairs, R, E']; lse: [n, pairs, R]; along: [n, pairs, R], do · o."""
+    """Gradients of the rows of rectangles. do: [n, pairs, R, E']; lse: [n, pairs, R]; along: [n, pairs, R], do · o."""
 
     do: Tensor
     lse: Tensor
