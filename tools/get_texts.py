@@ -4,9 +4,9 @@
     python tools/get_texts.py models/texts --packages perl-doc   # any packages of the apt sources
     python tools/get_texts.py models/texts --deb perl-doc_*.deb  # packages that are here already
 
-`apt-get download` fetches packages without root and installs nothing; `dpkg-deb` unpacks them. Every manual page becomes
-one file: HTML without its tags, POD and reStructuredText as they are. OUT/sources.json names the packages, their
-versions and their hashes. Published numbers used Debian 12's postgresql-doc-15 15.20-0+deb12u1, perl-doc
+`apt-get download` fetches packages without root and installs nothing; `dpkg-deb` unpacks them. Every manual page
+becomes one file: HTML without its tags, POD and reStructuredText as they are. OUT/sources.json names the packages,
+their versions and their hashes. Published numbers used Debian 12's postgresql-doc-15 15.20-0+deb12u1, perl-doc
 5.36.0-7+deb12u4 and linux-doc-6.1 6.1.192-1.
 """
 
@@ -95,9 +95,9 @@ def download(packages: list[str], folder: Path) -> list[Path]:
     if done.returncode:
         reasons = [line for line in done.stderr.splitlines() if line.startswith("E:")] or ["E: no reason given"]
         raise GetError(
-            f"apt-get could not download {' '.join(packages)}: {reasons[0].removeprefix('E: ')}. `apt-get update` may be "
-            "missing, another release has other versions in its names (--packages), and without a network packages can "
-            "be given with --deb"
+            f"apt-get could not download {' '.join(packages)}: {reasons[0].removeprefix('E: ')}. `apt-get update` may "
+            "be missing, another release has other versions in its names (--packages), and without a network packages "
+            "can be given with --deb"
         )
     return sorted(folder.glob("*.deb"))
 
