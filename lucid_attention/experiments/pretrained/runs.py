@@ -1,7 +1,7 @@
 """The jobs of the experiment, round by round: each round is known when the one before it is finished."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,16 +65,18 @@ class Plan:
     def key_jobs(self) -> dict[str, Job]:
         """Keys up to the longest length, by kind."""
         lengths = [length for length in self.size.key_lengths if length <= self.shape["context"]]
-        layers = {keys.TRAINED: self.key_layers(), keys.UNTRAINED: self.key_layers(), keys.RANDOM: [0]}
-        return {
-            kind: keys.keys_job(self.source, self.corpus, kind, chosen, lengths, 0) for kind, chosen in layers.items()
-        }
+        layers = {keys.TRAINED: self.key_layers(), keys.UNTRAINED: self.key_layers(), keys.RANDOM: [0, 1, 2]}
+        return {kind: self.keys_of(kind, chosen, lengths, 0) for kind, chosen in layers.items()}
+
+    def keys_of(self, kind: str, layers: Sequence[int], lengths: Sequence[int], text: int) -> Job:
+        """A job of `keys`."""
+        return keys.keys_job(self.source, self.corpus, kind, layers, lengths, text, self.shape["head_dim"])
 
     def layer_jobs(self) -> list[Job]:
         """Keys of every layer, on the second long text."""
         count, step = self.shape["layers"], self.size.layers_a_job
         parts = [list(range(first, min(first + step, count))) for first in range(0, count, step)]
-        return [keys.keys_job(self.source, self.corpus, keys.TRAINED, part, self.size.all_lengths, 1) for part in parts]
+        return [self.keys_of(keys.TRAINED, part, self.size.all_lengths, 1) for part in parts]
 
     def hit_jobs(self, model: Model | None = None) -> list[Job]:
         """Hit rates by length."""
@@ -104,7 +106,9 @@ class Plan:
 
     def layers_of(self, arm: str) -> tuple[int, ...]:
         """The layers that become LUCID."""
-        return {SOFTMAX: lambda: (), ALL: lambda: range(self.shape["layers"]), CHOSEN: self.chosen}[arm]()  # type: ignore[return-value]
+        if arm == SOFTMAX:
+            return ()
+        return tuple(range(self.shape["layers"]) if arm == ALL else self.chosen())
 
     def cost_jobs(self) -> dict[tuple[str, int, str], Job]:
         """Costs by what is done, length and arm."""
@@ -118,7 +122,7 @@ class Plan:
 
     def run(self, arm: str, rate: float, marks: tuple[int, ...], seed: int, *, keep: bool) -> Job:
         """A training run of an arm."""
-        layers = tuple(self.layers_of(arm))
+        layers = self.layers_of(arm)
         settings = Tuning(
             label=arm,
             layers=layers,
