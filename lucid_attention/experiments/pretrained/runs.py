@@ -155,7 +155,7 @@ class Plan:
 
     def final(self, arm: str, seed: int) -> Job:
         """The run of an arm."""
-        marks = (self.size.steps,)
+        marks: tuple[int, ...] = (self.size.steps,)
         if arm == SOFTMAX:
             marks = tuple(dict.fromkeys((self.size.steps, self.equal_time())))
         return self.run(arm, self.rate(arm), marks, seed, keep=True)

@@ -63,4 +63,5 @@ def choose(sets: Sequence[Sequence[int]], changes: Sequence[Sequence[float]], al
     """The largest set whose mean change is at most `allowed`; the smallest set if none is. changes: by text and set."""
     means = [sum(text[number] for text in changes) / len(changes) for number in range(len(sets))]
     fitting = [number for number, change in enumerate(means) if change <= allowed]
-    return list(sets[max(fitting, key=lambda number: len(sets[number]))] if fitting else min(sets, key=len))
+    by_size = sorted(fitting or range(len(sets)), key=lambda number: len(sets[number]))
+    return list(sets[by_size[-1] if fitting else by_size[0]])
