@@ -89,6 +89,7 @@ def run_experiment(
     processes: jobs at a time. restart: run finished jobs again.
     """
     command = f"lucid experiment {name} --scale {scale.name}"
+    command += f" --model {scale.model} --texts {scale.texts}" if scale.model else ""
     return run_together([name], scale, out, command, processes=processes, restart=restart, quiet=quiet)[0]
 
 

@@ -8,7 +8,7 @@
     memory update in words. (d) The cost of training and of decoding.
 
 What is short, at the scale `small`, which is made for about 100 minutes of one core: one seed; 60 steps of one sequence
-of 1024 tokens, of which every fourth is needles; sweeps of 10 steps, whose ramp is as short; few contexts in every cell
+of 1024 tokens, of which every fourth is needles; sweeps of 8 steps, whose ramp is as short; few contexts in every cell
 of needles, many questions about each; answers by the likeliest token at every place instead of free generation; κ of
 prefixes above 512 tokens by iteration; disturbances on two texts of 512 tokens. Products in training and in tests are
 in bfloat16 (autocast), LUCID's solve in float32; (a) and (b) are in float32 and float64. The model of
