@@ -20,7 +20,7 @@ def cost_job(source: Given, corpus: Job, what: str, length: int, rounds: int, la
     arguments |= {"length": length, "rounds": rounds, "layers": layers}
     which = "all layers" if layers is None else f"{len(layers)} layers"
     seconds = 10 + 2 * rounds * length / (110 if what == "training" else 400) if source.model else 1.0
-    return Job("pretrained.costs:cost", arguments, f"cost of {what}, {length} tokens, {which}", seconds, alone=True)
+    return Job("real.costs:cost", arguments, f"cost of {what}, {length} tokens, {which}", seconds, alone=True)
 
 
 def cost(
@@ -41,7 +41,7 @@ def cost(
     origin = Given(**source)
     models = {SOFTMAX: open_model(work, origin), LUCID: open_model(work, origin)}
     enable_lucid(models[LUCID], layers=layers)
-    ids = read_tokens(work, Job("pretrained.given:corpus", corpus))[TEST][:1, :length]
+    ids = read_tokens(work, Job("real.given:corpus", corpus))[TEST][:1, :length]
     measure = {"training": _training, "decoding": _decoding}[what]
     runs = {name: measure(model, ids) for name, model in models.items()}
     seconds: dict[str, list[float]] = {name: [] for name in models}

@@ -98,7 +98,7 @@ def sizes_of_model(source: Given) -> dict[str, int]:
 
 def stand_in_job() -> Job:
     """`stand_in` as a job."""
-    return Job("pretrained.given:stand_in", {}, "a tiny model in place of a pretrained one", 3.0)
+    return Job("real.given:stand_in", {}, "a tiny model in place of a pretrained one", 3.0)
 
 
 def stand_in(work: Work) -> Record:
@@ -136,7 +136,7 @@ def corpus_job(source: Given, train_tokens: int, long_texts: int, long_tokens: i
     """`corpus` as a job."""
     arguments = {"source": source.arguments, "train_tokens": train_tokens}
     arguments |= {"long_texts": long_texts, "long_tokens": long_tokens}
-    return Job("pretrained.given:corpus", arguments, "tokens of the texts", 30.0 if source.model else 2.0)
+    return Job("real.given:corpus", arguments, "tokens of the texts", 30.0 if source.model else 2.0)
 
 
 def corpus(work: Work, source: dict[str, str], train_tokens: int, long_texts: int, long_tokens: int) -> Record:

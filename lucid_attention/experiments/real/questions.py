@@ -194,7 +194,7 @@ def ask_job(
     name = "as given" if model is None else model["label"]
     what = f"{count} needles, {length} tokens" if task == "needles" else f"boxes, {count} writes"
     seconds = 6 + contexts * (length / 250 + 3) if source.model else 0.5
-    return Job("pretrained.questions:ask", arguments, f"{what}, {name}", seconds)
+    return Job("real.questions:ask", arguments, f"{what}, {name}", seconds)
 
 
 def ask(
@@ -213,7 +213,7 @@ def ask(
     """
     origin = Given(**source)
     loaded, tokenizer = open_asked(work, origin, model)
-    hay = Haystacks(work, Job("pretrained.given:corpus", corpus)).file(TEST)
+    hay = Haystacks(work, Job("real.given:corpus", corpus)).file(TEST)
     records = []
     for index in range(contexts):
         if task == "needles":
@@ -230,7 +230,7 @@ def loss_job(source: Given, corpus: Job, model: dict[str, Any] | None, texts: in
     arguments |= {"texts": texts, "length": length}
     name = "as given" if model is None else model["label"]
     seconds = 6 + texts * length / 200 if source.model else 0.5
-    return Job("pretrained.questions:position_losses", arguments, f"loss by position, {name}", seconds)
+    return Job("real.questions:position_losses", arguments, f"loss by position, {name}", seconds)
 
 
 def position_losses(
@@ -239,7 +239,7 @@ def position_losses(
     """The job: {"edges", "loss"}: the mean loss between positions, for each of the long test texts."""
     origin = Given(**source)
     loaded, _ = open_asked(work, origin, model)
-    tokens = read_tokens(work, Job("pretrained.given:corpus", corpus))[TEST]
+    tokens = read_tokens(work, Job("real.given:corpus", corpus))[TEST]
     edges = [edge for edge in EDGES if edge < length] + [length]
     rows = []
     for text in range(texts):

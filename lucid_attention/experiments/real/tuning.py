@@ -67,7 +67,7 @@ def tune_job(source: Given, corpus: Job, run: Tuning) -> Job:
     tests = run.marks[-1] / run.test_every + 1
     seconds = (run.marks[-1] * step * run.length + tests * run.test_texts * run.test_length / 3) / 110
     name = f"{run.label}, rate {run.rate:g}, {run.marks[-1]} steps, seed {run.seed}"
-    return Job("pretrained.tuning:tune", arguments, name, seconds if source.model else 2.0)
+    return Job("real.tuning:tune", arguments, name, seconds if source.model else 2.0)
 
 
 def model_at(step: int) -> str:
@@ -82,7 +82,7 @@ def tune(work: Work, source: dict[str, str], corpus: dict[str, Any], run: dict[s
     """
     origin, settings = Given(**source), Tuning(**_tuples(run))
     state = _State(work, origin, settings)
-    data = _Data(work, origin, Job("pretrained.given:corpus", corpus), settings)
+    data = _Data(work, origin, Job("real.given:corpus", corpus), settings)
     while state.step < settings.marks[-1]:
         if state.step % settings.test_every == 0:
             state.test(data.test)

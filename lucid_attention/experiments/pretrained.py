@@ -20,15 +20,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..engine.jobs import Job
-from ..engine.result import Claim, Conclusion
-from ..engine.scale import Scale
-from ..engine.steps import Step
-from ..engine.study import Done
-from ..engine.verdict import as_at_small_scale
-from . import figures, keys
-from .given import text_files
-from .runs import ALL, ARMS, CHOSEN, SOFTMAX, SOFTMAX_TIME, STOCK, Plan
+from .engine.jobs import Job
+from .engine.result import Claim, Conclusion
+from .engine.scale import Scale
+from .engine.steps import Step
+from .engine.study import Done
+from .engine.verdict import as_at_small_scale
+from .real import figures, keys
+from .real.given import text_files
+from .real.runs import ALL, ARMS, CHOSEN, SOFTMAX, SOFTMAX_TIME, STOCK, Plan
 
 CLAIM = Claim(
     title="A real pretrained model moves to LUCID",

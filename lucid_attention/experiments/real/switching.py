@@ -14,7 +14,7 @@ def switch_job(source: Given, corpus: Job, text: int, length: int, sharpnesses: 
     arguments: dict[str, Any] = {"source": source.arguments, "corpus": dict(corpus.arguments), "text": text}
     arguments |= {"length": length, "sharpnesses": list(sharpnesses)}
     seconds = 40 * length / 220 if source.model else 1.0
-    return Job("pretrained.switching:switch", arguments, f"disturbance, text {text}", seconds)
+    return Job("real.switching:switch", arguments, f"disturbance, text {text}", seconds)
 
 
 def switch(
@@ -22,7 +22,7 @@ def switch(
 ) -> Record:
     """The job: {"records": of `disturbances`}, on the beginning of a long test text."""
     model = open_model(work, Given(**source))
-    ids = read_tokens(work, Job("pretrained.given:corpus", corpus))[TEST][text : text + 1, :length]
+    ids = read_tokens(work, Job("real.given:corpus", corpus))[TEST][text : text + 1, :length]
     return {"records": disturbances(model, ids, sharpnesses=sharpnesses)}
 
 
@@ -31,7 +31,7 @@ def together_job(source: Given, corpus: Job, text: int, length: int, sets: Seque
     arguments: dict[str, Any] = {"source": source.arguments, "corpus": dict(corpus.arguments), "text": text}
     arguments |= {"length": length, "sets": [sorted(layers) for layers in sets]}
     seconds = 5 + (len(sets) + 1) * length / 220 if source.model else 0.5
-    return Job("pretrained.switching:together", arguments, f"layers together, text {text}", seconds)
+    return Job("real.switching:together", arguments, f"layers together, text {text}", seconds)
 
 
 def together(
@@ -39,7 +39,7 @@ def together(
 ) -> Record:
     """The job: {"changes"}: by how much the loss rises when a set of layers becomes LUCID, for every set."""
     model = open_model(work, Given(**source))
-    ids = read_tokens(work, Job("pretrained.given:corpus", corpus))[TEST][text : text + 1, :length]
+    ids = read_tokens(work, Job("real.given:corpus", corpus))[TEST][text : text + 1, :length]
     base = mean_loss(model, ids)
     changes = []
     for layers in sets:

@@ -34,7 +34,7 @@ def keys_job(
     longest = max(lengths)
     seconds = longest / 150 + len(layers) * (longest / 1024) ** 2 / 2 if source.model else 1.0
     label = f"keys, {kind}, layers {layers[0]} to {layers[-1]}, text {text}, {longest} tokens"
-    return Job("pretrained.keys:measure_keys", arguments, label, seconds)
+    return Job("real.keys:measure_keys", arguments, label, seconds)
 
 
 def measure_keys(
@@ -65,7 +65,7 @@ def measure_keys(
             records.extend({"layer": draw, "head": 0, **record} for record in head_records(k, v, lengths))
         return {"heads": records}
     model = open_model(work, Given(**source))
-    tokens = read_tokens(work, Job("pretrained.given:corpus", corpus))[TEST]
+    tokens = read_tokens(work, Job("real.given:corpus", corpus))[TEST]
     ids = tokens[text : text + 1, : max(lengths)]
     visit_layers(_untrained(model) if kind == UNTRAINED else model, ids, measure, layers=layers)
     return {"heads": records}
@@ -104,7 +104,7 @@ def hits_job(source: Given, corpus: Job, model: dict[str, Any] | None, length: i
     arguments |= {"length": length, "needles": needles, "samples": samples}
     name = "as given" if model is None else model["label"]
     seconds = samples * length / 100 if source.model else 1.0
-    return Job("pretrained.keys:measure_hits", arguments, f"hit rates, {name}, {length} tokens", seconds)
+    return Job("real.keys:measure_hits", arguments, f"hit rates, {name}, {length} tokens", seconds)
 
 
 def measure_hits(
@@ -124,7 +124,7 @@ def measure_hits(
 
     origin = Given(**source)
     loaded, tokenizer = open_asked(work, origin, model)
-    hay = Haystacks(work, Job("pretrained.given:corpus", corpus))
+    hay = Haystacks(work, Job("real.given:corpus", corpus))
     records: list[Record] = []
     for index in range(samples):
         context = needle_prompts(tokenizer, hay.file(TEST), length, needles, index, asked=1)
