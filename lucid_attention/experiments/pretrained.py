@@ -39,8 +39,8 @@ CLAIM = Claim(
 )
 PAPER_NUMBERS, judge_paper = as_at_small_scale("pretrained")
 RULE = "Rule 1 of 2026-11-18, written before the first run"
-# A loss within these nats of softmax attention is level. A loss that fell by more than FALLING in the last quarter of a
-# run was still being learned.
+# A loss within these nats of softmax attention is level. A loss that fell by more than FALLING from the first test after
+# the ramp to the end of the run was still being learned.
 LEVEL, FALLING = 0.05, 0.05
 # A lead in needles counts above this many standard errors of its difference, taken over contexts.
 ERRORS = 2.0
@@ -67,7 +67,7 @@ def plan(scale: Scale, done: Done) -> list[Job]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of an arm. loss: on held-out text. fell: nats in the last quarter of the run.
+    """The end of an arm. loss: on held-out text. fell: nats from the first test after the ramp to the end.
 
     needles: percent found in every context, over all cells, in the same order for every arm.
     """
@@ -104,7 +104,7 @@ def judge(lucid: Mapping[str, Outcome], softmax: Outcome) -> tuple[str, str]:
     words = [
         f"LUCID in {arm}: loss {outcome.loss - softmax.loss:+.3f} nats against softmax attention at equal time "
         f"({'level' if arm in level else 'not level'}), needles {leads[arm][0]:+.1f} ± {leads[arm][1]:.1f} points "
-        f"({'a gain' if arm in gains else 'no gain'}); in the last quarter of its run the loss "
+        f"({'a gain' if arm in gains else 'no gain'}); after the ramp the loss "
         f"{'still fell' if outcome.fell > 0 else 'rose'} by {abs(outcome.fell):.3f}"
         for arm, outcome in lucid.items()
     ]
@@ -117,13 +117,14 @@ def outcome(plan: Plan, name: str, seed: int) -> Outcome:
     record = plan.done[plan.final(SOFTMAX if name == SOFTMAX_TIME else name, seed)]
     mark = plan.equal_time() if name == SOFTMAX_TIME else plan.size.steps
     tests = {int(step): loss for step, loss in zip(record["test_step"], record["test_loss"], strict=True)}
-    before = [loss for step, loss in tests.items() if step <= 0.75 * mark]
+    # From the end of the ramp on, where every test is at the same sharpness.
+    last = [loss for step, loss in tests.items() if plan.size.ramp * mark <= step <= mark]
     found = []
     model = plan.models(seed)[name]
     for (task, _, _), job in plan.asked(model).items():
         if task == "needles":
             found += [100 * sum(right) / len(right) for right in plan.done[job]["right"]]
-    return Outcome(tests[mark], before[-1] - tests[mark], tuple(found))
+    return Outcome(tests[mark], last[0] - tests[mark], tuple(found))
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
