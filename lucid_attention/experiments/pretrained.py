@@ -39,8 +39,8 @@ CLAIM = Claim(
 )
 PAPER_NUMBERS, judge_paper = as_at_small_scale("pretrained")
 RULE = "Rule 1 of 2026-11-18, written before the first run"
-# A loss within these nats of softmax attention is level. A loss that fell by more than FALLING from the first test after
-# the ramp to the end of the run was still being learned.
+# A loss within these nats of softmax attention is level. A loss that fell by more than FALLING from the first test
+# after the ramp to the end of the run was still being learned.
 LEVEL, FALLING = 0.05, 0.05
 # A lead in needles counts above this many standard errors of its difference, taken over contexts.
 ERRORS = 2.0
