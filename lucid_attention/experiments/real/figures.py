@@ -169,7 +169,7 @@ def _hits(plan: Plan) -> Table:
             rows[-1] += [best["layer"], round(best["best"], 3)]
     columns = ["model", "tokens", "A on the value", "|W| on the value", "best layer", "its best head"]
     note = (
-        "Four needles, the last token of the question; means over layers, heads and samples. W = A P⁻¹ where LUCID is."
+        "Four needles, the last token before the value; means over layers, heads and samples. W = A P⁻¹ where LUCID is."
     )
     return table("Hit rates", columns, rows, note=note)
 

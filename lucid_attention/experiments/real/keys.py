@@ -1,11 +1,12 @@
 """Part (a): P of the keys that a trained model makes of real text, by layer and length; others beside them.
 
 Recorded for each key/value head: κ(P), ‖P⁻¹‖, ‖P⁻¹V‖/‖V‖ (Frobenius), and the off-diagonal mass of P, which is the mean
-sum of a row left of the diagonal. Hit rates: the share of the softmax that the last token of a question gives to the
-tokens of the value, by layer.
+sum of a row left of the diagonal. Hit rates: the share of the softmax that the last token before the value of an answer
+gives to the tokens of the value in the text, by layer.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -129,7 +130,9 @@ def measure_hits(
     for index in range(samples):
         context = needle_prompts(tokenizer, hay.file(TEST), length, needles, index, asked=1)
         question = context.questions[0]
-        ids = torch.tensor([[*context.ids, *question.ids]])
+        # Some tokenizers have a token for the space before a number. What follows it is the first of the value.
+        spaces = list(takewhile(lambda token: not tokenizer.decode([token]).strip(), question.answer))
+        ids = torch.tensor([[*context.ids, *question.ids, *spaces]])
         records += hit_rates(loaded, ids, [Query(ids.shape[1] - 1, (question.span,))])
     layers = sorted({record["layer"] for record in records})
     return {"layers": [_layer_mean(layer, [one for one in records if one["layer"] == layer]) for layer in layers]}
