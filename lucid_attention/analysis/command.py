@@ -37,6 +37,7 @@ from .inputs import ModelInput, from_source, from_task, from_text, read_samples
 from .jacobian import jacobians
 from .maps import attention_maps
 from .progress import Progress, silent
+from .together import disturbances_together
 
 FORMAT = 1
 # The longest text: κ of a head takes time that grows with the square of the length.
@@ -210,7 +211,9 @@ def analyse(
         # The last one: it changes the settings of the model.
         changes: dict[str, Any] = {"strengths": args.strengths, "sharpnesses": args.sharpnesses}
         changes = {name: values for name, values in changes.items() if values is not None}
-        results["disturbance"] = disturbances(model, ids, layers=layers, **changes, progress=of("disturbance"))
+        report = of("disturbance")
+        records = disturbances(model, ids, layers=layers, **changes, progress=report)
+        results["disturbance"] = [*records, *disturbances_together(model, ids, records, progress=report)]
     return results
 
 
@@ -303,9 +306,11 @@ def summary(head: Record, results: dict[str, Any]) -> str:
 
 def _disturbance_rows(records: Sequence[Record]) -> list[list[str]]:
     rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
+    every = max(len(record["layers"]) for record in records)
     for record in records:
         layers = record["layers"]
-        where = f"layer {layers[0]}" if len(layers) == 1 else f"{len(layers)} layers" if layers else "none (softmax)"
+        several = f"{len(layers)} layers" if len(layers) == every else f"the {len(layers)} cheapest"
+        where = f"layer {layers[0]}" if len(layers) == 1 else several if layers else "none (softmax)"
         settings = [f"{record[name]:.3g}" if layers else "" for name in ("strength", "sharpness")]
         rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if layers else ""])
     return rows

@@ -39,6 +39,18 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--layers", type=read_layers, default=None, metavar="LIST", help="all, or as in 0,2,8-11")
     parser.add_argument(
+        "--layers-from",
+        metavar="FILE",
+        help="choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what disturbance`: the "
+        "largest set that costs at most --most-change",
+    )
+    parser.add_argument(
+        "--most-change",
+        type=float,
+        metavar="NATS",
+        help="by how much the loss may rise when these layers become LUCID at once, such as 0.1; a ramp costs less",
+    )
+    parser.add_argument(
         "--strength",
         type=float,
         default=None,

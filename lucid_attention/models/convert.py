@@ -4,6 +4,7 @@ LUCID has no weights of its own, so the weights are copied unchanged.
 """
 
 import argparse
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from .decoder.configuration import LucidConfig
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
+from .layer_costs import Choice, layers_within
+from .ramps import _head_size
 from .saved import CODE_FILE, add_auto_map
 
 # Architectures that the tests convert, run and reload.
@@ -162,10 +165,11 @@ def _check_disk_space(files: list[Path], target: Path) -> None:
 def run(args: argparse.Namespace) -> int:
     """`lucid convert`. At the end it prints how to load the new checkpoint."""
     try:
+        choice = _choice(args)
         settings = convert(
             args.checkpoint,
             args.out,
-            layers=args.layers,
+            layers=args.layers if choice is None else choice.layers,
             strength=args.strength,
             sharpness=args.sharpness,
             to=args.to,
@@ -183,6 +187,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"{args.out}: a copy of {args.checkpoint}, for programs with trust_remote_code=True")
     else:
         _print_layers(args.out, config, settings)
+        if choice is not None:
+            print(
+                f"  Chosen by {args.layers_from}: they cost {choice.change:.3g} nats together, at once and without "
+                f"training, on {choice.tokens} tokens"
+            )
+        _print_training(args.out, config, settings)
     print("Load it with")
     print("  import lucid_attention; lucid_attention.enable_lucid()")
     print(f"  model = transformers.AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
@@ -192,9 +202,47 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _choice(args: argparse.Namespace) -> Choice | None:
+    """The layers of --layers-from."""
+    given = {"--layers-from": args.layers_from, "--most-change": args.most_change}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if missing:
+        raise ConversionError(f"--layers-from and --most-change go together: expected both, got no {missing[0]}")
+    if args.layers is not None or args.to == "softmax":
+        other = "--to softmax" if args.to == "softmax" else "--layers"
+        raise ConversionError(f"--layers-from chooses layers for LUCID: expected no {other} beside it")
+    _check_paths(Path(args.checkpoint), Path(args.out))
+    try:
+        model_type = load_config(args.checkpoint).get_text_config(decoder=True).model_type
+        return layers_within(args.layers_from, args.most_change, model_type)
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
+
+
 def _print_layers(out: str, config: Any, settings: LucidSettings) -> None:
     layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
     print(f"{out}: LUCID of strength {settings.strength:g} in {len(layers)} of {config.num_hidden_layers} layers")
     print(f"  layers {', '.join(map(str, layers))}")
     if config.model_type not in TESTED:
         print(f"  {config.model_type!r} is not among the architectures that are tested ({', '.join(TESTED)})")
+
+
+def _print_training(out: str, config: Any, settings: LucidSettings) -> None:
+    """Where the model stands on the way to LUCID, and the ramp that leads to the end."""
+    root = math.sqrt(_head_size(config))
+    c = root if settings.sharpness is None else settings.sharpness
+    if settings.strength < 1:
+        print(
+            f"Its strength is {settings.strength:g}, and LUCID's is 1. Training raises it from 0 in half of the steps:"
+        )
+        ramp, callback = "strength_steps=0.5", "StrengthRamp(steps=0.5)"
+    elif c > root:
+        print(f"Its sharpness is {c:g}, and LUCID's is √D = {root:.4g}. Training lowers it in half of the steps:")
+        ramp, callback = f"sharpness_steps=0.5 --set sharpness_start={c:g}", f"SharpnessRamp(steps=0.5, start={c:g})"
+    else:
+        print("LUCID acts in full at once, so the loss jumps. --sharpness 64 and a ramp in training are gentler")
+        return
+    print(f"  lucid train RECIPE --from {out} --data TOKENS --set {ramp}")
+    print(f"or in a Trainer:  callbacks=[lucid_attention.{callback}]")

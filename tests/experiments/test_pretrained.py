@@ -1,28 +1,43 @@
 """`pretrained`: the whole path on a tiny Llama, answers as without a cache, and a verdict by its rule."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from lucid_attention import cli, enable_lucid
+from lucid_attention.evals.benchmarks.haystacks import Prose
+from lucid_attention.evals.benchmarks.needles import Needles, draft, write
 from lucid_attention.experiments import pretrained
 from lucid_attention.experiments.engine.jobs import Store, Work
 from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.study import ExperimentError, run_experiment
 from lucid_attention.experiments.pretrained import RULE, Outcome, judge
-from lucid_attention.experiments.real import questions, switching, tuning
+from lucid_attention.experiments.real import given, questions, switching, tuning
 from lucid_attention.experiments.real.given import STAND_IN, open_model, open_tokenizer
 from lucid_attention.experiments.real.runs import ALL, ARMS, CHOSEN, SOFTMAX, STOCK, Plan
 
 from .faking import compute
 
 
+def made_up_prose(name: str) -> Prose:
+    """Sentences in place of Python's docstrings, whose parsing takes longer than all jobs."""
+    random = Random(name)
+    # The words of the questions, so that a prompt has few tokens.
+    settings = Needles(length=256, haystack="noise")
+    words = write(settings, draft(settings, 0), 5)[0].replace(".", "").split()
+    return Prose([" ".join(random.choices(words, k=random.randint(5, 12))) + "." for _ in range(4200)])
+
+
 @pytest.fixture(scope="module")
-def smoke(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """The records of all jobs of the smallest scale."""
-    return compute(pretrained, SMOKE, tmp_path_factory.mktemp("jobs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(given, "read_prose", made_up_prose)
+        yield compute(pretrained, SMOKE, tmp_path_factory.mktemp("jobs"))
 
 
 @pytest.fixture(scope="module")
