@@ -1,7 +1,7 @@
 """How much the loss changes when several cheap layers become LUCID together.
 
-Costs of single layers do not add up: each layer reads what the others have changed. `lucid convert --layers-from` chooses
-among the sets that were measured.
+Costs of single layers do not add up: each layer reads what the others have changed. `lucid convert --layers-from`
+chooses among the sets that were measured.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,8 @@ def disturbances_together(
 ) -> list[Record]:
     """Records of sets of the cheapest layers at strength 1 and the sharpness of the first record, √D.
 
-    model: the one of `disturbances`; its settings are left as in the last record. A `LucidForCausalLM` gives no records:
-    `lucid convert` does not choose its layers. ids: [1, T]. records: of `disturbances`.
+    model: the one of `disturbances`; its settings are left as in the last record. A `LucidForCausalLM` gives no
+    records: `lucid convert` does not choose its layers. ids: [1, T]. records: of `disturbances`.
     """
     if isinstance(model.config, LucidConfig):
         return []

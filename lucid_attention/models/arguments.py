@@ -41,8 +41,8 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layers-from",
         metavar="FILE",
-        help="choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what disturbance`: the "
-        "largest set that costs at most --most-change",
+        help="choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what disturbance`: "
+        "the largest set that costs at most --most-change",
     )
     parser.add_argument(
         "--most-change",
