@@ -66,12 +66,14 @@ def run(args: argparse.Namespace) -> int:
         # The lock is taken before the work, so that a folder that cannot be written is refused first.
         with locked(out, "lucid analyze"):
             model = load_model(folder, args.dtype).to(device)
-            with _progress(model_input.ids.shape[1], device) as progress:
-                results = analyse(model, model_input, what, args, progress)
             ids = model_input.ids[0].tolist()
             digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
             about = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
-            _finish(out, _head(args, model, folder, about), results)
+            # Before the analyses: disturbance changes the attention of the model.
+            head = _head(args, model, folder, about)
+            with _progress(len(ids), device) as progress:
+                results = analyse(model, model_input, what, args, progress)
+            _finish(out, head, results)
     except (ValueError, TypeError, DataError, torch.linalg.LinAlgError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1

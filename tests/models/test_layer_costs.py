@@ -95,7 +95,9 @@ def test_the_commands_go_from_the_analysis_to_the_checkpoint(
     argv = ["analyze", str(llama), "--task", "memory_update", "--what", "disturbance", "--out", str(numbers.parent)]
     assert cli.main(argv) == 0
     assert "the 3 cheapest" in capsys.readouterr().out
-    measured = [one for one in read_json(numbers)["results"]["disturbance"] if len(one["layers"]) == 3]
+    content = read_json(numbers)
+    assert content["checkpoint"]["attention"] == "sdpa", "the attention before it was changed"
+    measured = [one for one in content["results"]["disturbance"] if len(one["layers"]) == 3]
     chosen = ["--layers-from", str(numbers), "--most-change", str(measured[0]["change"] + 1e-9)]
     assert cli.main(["convert", str(llama), str(tmp_path / "lucid"), *chosen, "--sharpness", "64"]) == 0
     shown = capsys.readouterr().out
