@@ -1,7 +1,8 @@
 """C functions that Numba compiles, in the threads that torch itself uses.
 
-A function takes the address of a job, a `ctypes.Structure` with the integers of COUNTERS. Every thread calls it with
-the same job; they share the work by counting. Compiled code is kept beside the source, or where NUMBA_CACHE_DIR says.
+A function takes the address of a job, a block of memory with the integers of COUNTERS: the address of the second one,
+then three zeros. Every thread calls it with the same job; they share the work by counting. Compiled code is kept beside
+the source, or where NUMBA_CACHE_DIR says.
 """
 
 import ctypes
@@ -75,17 +76,15 @@ def obstacle(*tensors: Tensor) -> str:
         return "it is not part of graphs"
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return "it is not part of transforms"
-    if not all(type(x) is Tensor and not x.is_neg() for x in tensors):
-        return "it is for plain tensors"
-    device = tensors[0].device.type
-    return "" if device == "cpu" else f"it is for CPUs, got tensors on {device}"
+    for x in tensors:
+        if type(x) is not Tensor or x.is_neg():
+            return "it is for plain tensors"
+    return "" if tensors[0].is_cpu else f"it is for CPUs, got tensors on {tensors[0].device.type}"
 
 
-def run(function: Any, job: Any, threads: int) -> None:
-    """Work until the job is done."""
-    address = ctypes.addressof(job)
-    job.counters = address + type(job).slots.offset
+def run(function: Any, job: int, threads: int) -> None:
+    """Work until the job at this address is done."""
     if threads == 1:
-        function.ctypes(address)
+        function.ctypes(job)
     else:
-        _parallel()(function.address, address, threads, 0)
+        _parallel()(function.address, job, threads, 0)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from lucid_attention import inverse_key_norms
+from lucid_attention.ops.keys import inverse_norms
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.softmax import fused_step
 from tests.ops.one_pass_cases import cache, correlated, masks, step
 
 pytest.importorskip("numba")
@@ -151,3 +153,38 @@ def test_what_is_not_a_number_is_not_hidden(where: str) -> None:
         fast, plain = (step(tensors, impl, norm=norm) for impl in ("numba", "torch"))
         assert torch.equal(fast.o.isnan(), plain.o.isnan())
         assert torch.equal(fast.y.isnan(), plain.y.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_norms_of_new_keys_are_those_of_torch(dtype: torch.dtype) -> None:
+    k = correlated(2, 5, 3, 37).to(dtype)
+    k[0, 0, 0], k[0, 1, 0], k[0, 2, 0] = 0, 1e-7, torch.nan
+    k[1, 0, 1], k[1, 1, 1] = torch.inf, torch.finfo(dtype).max
+    if dtype != torch.float16:
+        k[1, 2, 1], k[1, 3, 1] = 1e-39, 3e-38
+    for keys in (k, k[:, 1::2], k[:, :, 1:2], k.transpose(0, 1), k[..., 3:29]):
+        fast = fused_step.inverse_norms(keys)
+        assert fast is not None
+        expected = inverse_norms(keys.float())[..., 0]
+        torch.testing.assert_close(fast, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_norms_with_a_gradient_are_torchs() -> None:
+    k = correlated(1, 2, 1, 4).float().requires_grad_()
+    assert fused_step.inverse_norms(k) is None
+    inverse_key_norms(k).sum().backward()
+    with torch.no_grad():
+        assert fused_step.inverse_norms(k) is not None
+
+
+def test_the_memory_of_a_step_does_not_depend_on_defaults() -> None:
+    tensors, before = cache(S=600, D=64, E=64), torch.get_default_dtype()
+    expected = step(tensors, "numba")
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            got = step(tensors, "numba")
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(got.o, expected.o)
+    assert torch.equal(got.y, expected.y)

@@ -33,7 +33,8 @@ from . import triton_decode
 def inverse_key_norms(k: Tensor) -> Tensor:
     """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps beside the keys."""
     checks.check_heads_first("k", k, "[B, H, T, D]")
-    return inverse_norms_of(k.to(working_dtype(k)))[..., 0]
+    norms = fused_step.inverse_norms(k)
+    return inverse_norms_of(k.to(working_dtype(k)))[..., 0] if norms is None else norms
 
 
 def lucid_decode(
@@ -73,7 +74,8 @@ def lucid_decode(
             last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds,
             later ones read what was compiled.
     """
-    checks.check_tensor("inverse_norms", inverse_norms)
+    if inverse_norms is None:
+        checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
         q,
         k,

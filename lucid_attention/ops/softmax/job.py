@@ -19,7 +19,7 @@ Addresses are integers, 0 for what is not there; strides are in elements; n = BÂ
     scratch: `scratch_size` floats a thread; results: even Â· (E + 3) floats for each piece of each head.
 """
 
-import ctypes
+import struct
 
 from ..native import COUNTERS
 
@@ -36,8 +36,11 @@ INTEGERS = (
 NUMBERS = ("scale", "sharpness", "strength")
 
 
-class Job(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in INTEGERS] + [(name, ctypes.c_double) for name in NUMBERS]
+# The integers, then the numbers; the memory after it is aligned as that of a vector.
+JOB = struct.Struct(f"{len(INTEGERS)}q{len(NUMBERS)}d")
+JOB_SIZE = -(-JOB.size // 64) * 64
+# Where `counters` points to.
+COUNTED = 8 * INTEGERS.index("slots")
 
 
 def scratch_size(even: int, D: int) -> int:

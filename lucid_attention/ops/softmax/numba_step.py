@@ -17,31 +17,12 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from ..numba_parts import FAST, INNER, ZERO, F, exponential, pointer, sources, ticket
+from ..numba_parts import EXAMPLES, FAST, INNER, SMALLEST, ZERO, F, exponential, pointer, sources, ticket, wide
 from ..numba_tiles import LANES, MORE, WIDE, add_few_to_two, add_to_more, add_to_two, scores_of_more, scores_of_two
 from .job import BLOCK, INTEGERS, NUMBERS
 
 INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
-# Numba has no 16-bit floats: integers hold their bits.
-BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
-# The square of the smallest norm that is not zero.
-SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
-
-
-@intrinsic
-def _wide(context: Any, x: Any) -> Any:
-    """A stored number as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
-
-    def widen(_: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.args[0] == types.uint16:
-            bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-            return builder.bitcast(bits, ir.FloatType())
-        if sig.args[0] == types.int16:
-            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-        return args[0]
-
-    return types.float32(x), widen
 
 
 @intrinsic
@@ -90,7 +71,7 @@ def _scores(
             first = 0 if j >= fours else whole
             s = ZERO if j >= fours else out[r * BLOCK + j]
             for d in range(first, D):
-                s += row[r * D + d] * _wide(key[j * stride + d])
+                s += row[r * D + d] * wide(key[j * stride + d])
             out[r * BLOCK + j] = s
 
 
@@ -121,7 +102,7 @@ def _add_values(
         for j in range(count):
             for r in range(R):
                 for e in range(E - E % LANES, E):
-                    out[r * E + e] += weight[r * BLOCK + j] * _wide(value[j * stride + e])
+                    out[r * E + e] += weight[r * BLOCK + j] * wide(value[j * stride + e])
 
 
 @njit(**INNER)
@@ -186,21 +167,21 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             factor = c * inverse if job.known != 0 else c / F(D)
             for d in range(D):
-                row[d] = _wide(k[d]) * factor
-                score += _wide(k[d]) * _wide(k[d]) * factor
+                row[d] = wide(k[d]) * factor
+                score += wide(k[d]) * wide(k[d]) * factor
         else:
             x, factor = pointer(q + job.itemsize * r * D, example), F(job.scale)
             if job.qk != 0:
                 squares = 0.0
                 for d in range(D):
-                    squares += np.float64(_wide(x[d])) * np.float64(_wide(x[d]))
+                    squares += np.float64(wide(x[d])) * np.float64(wide(x[d]))
                 factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
             for d in range(D):
                 # At a masked position, queries that are not finite read as zero.
-                broken = hidden and not abs(_wide(x[d])) < INFINITE
-                row[d] = ZERO if broken else _wide(x[d]) * factor
+                broken = hidden and not abs(wide(x[d])) < INFINITE
+                row[d] = ZERO if broken else wide(x[d]) * factor
             for d in range(D):
-                score += row[d] * _wide(k[d])
+                score += row[d] * wide(k[d])
         if job.qk != 0 and r < G:
             score *= inverse * F(math.sqrt(D))
         own[r] = NOTHING if hidden and r < G else score
@@ -255,7 +236,7 @@ def _finish(job: Any, h: int, example: Any) -> None:
     if R > G and job.known == 0:
         take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
     for e in range(E):
-        x = _wide(v[e])
+        x = wide(v[e])
         if R > G:
             x -= take * sums[G * E + e]
         y[e] = _narrow(ZERO if hidden else x * beta, example)
@@ -270,7 +251,7 @@ def _finish(job: Any, h: int, example: Any) -> None:
         factor = ZERO if total == ZERO else F(1.0) / total
         o = pointer(job.o + job.itemsize * (h * G + r) * E, example)
         for e in range(E):
-            o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
+            o[e] = _narrow((sums[r * E + e] * past + weight * wide(y[e])) * factor, example)
 
 
 def _kernel(example: Any, version: int) -> Any:
@@ -340,9 +321,6 @@ def _kernel(example: Any, version: int) -> Any:
             task = ticket(job.counters + 8)
 
     return step
-
-
-EXAMPLES = {"float32": ZERO, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 def compiled(dtype: str, cache: bool) -> Any:
