@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention import inverse_key_norms
+from lucid_attention import inverse_key_norms, lucid_decode
 from lucid_attention.ops.keys import inverse_norms
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
@@ -188,3 +188,50 @@ def test_the_memory_of_a_step_does_not_depend_on_defaults() -> None:
         torch.set_default_dtype(before)
     assert torch.equal(got.o, expected.o)
     assert torch.equal(got.y, expected.y)
+
+
+def _without_norm(norms: Tensor, place: int) -> Tensor:
+    norms = norms.clone()
+    norms[:, :, place] = torch.nan
+    return norms
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", [{}, {"B": 1, "H": 1, "S": 2500}], ids=["heads", "pieces"])
+def test_a_missing_norm_is_written(norm: str, impl: str, wide: bool, shape: dict[str, int]) -> None:
+    tensors = cache(**shape)
+    whole = inverse_key_norms(tensors["k"])
+    whole = whole.double() if wide else whole
+    norms, before = _without_norm(whole, -1), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        got = lucid_decode(**tensors, inverse_norms=norms, norm_known=False, norm=norm, impl=impl)
+        expected = lucid_decode(**tensors, inverse_norms=whole, norm=norm, impl=impl)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(norms, whole, rtol=1e-6, atol=0)
+    for name in ("o", "y"):
+        torch.testing.assert_close(getattr(got, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_a_missing_norm_is_written_into_a_buffer(impl: str) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    whole = inverse_key_norms(tensors["k"])
+    norms = _without_norm(whole, 130)
+    mask = (torch.arange(300) <= 130).expand(2, 300)
+    options = {"key_mask": mask, "position": torch.tensor(130), "impl": impl}
+    got = lucid_decode(**tensors, inverse_norms=norms, norm_known=False, **options)
+    torch.testing.assert_close(norms, whole, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.y, lucid_decode(**tensors, inverse_norms=whole, **options).y)
+
+
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_norms_that_share_a_place_cannot_be_written(impl: str) -> None:
+    tensors = cache()
+    shared = inverse_key_norms(tensors["k"])[:1, :1].expand(2, 2, 301)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        lucid_decode(**tensors, inverse_norms=shared, norm_known=False, impl=impl)

@@ -29,9 +29,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     run = fused_step.run
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
-        return run(*arguments)
+        return run(*arguments, **options)
 
     monkeypatch.setattr(fused_step, "run", counted)
     return calls

@@ -54,11 +54,25 @@ def _function(dtype: torch.dtype) -> Any:
     return native.compiled(".softmax.numba_step", DTYPES[dtype])
 
 
+def can_write_norm(token: Token) -> bool:
+    """Whether `run` can write 1/‖k‖ of the new key: it uses the given norms, each in a place of its own."""
+    inverse = token.inverse_norms
+    if token.norm == "row_max" or inverse is None or type(inverse) is not Tensor or inverse.dtype != torch.float32:
+        return False
+    (B, H, total), (batch, head, one) = inverse.shape, inverse.stride()
+    return one == 1 and (head >= total or H == 1) and (batch >= H * head or B == 1)
+
+
 def run(
-    token: Token, pending: int | None = None, rows: tuple[Tensor, Tensor] | None = None, recent: Tensor | None = None
+    token: Token,
+    pending: int | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
+    recent: Tensor | None = None,
+    writes_norm: bool = False,
 ) -> Decoded:
     """One token.
 
+    writes_norm: whether it writes 1/‖k‖ of the new key into the norms (see `can_write_norm`).
     pending, rows, recent: where the keys after the first `pending` are not those of the cache: `cached`, (`rows`,
     `recent_rows`) and `recent` of `Job`, float32 and contiguous.
     """
@@ -99,7 +113,7 @@ def run(
         q.data_ptr(), moving, k.data_ptr(), meeting, recent_at, past.data_ptr(), inverse_at, mask_at, v.data_ptr(),
         c_at, beta_at, o.data_ptr(), y.data_ptr(),
         n, H, G, R, even, D, E, k.element_size(), cached, live, place, pieces, token.norm != "row_max",
-        token.norm == "qk",
+        token.norm == "qk", writes_norm,
         key_b, key_h, key_t, value_b, value_h, value_t, inverse_b, inverse_h, mask_b,
         scratch, size, scratch + 4 * threads * size,
         address + COUNTED, 0, 0, 0,

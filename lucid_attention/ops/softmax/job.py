@@ -13,7 +13,8 @@ Addresses are integers, 0 for what is not there; strides are in elements; n = B�
         bool, False for masked keys, with the stride of its first one.
     c, beta: [n], float32; without c it is `sharpness` for all heads. known: whether c is the largest exponent of the
         key's row.
-    qk: whether queries and keys are normalised for the scores.
+    qk: whether queries and keys are normalised for the scores. writes_norm: whether 1/‖k‖ of the new key is missing in
+        `inverse` and has to be written there.
     place: of the new key in the sequence. pieces: into which the keys of a head are divided.
     counters: address of slots, next and done, which threads count up from 0.
     scratch: `scratch_size` floats a thread; results: even · (E + 3) floats for each piece of each head.
@@ -29,6 +30,7 @@ BLOCK = 256
 INTEGERS = (
     *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
     *("n", "H", "G", "R", "even", "D", "E", "itemsize", "cached", "live", "place", "pieces", "known", "qk"),
+    "writes_norm",
     *("key_b", "key_h", "key_t", "value_b", "value_h", "value_t", "inverse_b", "inverse_h", "mask_b"),
     *("scratch", "scratch_size", "results"),
     *COUNTERS,

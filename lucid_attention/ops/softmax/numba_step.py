@@ -151,7 +151,14 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
     hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
     inverse = F(1.0)
     if job.inverse != 0:
-        inverse = pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
+        inverses = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + job.place), ZERO)
+        if job.writes_norm != 0:
+            squares = 0.0
+            for d in range(D):
+                squares += np.float64(wide(k[d])) * np.float64(wide(k[d]))
+            # All pieces of a head write the same number.
+            inverses[0] = ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
+        inverse = inverses[0]
     for r in range(R):
         row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
         score = ZERO
