@@ -216,7 +216,8 @@ def _join(job: Any, h: int) -> None:
         at = job.even * E + 3 * r
         top = results[at]
         for p in range(1, job.pieces):
-            top = max(top, results[p * size + at])
+            largest = results[p * size + at]
+            top = largest if largest > top else top
         for p in range(job.pieces):
             largest = results[p * size + at]
             factor = F(1.0) if largest == top else exponential(largest - top)
@@ -241,7 +242,7 @@ def _finish(job: Any, h: int, example: Any) -> None:
     beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
     take, at = F(job.strength), job.even * E + 3 * G
     if R > G and job.known == 0:
-        take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
+        take *= ZERO if sums[at] == NOTHING else exponential(ZERO if sums[at] > sums[at + 2] else sums[at] - sums[at + 2])
     for e in range(E):
         x = wide(v[e])
         if R > G:
@@ -292,16 +293,18 @@ def _kernel(example: Any, version: int) -> Any:
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             for part in range(2):
                 # Keys of the cache, then recent ones.
-                begin, end, shift = p * size, min(job.cached, p * size + size), 0
+                begin, end, shift, width = p * size, p * size + size, 0, bytes_
+                end = end if end < job.cached else job.cached
                 if part == 1:
-                    begin, end, shift = 0, job.live if p == 0 else 0, job.cached
+                    # Not as the literal 4, for which Numba would compile `_scores` once more.
+                    begin, end, shift, width = 0, job.live if p == 0 else 0, job.cached, 4
                 for first in range(begin, end, BLOCK):
-                    count, place = min(BLOCK, end - first), shift + first
+                    count, place = BLOCK if first + BLOCK < end else end - first, shift + first
                     if part == 1:
-                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, 4, ZERO)
+                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, width, ZERO)
                     else:
                         at = keys + bytes_ * first * job.key_t
-                        _scores(rows, even, D, at, job.key_t, count, weights, bytes_, example)
+                        _scores(rows, even, D, at, job.key_t, count, weights, width, example)
                     inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
                     mask = pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
