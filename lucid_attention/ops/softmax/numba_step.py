@@ -242,7 +242,8 @@ def _finish(job: Any, h: int, example: Any) -> None:
     beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
     take, at = F(job.strength), job.even * E + 3 * G
     if R > G and job.known == 0:
-        take *= ZERO if sums[at] == NOTHING else exponential(ZERO if sums[at] > sums[at + 2] else sums[at] - sums[at + 2])
+        shift = sums[at] - sums[at + 2]
+        take *= ZERO if sums[at] == NOTHING else exponential(ZERO if shift > ZERO else shift)
     for e in range(E):
         x = wide(v[e])
         if R > G:
