@@ -34,6 +34,7 @@ def assert_right(tensors: dict[str, Tensor], tolerance: float = 2e-5, **options:
         {"S": 128, "G": 1},
         {"S": 517, "B": 1, "H": 1, "G": 9, "D": 68},
         {"S": 260, "H": 3, "D": 64, "E": 64},
+        {"S": 260, "G": 1, "D": 64, "E": 68},
     ],
     ids=str,
 )

@@ -24,8 +24,8 @@ import struct
 
 from ..native import COUNTERS
 
-# Keys that are read at a time: their scores stay in the first cache of a core.
-BLOCK = 256
+# Keys that are read at a time, at most: their scores stay in the first cache of a core.
+MOST_KEYS = 256
 
 INTEGERS = (
     *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
@@ -47,4 +47,4 @@ COUNTED = 8 * INTEGERS.index("slots")
 
 def scratch_size(even: int, D: int) -> int:
     """Floats of a thread: rows for cached and for recent keys, scores of a block, scores of the new key."""
-    return even * (2 * D + BLOCK + 1)
+    return even * (2 * D + MOST_KEYS + 1)

@@ -18,8 +18,22 @@ from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
 from ..numba_parts import EXAMPLES, FAST, INNER, SMALLEST, ZERO, F, exponential, pointer, sources, ticket, wide
-from ..numba_tiles import LANES, MORE, WIDE, add_few_to_two, add_to_more, add_to_two, scores_of_more, scores_of_two
-from .job import BLOCK, INTEGERS, NUMBERS
+from ..numba_tiles import (
+    LANES,
+    MORE,
+    WIDE,
+    WIDEST,
+    add_few_to_two,
+    add_to_more,
+    add_to_one,
+    add_to_two,
+    scores_of_more,
+    scores_of_two,
+)
+from .job import INTEGERS, MOST_KEYS, NUMBERS
+
+# Keys that are read at a time. Short vectors read the values of a block once for each row.
+BLOCK = MOST_KEYS if LANES == 16 else MOST_KEYS // 2
 
 INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
@@ -81,6 +95,11 @@ def _add_values(
 ) -> None:
     """sums[r] += Σ_j weights[r, j] · value j. R is even."""
     e = 0
+    while LANES == 8 and R == 2 and e + WIDEST <= E:
+        for r in range(R):
+            into = sums + 4 * (r * E + e)
+            add_to_one(weights + 4 * r * BLOCK, BLOCK, values + size * e, stride, count, into, E, example)
+        e += WIDEST
     while e + WIDE <= E:
         r = 0
         while r < R:
