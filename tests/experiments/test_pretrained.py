@@ -18,7 +18,7 @@ from lucid_attention.experiments.engine.jobs import Store, Work
 from lucid_attention.experiments.engine.scale import SMALL, SMOKE
 from lucid_attention.experiments.engine.study import ExperimentError, run_experiment
 from lucid_attention.experiments.pretrained import RULE, Outcome, judge
-from lucid_attention.experiments.real import given, questions, switching, tuning
+from lucid_attention.experiments.real import figures, given, questions, switching, tuning
 from lucid_attention.experiments.real.given import STAND_IN, open_model, open_tokenizer
 from lucid_attention.experiments.real.runs import ALL, ARMS, CHOSEN, SOFTMAX, STOCK, Plan, share_right
 
@@ -128,6 +128,16 @@ def test_a_packed_sequence_has_labels_on_its_answers_only(work: Work, smoke: Sto
 
 def test_the_share_of_answers_counts_every_question_once() -> None:
     assert share_right({"right": [[True, False, False], [True]]}) == 50
+
+
+def test_a_rate_at_the_edge_of_its_sweep_is_named_as_such() -> None:
+    rates = (1e-5, 1e-4, 1e-3)
+    assert [figures._chosen_rate(rate, rates) for rate in rates] == [
+        "1e-05, the smallest tried",
+        "0.0001",
+        "0.001, the largest tried",
+    ]
+    assert figures._chosen_rate(1e-4, (1e-4,)) == "0.0001"
 
 
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(

@@ -75,13 +75,22 @@ def _switches(plan: Plan) -> list[Figure]:
     by_c = curve(lambda one: one["sharpness"] if len(one["layers"]) == every and one["strength"] == 1 else None)
     whole = curve(lambda one: one["strength"] if len(one["layers"]) == every and one["sharpness"] == root else None)
     label = "nats above softmax"
+    alone = [series("c = √D", "lucid", *by_layer)]
     return [
-        lines("LUCID in one layer, without training", "layer", label, [series("c = √D", "lucid", *by_layer)]),
+        lines("LUCID in one layer, without training", "layer", label, alone, note=_dearest(*by_layer)),
         lines(
             "LUCID in all layers, without training: sharpness", "c", label, [series("s = 1", "lucid", *by_c)], log="x"
         ),
         lines("LUCID in all layers, without training: strength", "s", label, [series("c = √D", "lucid", *whole)]),
     ]
+
+
+def _dearest(layers: list[float], costs: list[float]) -> str:
+    """The two layers that cost most, in words: beside them the others are a flat line."""
+    order = sorted(range(len(layers)), key=lambda at: -costs[at])
+    first = " and ".join(f"layer {layers[at]:g} costs {costs[at]:.2f}" for at in order[:2])
+    rest = statistics.median(costs[at] for at in order[2:]) if order[2:] else 0.0
+    return f"{first[0].upper()}{first[1:]} nats, the median of the others is {rest:.3f}."
 
 
 def _curves(plan: Plan) -> Figure:
@@ -188,11 +197,17 @@ def _sweep(plan: Plan) -> Table:
     rows = [[TITLES[arm], *(plan.done[job]["test_loss"][-1] for job in plan.sweep(arm).values())] for arm in ARMS]
     for row, arm in zip(rows, ARMS, strict=True):
         row[1:] = [round(float(loss), 3) for loss in row[1:]]
-        row.append(f"{plan.rate(arm):g}")
-    note = f"Held-out loss after {plan.size.sweep_steps} steps."
+        row.append(_chosen_rate(plan.rate(arm), plan.size.rates))
+    note = f"Held-out loss after {plan.size.sweep_steps} steps, in which LUCID's whole ramp lies."
     return table(
         "Sweep of learning rates", ["arm", *(f"{rate:g}" for rate in plan.size.rates), "chosen"], rows, note=note
     )
+
+
+def _chosen_rate(rate: float, rates: tuple[float, ...]) -> str:
+    """The rate, with a word where a rate beyond the sweep may be better."""
+    edge = {max(rates): ", the largest tried", min(rates): ", the smallest tried"} if len(rates) > 1 else {}
+    return f"{rate:g}{edge.get(rate, '')}"
 
 
 def _ends(plan: Plan) -> Table:
