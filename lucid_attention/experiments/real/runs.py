@@ -151,7 +151,9 @@ class Plan:
     def equal_time(self) -> int:
         """The steps of softmax attention in the time of LUCID in all layers."""
         ratio = self.done[self.cost_jobs()["training", self.size.cost_training[0], ALL]]["ratio"]
-        return math.ceil(self.size.steps * max(1.0, ratio))
+        # The time of a tiny model is noise, and a long run would come to needles that do not fit into its sequences.
+        longest = 2.0 if self.scale.tiny else math.inf
+        return math.ceil(self.size.steps * min(max(1.0, ratio), longest))
 
     def final(self, arm: str, seed: int) -> Job:
         """The run of an arm."""
