@@ -1,8 +1,9 @@
 """The read-out under padding, of packed documents and behind a past by torch's flash kernel for different lengths.
 
-CUDA and ROCm, 16 bit. No mask is made, nothing is read on the host, and torch has its backward. A masked key is hidden by
-one more feature: a in every query, −b in masked keys and 0 in the others, so that its score falls by a · b · scale, which
-leaves it a weight of exactly 0. The largest head size, 256, has no room for it: there masked keys stay with strips.
+CUDA and ROCm, 16 bit. No mask is made, nothing is read on the host, and torch has its backward. A masked key is hidden
+by one more feature: a in every query, −b in masked keys and 0 in the others, so that its score falls by a · b · scale,
+which leaves it a weight of exactly 0. Its value is zero too, so a query that sees masked keys only reads zero. The
+largest head size, 256, has no room for the feature: there masked keys stay with strips.
 """
 
 import inspect
@@ -14,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..packing import document_bounds, on_device
+from ..packing import on_device
 from ..precision import working_dtype
 from .strips import clean
 
 # The kernel's largest head size, and what a head size must be a multiple of.
 LARGEST, MULTIPLE = 256, 8
 CAUSAL = (-1, 0)
-# A masked key's score is at most −2^22. Rounded in float32 it stays exact enough for queries that see no key.
+# A masked key's score is at most −2^22: low enough, and its rounding in float32 makes no exponential infinite.
 DEEP = 22
 # Powers of two that a feature of the dtype can hold: their product is a · b.
 MOST = {torch.float16: 30, torch.bfloat16: 120}
@@ -62,23 +63,12 @@ def read(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: T
     wide_q = F.pad(q, (0, 1), value=2.0 ** (depth - depth // 2))
     wide_k = torch.cat([k, hiding.expand(-1, k.shape[1], -1, -1)], -1)
     o = _read(wide_q, wide_k, F.pad(y, (0, 1)), cu_seqlens, scale)[..., :-1]
-    o = o.masked_fill(_sees_none(key_mask, cu_seqlens, q.shape[2])[:, None, :, None], 0)
     return o.masked_fill(_too_large(q, k, scale)[..., None], math.nan)
 
 
 def _depth(scale: float) -> int:
     """The exponent of a · b."""
     return DEEP + math.ceil(-math.log2(scale))
-
-
-def _sees_none(key_mask: Tensor, cu_seqlens: Tensor | None, T: int) -> Tensor:
-    """[B, T]: whether all keys up to a query, in its document, are masked."""
-    total = key_mask.shape[1]
-    seen = F.pad(key_mask.int().cumsum(1), (1, 0))
-    if cu_seqlens is None:
-        return seen[:, -T:] == 0
-    starts = document_bounds(cu_seqlens, total, total, key_mask.device)[0]
-    return seen[:, 1:] == seen.index_select(1, starts)
 
 
 def _too_large(q: Tensor, k: Tensor, scale: float) -> Tensor:
