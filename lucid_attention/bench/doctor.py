@@ -16,6 +16,7 @@ from ..base.tables import text_table
 from ..ops import dispatch, proof, self_check, triton_support
 from ..ops.self_check import OPERATORS, Case, Finding
 from .doctor_costs import Cost, measure
+from .harness import cpu_model
 
 OK, WRONG = "right", "WRONG"
 # Packages that implementations are made of, and the names under which they are installed.
@@ -72,7 +73,8 @@ def environment(device: torch.device) -> dict[str, str]:
         about |= {"name": known["device"], "capability": known["capability"], "runtime": known["runtime"]}
         about |= {"driver": known["driver"], "memory": f"{torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"}
     else:
-        about |= {"name": platform.processor() or platform.machine(), "threads": str(torch.get_num_threads())}
+        about |= {"name": cpu_model(), "instructions": torch.backends.cpu.get_cpu_capability()}
+        about["threads"] = str(torch.get_num_threads())
     if triton_support.interpreted():
         about["Triton"] += ", in its interpreter: slow, for tests"
     return about
@@ -149,15 +151,20 @@ def remember_kernels(device: torch.device, checks: list[Check]) -> str | None:
 def what_auto_chooses(device: torch.device) -> dict[str, str]:
     """By operator, what impl="auto" uses on the device and why."""
     reason = _no_kernels(device)
-    kernels = "triton, for bfloat16, float16 and float32"
-    solve = f"blockwise ({reason})" if reason else f"{kernels}: they were right on this device"
-    decode = f"torch ({reason})" if reason else f"{kernels}: they were right on this device"
-    path, linear = dispatch.BLOCKWISE[0], dispatch.RECURRENT[0]
+    kernels = "triton, for bfloat16, float16 and float32: the kernels were right on this device"
+    whole = f"{dispatch.BLOCKWISE[0]} ({reason})" if reason else kernels
+    step = kernels
+    if reason:
+        no_numba = self_check.cannot_run("numba", device, torch.float32)
+        step = (
+            f"torch ({reason if device.type == 'cuda' else no_numba})" if no_numba else "numba, compiled for this CPU"
+        )
+    start = f"impl='auto' on {device} uses for"
     return {
-        "lucid_attention": f"impl='auto' on {device} uses for lucid_attention and precondition: {solve}",
-        "lucid_decode": f"impl='auto' on {device} uses for lucid_decode: {decode}",
-        "path": f"impl='auto' on {device} uses for PaTH: {path}; for one token: torch (the only ones on every device)",
-        "linear": f"impl='auto' on {device} uses for linear attention: {linear} (fla is used on request)",
+        "lucid_attention": f"{start} lucid_attention and precondition: {whole}",
+        "path": f"{start} PaTH and LUCID-PaTH: {whole}",
+        "lucid_decode": f"{start} one token (lucid_decode, path_decode): {step}",
+        "linear": f"{start} linear attention: {dispatch.RECURRENT[0]} (fla is used on request)",
     }
 
 
