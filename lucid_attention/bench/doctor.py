@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     about = environment(device)
     print(text_table([["", ""], *([name, value] for name, value in about.items())]).strip(), file=out)
     checks = list(_run_checks(device, quick=args.quick))
-    print("\n" + _table(checks), file=out)
+    print("\nError: of outputs and gradients against float64, relative to the largest entry", file=out)
+    print(_table(checks), file=out)
     for line in not_run(device, quick=args.quick):
         print(line, file=out)
     wrong = {(check.case.operator, check.impl) for check in checks if not check.finding.ok}
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         names = ", ".join(sorted({impl for _, impl in wrong}))
         print(f"\nWRONG on this device: {names}. Please report it, with the output of --json FILE", file=out)
+    else:
+        print(f"\nAll {len(checks)} checks are right on {device}", file=out)
     return 1 if wrong else 0
 
 
@@ -127,11 +130,15 @@ def _table(checks: list[Check]) -> str:
 
 
 def _cost_table(costs: list[Cost]) -> str:
-    rows = [["cost", "implementation", "ms", "of SDPA's time", "MB", "of SDPA's memory"]]
+    known = any(cost.megabytes is not None for cost in costs)
+    rows = [["cost", "implementation", "ms", "of SDPA's time", *(["MB", "of SDPA's memory"] if known else [])]]
     for cost in costs:
         memory = ["-", "-"] if cost.megabytes is None else [f"{cost.megabytes:.1f}", f"{cost.memory_ratio:.2f}"]
-        rows.append([cost.what, cost.impl, f"{1000 * cost.seconds:.3g}", f"{cost.time_ratio:.2f}", *memory])
-    return text_table(rows, rule=True)
+        ms = 1000 * cost.seconds
+        time = f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+        rows.append([cost.what, cost.impl, time, f"{cost.time_ratio:.2f}", *(memory if known else [])])
+    table = text_table(rows, rule=True)
+    return table if known else f"{table}\nMemory is told on GPUs only; `lucid bench memory` measures it on a CPU"
 
 
 def remember_kernels(device: torch.device, checks: list[Check]) -> str | None:

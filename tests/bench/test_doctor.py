@@ -53,6 +53,7 @@ def test_on_a_healthy_machine_everything_is_right(capsys: pytest.CaptureFixture[
     assert found["environment"]["torch"] == torch.__version__
     assert any("triton" in line for line in found["not_run"])
     assert "impl='auto' on cpu uses for lucid_attention and precondition: blockwise" in text
+    assert f"All {len(found['checks'])} checks are right on cpu" in text
     assert ("path_decode): numba" in text) == (find_spec("numba") is not None)
     assert text.count("right") >= 2 * len(found["checks"])
 
