@@ -108,13 +108,12 @@ def compile_all(
 def let_use_all_registers(architecture: str, kernels: set[str]) -> None:
     """Write kernels to the table of `ops/triton_registers.py`."""
     known = triton_registers.SPILLING
-    known[architecture] = tuple(sorted({*known.get(architecture, ()), *kernels}))
+    known[architecture] = sorted({*known.get(architecture, []), *kernels})
     file = Path(triton_registers.__file__)
     rows = []
     for name in sorted(known, key=list(TARGETS).index):
-        names = ", ".join(f'"{kernel}"' for kernel in known[name])
-        rows.append(f'    "{name}": ({names},),  # fmt: skip\n')
-    text, count = re.subn(r"(?<== \{\n)[^}]*", lambda match: "".join(rows), file.read_text())
+        rows += [f'    "{name}": [', *(f'        "{kernel}",' for kernel in known[name]), "    ],"]
+    text, count = re.subn(r"(?<== \{\n)[^}]*", lambda match: "\n".join(rows) + "\n", file.read_text())
     assert count == 1, f"{file.name} has no table"
     file.write_text(text)
 

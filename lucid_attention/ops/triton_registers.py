@@ -10,13 +10,20 @@ import triton
 from .triton_tiles import architecture
 
 ALL = 255
-SPILLING: dict[str, tuple[str, ...]] = {
-    "sm_80": ("path_apply_kernel",),
-    "sm_89": ("key_gradient_kernel", "pack_keys_kernel", "project_kernel"),
+SPILLING: dict[str, list[str]] = {
+    "sm_80": [
+        "path_apply_kernel",
+    ],
+    "sm_89": [
+        "key_gradient_kernel",
+        "pack_keys_kernel",
+        "path_pull_kernel",
+        "project_kernel",
+    ],
 }
 
 
 def registers(kernel: triton.JITFunction, device: torch.device) -> dict[str, int]:
     """What a launch of a kernel says about registers."""
-    names = SPILLING.get(architecture(device), ())
+    names = SPILLING.get(architecture(device), [])
     return {"maxnreg": ALL} if names and kernel.__name__ in names else {}
