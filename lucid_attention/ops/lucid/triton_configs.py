@@ -42,13 +42,15 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     whole = 32 if dtype == torch.float32 else features
     rows, out = GRADIENT.get(architecture, (32, 64))
     piece = 16 if dtype == torch.float16 else GRADIENT_VALUES.get(architecture, 32)
+    # Whole keys of 256 leave less room for values; only here it is too little.
+    narrow = architecture == "sm_120" and whole == 256
     if dtype != torch.bfloat16:
         rows, out = 32, 64 if features <= 128 else 32
     return SolveTiles(
         inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
         merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
-        update=Tile(64, 32, width, whole),
+        update=Tile(64, 32, min(64, width) if narrow else width, whole),
         gradient=Tile(rows, 32, min(piece, values), min(whole, 64), out=out),
     )
 
