@@ -20,6 +20,9 @@ SPILLING: dict[str, list[str]] = {
         "path_pull_kernel",
         "project_kernel",
     ],
+    "sm_120": [
+        "path_step_prepare_kernel",
+    ],
 }
 
 

@@ -31,7 +31,7 @@ class SolveTiles:
 
 # Rows of a tile and piece of the head size of the gradients of bfloat16 keys: the largest that spill nothing. 64 rows
 # are what the matrix instructions of sm_90 and sm_100 need.
-GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 128), "sm_100": (64, 64), "gfx942": (64, 128)}
+GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 64), "sm_100": (64, 64), "gfx942": (64, 128)}
 # The piece of the values in flight there: 32, or what packed documents need to spill nothing (float16 everywhere).
 GRADIENT_VALUES = {"sm_90": 16}
 
