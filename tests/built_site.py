@@ -28,7 +28,8 @@ OUTSIDE = """
 """
 SCROLLING = """
 [...document.querySelectorAll("article table")].filter(table => {
-    const scrolls = up => up && (["auto", "scroll"].includes(getComputedStyle(up).overflowX) || scrolls(up.parentElement))
+    const scrolls = up => up &&
+        (["auto", "scroll"].includes(getComputedStyle(up).overflowX) || scrolls(up.parentElement))
     return table.getBoundingClientRect().width > WIDTH && !scrolls(table.parentElement)
 }).length
 """
@@ -64,12 +65,16 @@ def test_the_page_fits_a_phone_and_fetches_nothing(page: Path, browser: Browser)
 def test_formulas_are_drawn_with_the_font_of_the_site(browser: Browser) -> None:
     browser.open(SITE / "mathematics.html", *DESKTOP, "light")
     sizes = browser.run(
-        "[...document.querySelectorAll('math')].map(each => each.getBoundingClientRect()).map(box => [box.width, box.height])"
+        "[...document.querySelectorAll('math')].map(each => each.getBoundingClientRect())"
+        ".map(box => [box.width, box.height])"
     )
     assert len(sizes) > 400
     assert all(width > 2 and height > 4 for width, height in sizes)
     assert browser.run("document.fonts.ready.then(() => document.fonts.check('16px \"STIX Two Math\"'))")
     assert not browser.run("document.querySelectorAll('merror').length")
+    # A formula at the start of a line must not end its paragraph.
+    texts = browser.run("[...document.querySelectorAll('article p')].map(each => each.innerText.trim())")
+    assert [text for text in texts if text.startswith((".", ",", ";", ":", ")"))] == []
 
 
 @pytest.mark.parametrize("page", WIDE)
@@ -87,7 +92,7 @@ def test_search_finds_a_page(browser: Browser) -> None:
     browser.run("document.querySelector('input.md-search__input').focus()")
     browser.run(
         "(() => { const box = document.querySelector('input.md-search__input'); box.value = 'sharpness';"
-        " box.dispatchEvent(new Event('keyup', {bubbles: true})); box.dispatchEvent(new Event('input', {bubbles: true})) })()"
+        " for (const kind of ['keyup', 'input']) box.dispatchEvent(new Event(kind, {bubbles: true})) })()"
     )
     found = "document.querySelectorAll('.md-search-result__item').length"
     assert browser.run(

@@ -16,7 +16,6 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from math_core import LatexToMathML
 from mkdocs.config.defaults import MkDocsConfig
@@ -40,13 +39,31 @@ PAGES = {
 }
 # Sections of the navigation that take the files whose names begin so.
 SECTIONS = {"guides/": "Guides", "results": "Results", "benchmarks": "Benchmarks", "gpu": "Benchmarks", "": "Theory"}
+# Pages of the reference: title, rooms of the package in the order of the page, first sentence.
 REFERENCE = {
-    "operators": ("Operators", ".ops", "Functions on tensors of shape `[B, H, T, D]`."),
-    "modules": ("Modules", ".nn", "Layers with projections, positions and a cache."),
-    "models": ("Transformers models", ".models", 'They need `pip install -c constraints.txt ".[transformers]"`.'),
+    "operators": (
+        "Operators",
+        (".ops.lucid", ".ops.path", ".ops.softmax", ".ops.linear"),
+        "Functions on tensors of shape `[B, H, T, D]`: batch, heads, length, head size.",
+    ),
+    "modules": (
+        "Modules",
+        (".nn",),
+        "Layers with projections, positions and a cache. `ATTENTIONS` has all of them by name: "
+        "[the family](../guides/family.md).",
+    ),
+    "models": (
+        "Transformers models",
+        (".models",),
+        'They need `pip install -c constraints.txt ".[transformers]"`. Fields of `LucidConfig` that are not listed are '
+        "those of `LlamaConfig`.",
+    ),
 }
 # Its docstring lists many arguments in one entry, about which the reader of docstrings warns.
-OPTIONS = {"LucidConfig": "\n    options:\n      docstring_options: {warnings: false}"}
+OPTIONS = {
+    "LucidConfig": "docstring_options: {warnings: false}, docstring_section_style: list, members: [from_llama]",
+    "LucidForCausalLM": "members: [forward]",
+}
 FENCE = re.compile(r"^ *(`{3,}|~{3,})")
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 INLINE_MATH = re.compile(r"\$`([^`]+)`\$")
@@ -69,8 +86,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made here."""
     made = {page: _text_of(ROOT / path) for path, page in PAGES.items() if (ROOT / path).exists()}
-    for name, (title, room, about) in REFERENCE.items():
-        made[f"reference/{name}.md"] = _reference(title, room, about)
+    for name, (title, rooms, about) in REFERENCE.items():
+        made[f"reference/{name}.md"] = _reference(title, rooms, about)
     made["reference/commands.md"] = _commands()
     for uri, text in made.items():
         files.append(File.generated(config, uri, content=text))
@@ -78,7 +95,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, _source_page(path), content=_source(ROOT / path)))
     # ziamath is here for its font alone; importing it warns.
     found = find_spec("ziamath")
-    assert found is not None and found.origin is not None, "ziamath is missing: make docs installs it"
+    if found is None or found.origin is None:
+        raise PluginError("the package ziamath is missing: make docs installs it")
     font = Path(found.origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
     files.append(File.generated(config, "assets/math.ttf", content=font.read_bytes()))
     for image in sorted((ROOT / "examples").glob("*.png")):
@@ -91,7 +109,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith("source/"):
         return markdown
     here = _repository_path(page.file.src_uri)
-    markdown = DISPLAY_MATH.sub(lambda found: _display(found[1], here), markdown)
+    markdown = DISPLAY_MATH.sub(lambda found: _kept(_mathml(found[1], here, display=True)), markdown)
     lines, fence = [], ""
     for line in markdown.split("\n"):
         opened = FENCE.match(line)
@@ -100,10 +118,26 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         elif opened and opened[1].startswith(fence):
             fence = ""
         elif not fence:
-            line = INLINE_MATH.sub(lambda found: _mathml(found[1], here, display=False), line)
+            line = INLINE_MATH.sub(lambda found: _kept(_mathml(found[1], here, display=False)), line)
             line = LINK.sub(lambda found: _page_link(found[1], here, page.file.src_uri), line)
         lines.append(line)
     return "\n".join(lines)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Put the formulas into the page."""
+    return PLACE.sub(lambda found: _formulas[int(found[1])], html)
+
+
+# Formulas of all pages, by number. Markdown sees a place alone: it would take a formula at the start of a line for a
+# block of its own.
+_formulas: list[str] = []
+PLACE = re.compile("\u27e6(\\d+)\u27e7")
+
+
+def _kept(formula: str) -> str:
+    _formulas.append(formula)
+    return f"\u27e6{len(_formulas) - 1}\u27e7"
 
 
 def _text_of(path: Path) -> str:
@@ -167,24 +201,35 @@ def _mathml(latex: str, here: str, *, display: bool) -> str:
         made = _converter().convert_with_local_state(latex, displaystyle=display)
     except Exception as error:
         raise PluginError(f"{here}: {latex!r} is no formula: {error}") from error
-    # On one line: Markdown must take it for one piece of HTML.
-    return made.replace("\n", " ")
+    return f'<span class="math-display">{made}</span>' if display else made
 
 
-def _display(latex: str, here: str) -> str:
-    return f'<div class="math-display">{_mathml(latex, here, display=True)}</div>\n'
-
-
-def _reference(title: str, room: str, about: str) -> str:
-    """A page with the public names of a room of the package."""
-    tree = ast.parse((ROOT / PACKAGE / "__init__.py").read_text())
-    assignment = next(
-        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
-    )
-    modules: dict[str, str] = ast.literal_eval(assignment.value)
-    names = [name for name, module in modules.items() if module.startswith(room)]
-    entries = [f"::: {PACKAGE}.{name}{OPTIONS.get(name, '')}" for name in names]
+def _reference(title: str, rooms: tuple[str, ...], about: str) -> str:
+    """A page with the public names of rooms of the package, and the attentions that `ATTENTIONS` names."""
+    modules: dict[str, str] = ast.literal_eval(_assigned(ROOT / PACKAGE / "__init__.py", "_MODULES"))
+    names = [name for room in rooms for name, module in modules.items() if module.startswith(room)]
+    if "ATTENTIONS" in names:
+        registry = _assigned(ROOT / PACKAGE / "nn" / "attention" / "__init__.py", "ATTENTIONS")
+        assert isinstance(registry, ast.Dict)
+        classes = [value.id for value in registry.values if isinstance(value, ast.Name)]
+        names = [name if name in modules else f"nn.attention.{name}" for name in classes]
+        names.sort(key=lambda name: name not in modules)
+    entries = []
+    for name in names:
+        options = f"\n    options: {{{OPTIONS[name]}}}" if name in OPTIONS else ""
+        entries.append(f"::: {PACKAGE}.{name}{options}")
     return "\n\n".join([f"# {title}", about, *entries]) + "\n"
+
+
+def _assigned(path: Path, name: str) -> ast.expr:
+    """What a file assigns to a name."""
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if ast.unparse(target) == name:
+            return node.value
+    raise PluginError(f"{path} assigns nothing to {name}")
 
 
 def _commands() -> str:

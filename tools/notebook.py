@@ -1,6 +1,6 @@
 """Execute the notebook of examples/ and store its outputs, so that GitHub and the site show them.
 
-    make notebook
+make notebook
 """
 
 import sys
@@ -17,10 +17,13 @@ def main() -> int:
     """Execute every notebook in place. Returns the exit code."""
     for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
-        NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": path.parent}}).execute()
+        where = {"metadata": {"path": path.parent}}
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
         for cell in notebook.cells:
-            # Times of execution and the machine's Python would change with every run.
+            # Leave out what belongs to the machine: times of execution, warnings with its paths.
             cell.metadata = {}
+            if cell.cell_type == "code":
+                cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}
         nbformat.write(notebook, path)
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size // 1024} kB")

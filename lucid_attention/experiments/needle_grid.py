@@ -128,8 +128,8 @@ def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
 
 
 def seeds(scale: Scale) -> tuple[int, ...]:
-    """The seeds of a scale. The demonstration leaves one out, because these runs are its longest."""
-    return scale.seeds[:-1] if scale.demo else scale.seeds
+    """The seeds of a scale. The long demonstration leaves one out, because these runs are its longest."""
+    return scale.seeds[:-1] if scale.demo and len(scale.seeds) > 1 else scale.seeds
 
 
 def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
