@@ -37,7 +37,7 @@ demo: $(STAMP) ## Train, compare, and write runs/demo/report.html (ARGS=--full f
 	@env $(CPU_ENV) $(BIN)/lucid demo $(ARGS)
 
 docs: $(VENV)/.docs browser ## Build the documentation into site/, strictly, and look at every page in a browser
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@shown=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$shown"; exit 1; }
 	@env $(CPU_ENV) $(BIN)/python -m pytest tests/built_site.py $(ARGS)
 	@echo "The documentation: site/index.html"
 
