@@ -12,7 +12,7 @@ the last write.
 from ..nn.attention import ATTENTIONS
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Table, table
-from .engine.scale import Scale
+from .engine.scale import QUICK, Scale
 from .engine.steps import Step, at_small_scale
 from .engine.study import Done
 from .engine.verdict import as_at_small_scale
@@ -52,6 +52,8 @@ SOLVED, BLIND = 99.0, 25.0
 RUN = SmallRun(task="overwrites", test_lengths=(64, 128, 256))
 WITH_MLP = RUN.but(heads=1, head_dim=64, mlp=2.0)
 FEW = ("softmax", "lucid", "delta")
+# The contestants of the short demonstration.
+BRIEF = {*FEW, f"softmax+{SHIFT.key}", f"softmax+{EQUAL_TIME}"}
 
 
 def judge(lucid: float, blind: float, ahead: bool) -> str:
@@ -79,7 +81,7 @@ def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
     no_positions = run.but(rope=False)
     softmax, blind, softmax_mlp = (base.but(attention="softmax") for base in (run, no_positions, mlp))
     names = tuple(ATTENTIONS) if scale.every_attention else FEW
-    return {
+    found = {
         "positions": [
             *family(run, names),
             contestant(softmax, SHIFT, "control"),
@@ -99,6 +101,9 @@ def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
             *equal_time(mlp, softmax_mlp, done),
         ],
     }
+    if scale != QUICK:
+        return found
+    return {name: [member for member in group if member.key in BRIEF] for name, group in found.items()}
 
 
 def timings(scale: Scale) -> dict[str, Job]:

@@ -17,7 +17,7 @@ from . import needle_lm
 from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Table, bar, bars, lines, series, spread, table
-from .engine.scale import Scale
+from .engine.scale import QUICK, Scale
 from .engine.steps import Step, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, difference, judge_leads
@@ -128,8 +128,8 @@ def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
 
 
 def seeds(scale: Scale) -> tuple[int, ...]:
-    """The seeds of a scale. The demonstration leaves one out, because these runs are its longest."""
-    return scale.seeds[:-1] if scale.demo else scale.seeds
+    """The seeds of a scale. The long demonstration leaves one out, because these runs are its longest."""
+    return scale.seeds[:-1] if scale.demo and len(scale.seeds) > 1 else scale.seeds
 
 
 def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
@@ -141,6 +141,8 @@ def groups(scale: Scale, done: Done) -> dict[str, list[Contestant]]:
         "family": [*family(run, names), *equal_time(run, softmax, done)],
         "controls": [*softmax_and_lucid(run, SHIFT), *softmax_and_lucid(run, MLP)],
     }
+    if scale == QUICK:
+        main["controls"] = [contestant(softmax, SHIFT, "control")]
     if scale.demo:
         return main
     longer = Change("longer", "half as many steps again", {"steps": round(1.5 * run.steps)})
@@ -179,7 +181,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     n, length = run.test_n[-1], run.length
     at_n = {key: accuracy(done, member, used_seeds, n, length) for key, member in members.items()}
     lucid, softmax, late = at_n["lucid"], at_n["softmax"], at_n[f"softmax+{EQUAL_TIME}"]
-    controls = [f"softmax+{change.key}" for change in (SHIFT, MLP)]
+    controls = [key for change in (SHIFT, MLP) if (key := f"softmax+{change.key}") in members]
     closing = [key for key in controls if closes(at_n[key].mean, lucid.mean)]
     ours = f"n = {n}: LUCID {lucid} %, softmax {softmax} %, at equal time {late} %"
     because = f"Two layers of attention with heads of 16, {ours}. "
