@@ -32,6 +32,8 @@ EXPERIMENTS = (
     "warm_start",
     "variants",
     "finetuning_length",
+    "length_extrapolation",
+    "hybrid",
     "compute_matched",
     "needle_lm",
     "babilong",
