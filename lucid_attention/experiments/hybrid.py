@@ -22,8 +22,8 @@ from .staged.training import StagedRun
 CLAIM = Claim(
     title="LUCID on the global layers of a hybrid",
     section="A.4",
-    says="In hybrids of efficient layers, such as sliding windows, with global ones, LUCID improves the precision of the "
-    "global layers.",
+    says="In hybrids of efficient layers, such as sliding windows, with global ones, LUCID improves the precision of "
+    "the global layers.",
     paper="no number given",
 )
 PAPER_NUMBERS, judge_paper = as_at_small_scale("hybrid")

@@ -15,7 +15,7 @@ from . import needle_grid, needle_lm
 from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
-from .engine.scale import Scale
+from .engine.scale import HOURS, Scale
 from .engine.steps import Step, evaluate, tokenized, train
 from .engine.study import Done
 from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
@@ -84,6 +84,8 @@ def judge_paper(measured: Measured) -> Verdict:
 
 
 TEXT = BASE.but(steps=200)
+# The steps of `--scale hours`: three times those in which key norm leaves its plateau.
+LONG_STEPS = 3000
 
 
 def judge(accuracies: Mapping[str, Spread]) -> str:
@@ -120,26 +122,30 @@ def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
     if scale.tiny:
         small = {"steps": 2, "batch": 2, "test_batch": 2}
         return needle_grid.RUN.but(**small, test_lengths=(64,)), TEXT.but(**small)
+    if scale is HOURS:
+        return needle_grid.RUN.but(steps=LONG_STEPS, test_lengths=(64,)), TEXT
     return needle_grid.RUN, TEXT
 
 
-def contestants(run: SmallRun) -> list[Contestant]:
-    """Every variant, and softmax attention."""
+def contestants(run: SmallRun, scale: Scale) -> list[Contestant]:
+    """Every variant, and softmax attention; at `--scale hours` only the variants of the paper."""
     variants = [
-        Contestant(key, variant.title, "lucid", run.but(options=variant.options)) for key, variant in VARIANTS.items()
+        Contestant(key, variant.title, "lucid", run.but(options=variant.options))
+        for key, variant in VARIANTS.items()
+        if variant.paper is not None or scale is not HOURS
     ]
     return [*variants, contestant(run.but(attention="softmax"))]
 
 
 def plan(scale: Scale, done: Done) -> list[Job]:
     """Every variant and softmax attention, with needles and with text."""
-    return [job for run in settings(scale) for job in training(contestants(run), scale.seeds)]
+    return [job for run in settings(scale) for job in training(contestants(run, scale), scale.seeds)]
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
     """Whether one of the paper's alternatives is better than the default."""
     needles, text = settings(scale)
-    seeds, needle_members, text_members = scale.seeds, contestants(needles), contestants(text)
+    seeds, needle_members, text_members = scale.seeds, contestants(needles, scale), contestants(text, scale)
     titles = {member.key: member.label for member in needle_members}
     accuracies = {member.key: mean_accuracy(done, member, seeds, needles.length) for member in needle_members}
     losses = {member.key: _loss(done, member, seeds) for member in text_members}
