@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...nn.attention import ATTENTIONS
@@ -30,6 +30,10 @@ class StagedRun(SmallRun):
         seconds = self.steps * milliseconds / 1000 + 5
         return Job("staged.training:train_staged", asdict(self), label or f"{self.task} {self.attention}", seconds)
 
+    def but(self, **changes: Any) -> "StagedRun":
+        """The same run with changes."""
+        return replace(self, **changes)
+
     def make_task(self) -> Task:
         """The task of the run."""
         if self.task in STAGED_TASKS:
@@ -45,7 +49,7 @@ class StagedRun(SmallRun):
             if self.token_shift:
                 for name in ("k_proj", "v_proj"):
                     setattr(sliding, name, Shifted(getattr(sliding, name)))
-            model.layers[int(layer)].attention = sliding  # type: ignore[assignment]
+            model.layers[int(layer)].attention = sliding
         return model
 
 
