@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from ..base.devices import find_device
 from ..base.files import write_record, write_whole
+from ..base.locks import locked
 from ..base.tables import text_table
 from ..data import DataError
 from ..models.checkpoint import (
@@ -61,16 +62,18 @@ def run(args: argparse.Namespace) -> int:
         what = _what(args, model_input)
         check_input_fits(folder, model_input.ids.shape[1], "--length", dtype=args.dtype)
         device = find_device(args.device)
-        model = load_model(folder, args.dtype).to(device)
-        with _progress(model_input.ids.shape[1], device) as progress:
-            results = analyse(model, model_input, what, args, progress)
+        # The lock is taken before the work, so that a folder that cannot be written is refused first.
+        with locked(out, "lucid analyze"):
+            model = load_model(folder, args.dtype).to(device)
+            with _progress(model_input.ids.shape[1], device) as progress:
+                results = analyse(model, model_input, what, args, progress)
+            ids = model_input.ids[0].tolist()
+            digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
+            about = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
+            _finish(out, _head(args, model, folder, about), results)
     except (ValueError, TypeError, DataError, torch.linalg.LinAlgError) as error:
         print(f"lucid analyze: error: {error}", file=sys.stderr)
         return 1
-    ids = model_input.ids[0].tolist()
-    digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
-    about = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
-    _finish(out, _head(args, model, folder, about), results)
     return 0
 
 
@@ -98,12 +101,14 @@ def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
     longest = max(len(ids) for ids in tokenizer(prompts, verbose=False)["input_ids"])
     check_input_fits(folder, longest, "the prompts of --samples", dtype=args.dtype)
     device = find_device(args.device)
-    model = load_model(folder, args.dtype).to(device)
-    with _progress(longest, device) as progress:
-        records = sample_hit_rates(model, tokenizer, samples, layers=args.layers, heads=args.heads, progress=progress)
-    results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
-    about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
-    _finish(out, _head(args, model, folder, about), results)
+    options = {"layers": args.layers, "heads": args.heads}
+    with locked(out, "lucid analyze"):
+        model = load_model(folder, args.dtype).to(device)
+        with _progress(longest, device) as progress:
+            records = sample_hit_rates(model, tokenizer, samples, **options, progress=progress)
+        results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
+        about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
+        _finish(out, _head(args, model, folder, about), results)
     return 0
 
 

@@ -5,7 +5,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -23,8 +23,10 @@ class FolderInUse(Exception):
 def locked(folder: Path, command: str) -> Iterator[None]:
     """Lock `folder` against every other run while the block runs. The end of a process releases its lock.
 
+    The folder and those above it are made if they do not exist, and removed again if the block leaves nothing in them.
     command: such as "lucid train", for the message of the run that comes second.
     """
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK
     lock = FileLock(file, timeout=0)
@@ -38,7 +40,13 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         yield
     finally:
         _holder_file(file).unlink(missing_ok=True)
+        # Whoever waits for a file that was removed sees that it has no name any more, and makes a new one.
+        file.unlink(missing_ok=True)
         lock.release()
+        # rmdir refuses a folder with files.
+        with suppress(OSError):
+            for path in new_folders:
+                path.rmdir()
 
 
 def _holder_file(lock: Path) -> Path:

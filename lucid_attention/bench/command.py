@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..base.devices import find_device
+from ..base.locks import locked
 from ..base.messages import did_you_mean
 from ..base.processes import available_cores
 from ..base.tables import text_table
@@ -77,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         names = _names(args)
         settings = Settings(_thread_counts(args), args.quick, _device(args, names))
         if names:
-            return _run_benchmarks(args, names, settings)
+            pages = _pages(names) if args.publish else []
+            with locked(args.out or OUT, "lucid bench"):
+                return _run_benchmarks(args, names, settings, pages)
         return _look(settings)
     except UsageError as error:
         print(f"lucid bench: error: {error}", file=sys.stderr)
@@ -143,11 +146,10 @@ def _look(settings: Settings) -> int:
     return 0
 
 
-def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settings) -> int:
+def _run_benchmarks(args: argparse.Namespace, names: list[str], settings: Settings, pages: list[str]) -> int:
     out = args.out or OUT
     results = Results(out, {"machine": machine(), "quick": settings.quick}, BENCHMARKS)
     _load(results, args.resume)
-    pages = _pages(names) if args.publish else []
     results.add_command(_command(args, settings), today(), names)
     cases = [(name, case) for name in names for case in BENCHMARKS[name].cases(settings)]
     if args.resume:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lucid_attention import cli
-from lucid_attention.analysis import arguments, inputs
+from lucid_attention.analysis import arguments, command, inputs
 from lucid_attention.analysis.conditioning import condition_numbers
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
 from lucid_attention.analysis.inputs import find, is_file
 from lucid_attention.analysis.jacobian import jacobians
+from lucid_attention.base.locks import locked
 
 from .conftest import TEXT
 
@@ -79,6 +81,21 @@ def test_by_default_every_analysis_that_applies_is_made(checkpoints, tmp_path):
         picture = Image.open(out / name).convert("RGB")
         assert min(picture.size) > 300
         assert len(picture.getcolors(1 << 24)) > 20
+
+
+@pytest.mark.parametrize("obstacle", ["another run", "a file"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    obstacle, checkpoints, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(command, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    out = tmp_path / "out"
+    if obstacle == "a file":
+        out.write_text("")
+    with nullcontext() if obstacle == "a file" else locked(out, "lucid analyze"):
+        assert analyze(checkpoints["lucid"], "--text", TEXT, "--out", out) == 1
+    shown = capsys.readouterr().err
+    assert str(out) in shown
+    assert obstacle == "a file" or "is being written by another `lucid analyze`" in shown
 
 
 def test_files_hold_no_path_of_the_machine(checkpoints, tmp_path):

@@ -9,7 +9,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lucid_attention import cli
+from lucid_attention.analysis import command
 from lucid_attention.analysis.hit_rate import Query, average, hit_rates
+from lucid_attention.models import limits
 
 
 def lucid(*words: object) -> int:
@@ -70,6 +72,15 @@ def test_samples_that_cannot_be_used_are_refused(
     assert lucid("analyze", checkpoints["lucid"], "--samples", file, *words, "--out", tmp_path / "out") == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_prompts_that_do_not_fit_are_refused_before_the_model_is_loaded(
+    samples: Path, checkpoints: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "machine_memory", lambda: 1000)
+    monkeypatch.setattr(command, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    assert lucid("analyze", checkpoints["lucid"], "--samples", samples, "--out", tmp_path / "out") == 1
+    assert "must fit in the 0.0 GB of memory of this machine" in capsys.readouterr().err
 
 
 def test_prompts_for_training_are_not_those_of_evaluations(samples: Path, checkpoints: Any) -> None:

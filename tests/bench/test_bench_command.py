@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lucid_attention.base.fingerprint import sources
+from lucid_attention.base.locks import locked
 from lucid_attention.bench import command, results
 from lucid_attention.bench.arguments import CATALOGUE
 from lucid_attention.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
@@ -221,6 +222,14 @@ def test_arguments_that_cannot_be_obeyed_are_refused(words: str, bench: Bench, t
     assert code == 2
     assert message in printed
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_another_run_writes_is_refused(bench: Bench, tmp_path: Path) -> None:
+    with locked(tmp_path, "lucid bench"):
+        code, printed = bench("accuracy", "--quick")
+    assert code == 1
+    assert f"{tmp_path} is being written by another `lucid bench`" in printed
+    assert not (tmp_path / "results.json").exists()
 
 
 def test_publishing_needs_a_checkout(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from lucid_attention.experiments.engine.study import (
     EXPERIMENTS,
     NOT_JUDGED,
     ExperimentError,
+    lacks,
     load,
     run_experiment,
     run_together,
@@ -212,7 +213,7 @@ def _finished(probes: Probes, out: Path) -> dict[Job, Any]:
 def test_an_unknown_experiment_has_a_hint() -> None:
     with pytest.raises(ExperimentError, match=r"no experiment 'memory_updates' \(did you mean 'memory_update'\?\)"):
         load("memory_updates")
-    with pytest.raises(ExperimentError, match=r"no experiment 'zzz': memory_update, .*decode_latency, or list"):
+    with pytest.raises(ExperimentError, match=r"no experiment 'zzz': memory_update, .*pretrained, or list"):
         load("zzz")
 
 
@@ -234,7 +235,8 @@ def test_every_experiment_has_what_one_needs(name: str) -> None:
     assert (experiment.__doc__ or "").strip()
     for scale in (SMOKE, SMALL):
         jobs = experiment.plan(scale, {})
-        assert jobs
+        # One that has to be given a model plans nothing without it, and says so.
+        assert bool(jobs) == (lacks(name, scale) is None)
         assert jobs == experiment.plan(scale, {})  # the same again
         assert all(job.label for job in jobs)
         for job in jobs:

@@ -21,6 +21,18 @@ def experiment_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help=f"folder of the records (default: {EXPERIMENTS_OUT})",
     )
+    parser.add_argument(
+        "--model",
+        default="",
+        metavar="FOLDER",
+        help="checkpoint for `pretrained`, such as one of tools/get_smollm2.py (--scale smoke has its own, a tiny one)",
+    )
+    parser.add_argument(
+        "--texts",
+        default="",
+        metavar="FOLDER",
+        help="long .txt files for `pretrained`, such as those of tools/get_texts.py",
+    )
     parser.add_argument("--processes", type=_count, metavar="N", help="jobs at a time (default: one per core)")
     parser.add_argument("--restart", action="store_true", help="run finished jobs again")
     parser.add_argument(

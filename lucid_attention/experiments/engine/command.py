@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .jobs import Store
 from .pool import JobsFailed, clock
 from .scale import COMMANDS, PAPER, REHEARSAL, SCALES, Scale
 from .steps import check_steps
-from .study import EXPERIMENTS, JOBS, ExperimentError, load, result_file, run_experiment
+from .study import EXPERIMENTS, JOBS, ExperimentError, lacks, load, result_file, run_experiment
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
             load(name)
         scale = SCALES[args.scale]
         _check_options(scale, args)
+        if args.model or args.texts:
+            scale = replace(scale, model=args.model, texts=args.texts)
         if args.judge:
             judge(names, scale, args.out)
         elif args.dry_run:
@@ -63,12 +66,18 @@ def verdict_table(results: Sequence[dict[str, Any]]) -> str:
 def _check_options(scale: Scale, args: argparse.Namespace) -> None:
     if scale is PAPER and (args.restart or args.processes):
         raise ValueError("--scale paper takes no --restart and no --processes: its commands have their own options")
+    if scale in COMMANDS and (args.model or args.texts):
+        raise ValueError(f"--scale {scale.name} takes no --model and no --texts: its commands name them")
     if scale is REHEARSAL and args.processes:
         raise ValueError("--scale rehearsal takes no --processes: it has two processes where the full recipe has eight")
 
 
 def _run_one(name: str, scale: Scale, args: argparse.Namespace) -> None:
     print(f"{name} ({scale.name}): {load(name).CLAIM.title}", flush=True)
+    reason = lacks(name, scale)
+    if reason is not None and args.names == ["all"]:
+        print(f"  skipped: {reason}")
+        return
     result = run_experiment(name, scale, args.out, processes=args.processes, restart=args.restart)
     show(result)
     print(f"  {result_file(name, scale, args.out)}; `lucid report {args.out}` draws it")
@@ -97,7 +106,7 @@ def dry_run(name: str, scale: Scale, out: Path) -> None:
         print(f"{job.label or job.key}   # about {clock(job.seconds)}")
     seconds = clock(sum(job.seconds for job in jobs))
     print(f"{name}: {len(planned) - len(jobs)} jobs finished, {len(jobs)} to do, about {seconds} of one core;", end=" ")
-    print("their results may add others")
+    print(lacks(name, scale) or "their results may add others")
 
 
 def _dry_run_steps(name: str, scale: Scale) -> None:

@@ -1,6 +1,6 @@
 """Scales: how much of an experiment is run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class Scale:
     every_attention: where attentions are compared, all of ATTENTIONS take part; otherwise two or three.
     tiny: sizes that only show that an experiment runs. Nothing is learned, so the claim is not judged.
     demo: for `lucid demo`: the main comparison of an experiment, without its further controls.
+    model, texts: folders of a checkpoint and of long texts, for the experiments that need them.
     """
 
     name: str
@@ -21,6 +22,8 @@ class Scale:
     every_attention: bool = True
     tiny: bool = False
     demo: bool = False
+    model: str = field(default="", compare=False)
+    texts: str = field(default="", compare=False)
 
 
 SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, tiny=True)

@@ -41,6 +41,7 @@ EXPERIMENTS = (
     "operator_cost",
     "training_overhead",
     "decode_latency",
+    "pretrained",
 )
 JOBS = "jobs"
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."
@@ -76,6 +77,12 @@ def load(name: str) -> Experiment:
     return cast("Experiment", import_module(f"{ROOM}.{name}"))
 
 
+def lacks(name: str, scale: Scale) -> str | None:
+    """Why an experiment cannot run here, in a sentence: what it has to be given. None if it can run."""
+    reason: str | None = getattr(load(name), "lacks", lambda scale: None)(scale)
+    return reason
+
+
 def run_experiment(
     name: str, scale: Scale, out: Path, *, processes: int | None = None, restart: bool = False, quiet: bool = False
 ) -> dict[str, Any]:
@@ -84,6 +91,7 @@ def run_experiment(
     processes: jobs at a time. restart: run finished jobs again.
     """
     command = f"lucid experiment {name} --scale {scale.name}"
+    command += f" --model {scale.model} --texts {scale.texts}" if scale.model else ""
     return run_together([name], scale, out, command, processes=processes, restart=restart, quiet=quiet)[0]
 
 
@@ -104,6 +112,10 @@ def run_together(
     then: called with the results while no other run may write into `out`.
     """
     experiments, store = {name: load(name) for name in names}, Store(Path(out) / JOBS)
+    for name in names:
+        reason = lacks(name, scale)
+        if reason is not None:
+            raise ExperimentError(f"{name} cannot run: {reason}")
     with locked(Path(out), command):
         store.sweep()
         if restart:
