@@ -13,6 +13,7 @@ LUCID-PaTH take part, and lengths go up to four times that of training.
 import math
 
 from ..nn.attention import ATTENTIONS
+from .engine.against import explain_against, judge_against
 from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
@@ -21,7 +22,6 @@ from .engine.steps import Step, evaluate, tune, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, difference, judge_leads
 from .staged.comparison import Contest
-from .staged.rule import explain_against, judge_against
 from .staged.sizes import HOURS_SIZES
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun
@@ -114,18 +114,19 @@ def conclude_hours(runs: Contest, done: Done) -> Conclusion:
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """The verdict rests on the mean over tasks at the longest context."""
+    """At `--scale hours` LUCID-PaTH is judged. Smaller scales have no PaTH and no long context: nothing is judged."""
     if scale is HOURS:
         return conclude_hours(contest(scale), done)
     runs = comparison(scale)
     longest = max(runs.base.asked["options"]["lengths"])
     scores = {arm: right(runs, done, arm, longest) for arm in runs.arms}
-    verdict, because = judge(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
+    _, because = judge(scores, floor=CHANCE + 8, ceiling=95, what=f"Right answers with {longest} tokens")
     ours = "; ".join(f"{ARMS[arm].title} {scores[arm]} %" for arm in runs.arms)
     return Conclusion(
         ours=f"{' and '.join(runs.base.asked['options']['qa']).upper()} with {longest} tokens: {ours}",
-        verdict=verdict,
-        because=f"{because} PaTH positions and contexts of 32K and more are not tried at this scale.",
+        verdict="too small to judge",
+        because=f"{because} The claim is about PaTH positions and long contexts, which this scale does not have: "
+        "`--scale hours` judges it.",
         seeds=len(runs.seeds),
         figures=[_bars(runs, done), runs.learning_curves(done, "to answer about stories")],
         tables=[_table(runs, done), _paper_table()],

@@ -12,6 +12,7 @@ all attentions of the paper's table and LUCID-PaTH, up to four times the length 
 
 from collections.abc import Sequence
 
+from .engine.against import explain_against, judge_against
 from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
@@ -20,7 +21,6 @@ from .engine.steps import Step, evaluate, pretrained, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads, lead
 from .staged.comparison import Contest
-from .staged.rule import explain_against, judge_against
 from .staged.sizes import HOURS_SIZES
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun

@@ -9,11 +9,11 @@ import torch
 
 from lucid_attention.base.labels import IGNORED
 from lucid_attention.experiments import babilong, hybrid, length_extrapolation, needle_lm
+from lucid_attention.experiments.engine.against import judge_against
 from lucid_attention.experiments.engine.jobs import Job, Record, Store
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.result import Spread
 from lucid_attention.experiments.engine.scale import HOURS, SMALL, SMOKE
-from lucid_attention.experiments.staged.rule import judge_against
 from lucid_attention.experiments.staged.sizes import HOURS_SIZES
 from lucid_attention.experiments.staged.tasks import NeedleSentences, Stage, Stories, is_held_out, stage_of
 from lucid_attention.experiments.staged.training import StagedRun

@@ -1,8 +1,8 @@
-"""The rule of verdicts at `--scale hours`: one attention against every baseline."""
+"""Rules that compare one attention with every baseline."""
 
 from collections.abc import Mapping
 
-from ..engine.result import Spread
+from .result import Spread
 
 WORDS = {"ahead": "ahead of", "level": "not told apart from", "behind": "behind"}
 
