@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tools.write_results import pages
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -200,3 +202,9 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     path.write_text(text + '[name]: gone.txt\n<img src="gone.svg">\n`[code](gone.py)`\n```\n[code](gone.py)\n```\n')
     targets = {line.removeprefix("a.md: ") for line in broken_links(path, tmp_path)}
     assert targets == {*bad, "gone.txt", "gone.svg"}
+
+
+def test_pages_of_published_results_are_what_their_records_say() -> None:
+    """`python tools/write_results.py` writes them."""
+    for file, content in pages(ROOT / "docs").items():
+        assert file.read_text(encoding="utf-8") == content, file
