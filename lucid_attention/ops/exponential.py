@@ -30,7 +30,10 @@ def exponential_(x: Tensor) -> Tensor:
     function = native.compiled(".numba_exponential", "float32")
     if isinstance(function, str):
         return x.exp_()
-    native.run(function, _Job(x.data_ptr(), size), native.threads() if size >= LEAST_SHARED else 1)
+    job = _Job(x.data_ptr(), size)
+    address = ctypes.addressof(job)
+    job.counters = address + _Job.slots.offset
+    native.run(function, address, native.threads() if size >= LEAST_SHARED else 1)
     return x
 
 

@@ -1,10 +1,12 @@
 """C functions that Numba compiles, in the threads that torch itself uses.
 
-A function takes the address of a job, a `ctypes.Structure` with the integers of COUNTERS. Every thread calls it with
-the same job; they share the work by counting. Compiled code is kept beside the source, or where NUMBA_CACHE_DIR says.
+A function takes the address of a job, a block of memory with the integers of COUNTERS: the address of the second one,
+then three zeros. Every thread calls it with the same job; they share the work by counting. Compiled code is kept beside
+the source, or where NUMBA_CACHE_DIR says.
 """
 
 import ctypes
+import gc
 import importlib
 import logging
 import os
@@ -36,6 +38,17 @@ def compiled(module: str, name: str) -> Any:
         compile_ = importlib.import_module(module, __package__).compiled
     except ImportError as missing:
         return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
+    # A compiler makes many objects that live on; looking for garbage among them is a tenth of its time.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _compiled(compile_, name)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _compiled(compile_: Any, name: str) -> Any:
     # Errors of a compiler have no common base class, and a folder where nothing can be kept is one of them.
     try:
         return compile_(name, cache=True)
@@ -75,17 +88,15 @@ def obstacle(*tensors: Tensor) -> str:
         return "it is not part of graphs"
     if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
         return "it is not part of transforms"
-    if not all(type(x) is Tensor and not x.is_neg() for x in tensors):
-        return "it is for plain tensors"
-    device = tensors[0].device.type
-    return "" if device == "cpu" else f"it is for CPUs, got tensors on {device}"
+    for x in tensors:
+        if type(x) is not Tensor or x.is_neg():
+            return "it is for plain tensors"
+    return "" if tensors[0].is_cpu else f"it is for CPUs, got tensors on {tensors[0].device.type}"
 
 
-def run(function: Any, job: Any, threads: int) -> None:
-    """Work until the job is done."""
-    address = ctypes.addressof(job)
-    job.counters = address + type(job).slots.offset
+def run(function: Any, job: int, threads: int) -> None:
+    """Work until the job at this address is done."""
     if threads == 1:
-        function.ctypes(address)
+        function.ctypes(job)
     else:
-        _parallel()(function.address, address, threads, 0)
+        _parallel()(function.address, job, threads, 0)

@@ -14,6 +14,10 @@ FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "nump
 INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 F = np.float32
 ZERO = F(0)
+# A number of each dtype of a cache. Numba has no 16-bit floats: integers hold their bits.
+EXAMPLES = {"float32": ZERO, "bfloat16": np.uint16(0), "float16": np.int16(0)}
+# The square of the smallest norm that is not zero.
+SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 
 
 def sources() -> int:
@@ -35,6 +39,21 @@ def pointer(context: Any, address: Any, example: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
 
     return types.CPointer(example)(types.int64, example), cast
+
+
+@intrinsic
+def wide(context: Any, x: Any) -> Any:
+    """A stored number as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
+
+    def widen(_: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.args[0] == types.uint16:
+            bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+            return builder.bitcast(bits, ir.FloatType())
+        if sig.args[0] == types.int16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        return args[0]
+
+    return types.float32(x), widen
 
 
 @intrinsic

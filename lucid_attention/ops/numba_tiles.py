@@ -139,3 +139,6 @@ scores_of_two, scores_of_more = _product_tile(2), _product_tile(MORE)
 # those of the one before.
 add_to_two, add_to_more, add_few_to_two = _sum_tile(2, 4), _sum_tile(MORE, 4), _sum_tile(2, 1)
 WIDE = 4 * LANES
+# Where a vector is short, a row at a time reads twice as much of each value: whole values come from memory faster than
+# halves of them.
+add_to_one, WIDEST = _sum_tile(1, 8), 8 * LANES

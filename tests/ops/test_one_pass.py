@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention import inverse_key_norms
+from lucid_attention import inverse_key_norms, lucid_decode
+from lucid_attention.ops.keys import inverse_norms
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.softmax import fused_step
 from tests.ops.one_pass_cases import cache, correlated, masks, step
 
 pytest.importorskip("numba")
@@ -32,6 +34,7 @@ def assert_right(tensors: dict[str, Tensor], tolerance: float = 2e-5, **options:
         {"S": 128, "G": 1},
         {"S": 517, "B": 1, "H": 1, "G": 9, "D": 68},
         {"S": 260, "H": 3, "D": 64, "E": 64},
+        {"S": 260, "G": 1, "D": 64, "E": 68},
     ],
     ids=str,
 )
@@ -151,3 +154,85 @@ def test_what_is_not_a_number_is_not_hidden(where: str) -> None:
         fast, plain = (step(tensors, impl, norm=norm) for impl in ("numba", "torch"))
         assert torch.equal(fast.o.isnan(), plain.o.isnan())
         assert torch.equal(fast.y.isnan(), plain.y.isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_norms_of_new_keys_are_those_of_torch(dtype: torch.dtype) -> None:
+    k = correlated(2, 5, 3, 37).to(dtype)
+    k[0, 0, 0], k[0, 1, 0], k[0, 2, 0] = 0, 1e-7, torch.nan
+    k[1, 0, 1], k[1, 1, 1] = torch.inf, torch.finfo(dtype).max
+    if dtype != torch.float16:
+        k[1, 2, 1], k[1, 3, 1] = 1e-39, 3e-38
+    for keys in (k, k[:, 1::2], k[:, :, 1:2], k.transpose(0, 1), k[..., 3:29]):
+        fast = fused_step.inverse_norms(keys)
+        assert fast is not None
+        expected = inverse_norms(keys.float())[..., 0]
+        torch.testing.assert_close(fast, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_norms_with_a_gradient_are_torchs() -> None:
+    k = correlated(1, 2, 1, 4).float().requires_grad_()
+    assert fused_step.inverse_norms(k) is None
+    inverse_key_norms(k).sum().backward()
+    with torch.no_grad():
+        assert fused_step.inverse_norms(k) is not None
+
+
+def test_the_memory_of_a_step_does_not_depend_on_defaults() -> None:
+    tensors, before = cache(S=600, D=64, E=64), torch.get_default_dtype()
+    expected = step(tensors, "numba")
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            got = step(tensors, "numba")
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(got.o, expected.o)
+    assert torch.equal(got.y, expected.y)
+
+
+def _without_norm(norms: Tensor, place: int) -> Tensor:
+    norms = norms.clone()
+    norms[:, :, place] = torch.nan
+    return norms
+
+
+@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+@pytest.mark.parametrize("wide", [False, True], ids=["float32", "float64"])
+@pytest.mark.parametrize("shape", [{}, {"B": 1, "H": 1, "S": 2500}], ids=["heads", "pieces"])
+def test_a_missing_norm_is_written(norm: str, impl: str, wide: bool, shape: dict[str, int]) -> None:
+    tensors = cache(**shape)
+    whole = inverse_key_norms(tensors["k"])
+    whole = whole.double() if wide else whole
+    norms, before = _without_norm(whole, -1), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        got = lucid_decode(**tensors, inverse_norms=norms, norm_known=False, norm=norm, impl=impl)
+        expected = lucid_decode(**tensors, inverse_norms=whole, norm=norm, impl=impl)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(norms, whole, rtol=1e-6, atol=0)
+    for name in ("o", "y"):
+        torch.testing.assert_close(getattr(got, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_a_missing_norm_is_written_into_a_buffer(impl: str) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    whole = inverse_key_norms(tensors["k"])
+    norms = _without_norm(whole, 130)
+    mask = (torch.arange(300) <= 130).expand(2, 300)
+    options = {"key_mask": mask, "position": torch.tensor(130), "impl": impl}
+    got = lucid_decode(**tensors, inverse_norms=norms, norm_known=False, **options)
+    torch.testing.assert_close(norms, whole, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.y, lucid_decode(**tensors, inverse_norms=whole, **options).y)
+
+
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_norms_that_share_a_place_cannot_be_written(impl: str) -> None:
+    tensors = cache()
+    shared = inverse_key_norms(tensors["k"])[:1, :1].expand(2, 2, 301)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        lucid_decode(**tensors, inverse_norms=shared, norm_known=False, impl=impl)

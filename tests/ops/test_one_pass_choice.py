@@ -29,9 +29,9 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     run = fused_step.run
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
-        return run(*arguments)
+        return run(*arguments, **options)
 
     monkeypatch.setattr(fused_step, "run", counted)
     return calls
@@ -125,8 +125,9 @@ def fresh() -> Iterator[None]:
 def test_without_the_extra_it_is_torch(
     monkeypatch: pytest.MonkeyPatch, runs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delitem(sys.modules, "lucid_attention.ops.softmax.numba_step", raising=False)
-    monkeypatch.delattr("lucid_attention.ops.softmax.numba_step", raising=False)
+    for module in [name for name in sys.modules if name.startswith("lucid_attention.ops.") and ".numba_" in name]:
+        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delattr(module, raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
     tensors = cache()
     assert torch.equal(step(tensors, "auto").o, step(tensors, "torch").o)

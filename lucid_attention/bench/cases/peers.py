@@ -194,9 +194,8 @@ def decode_sdpa(cache: Cache) -> Decoded:
 
 def decode_ours(cache: Cache) -> Decoded:
     k = cache.append_key()
-    cache.inverse_norms[:, :, cache.length] = inverse_key_norms(cache.new_k)[:, :, 0]
-    past = cache.values[:, :, : cache.length]
-    step = lucid_decode(cache.new_q, k, cache.new_v, past, cache.inverse_norms[:, :, : cache.length + 1])
+    past, norms = cache.values[:, :, : cache.length], cache.inverse_norms[:, :, : cache.length + 1]
+    step = lucid_decode(cache.new_q, k, cache.new_v, past, norms, norm_known=False)
     cache.append_value(step.y)
     return step.o, step.y
 

@@ -33,7 +33,8 @@ from . import triton_decode
 def inverse_key_norms(k: Tensor) -> Tensor:
     """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps beside the keys."""
     checks.check_heads_first("k", k, "[B, H, T, D]")
-    return inverse_norms_of(k.to(working_dtype(k)))[..., 0]
+    norms = fused_step.inverse_norms(k)
+    return inverse_norms_of(k.to(working_dtype(k)))[..., 0] if norms is None else norms
 
 
 def lucid_decode(
@@ -50,6 +51,7 @@ def lucid_decode(
     strength: float = 1.0,
     scale: float | None = None,
     position: Tensor | None = None,
+    norm_known: bool = True,
     impl: str = "auto",
 ) -> Decoded:
     """LUCID attention of one new token. No gradients.
@@ -68,12 +70,15 @@ def lucid_decode(
             key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
             masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
             result: one compiled graph serves all.
+        norm_known: False if `inverse_norms` has no entry for the new key yet: it is written there. Nothing else that is
+            given is ever changed.
         impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
             over a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the
             last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds,
             later ones read what was compiled.
     """
-    checks.check_tensor("inverse_norms", inverse_norms)
+    if inverse_norms is None:
+        checks.check_tensor("inverse_norms", inverse_norms)
     token = checked_token(
         q,
         k,
@@ -88,13 +93,22 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
-    if decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token)):
-        with torch.no_grad(), no_autocast(k):
-            return triton_decode.decode(token)
-    if fused_step.chosen(impl, token):
-        return fused_step.run(token)
+    by_triton = decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token))
+    if not by_triton and fused_step.chosen(impl, token):
+        writes = not norm_known and fused_step.can_write_norm(token)
+        if not norm_known and not writes:
+            _write_norm_(token)
+        return fused_step.run(token, writes_norm=writes)
+    if not norm_known:
+        _write_norm_(token)
     with torch.no_grad(), no_autocast(k):
-        return _decode(token)
+        return triton_decode.decode(token) if by_triton else _decode(token)
+
+
+def _write_norm_(token: Token) -> None:
+    assert token.inverse_norms is not None
+    new = inverse_key_norms(at_position(token.k, token.position, 2))
+    put_at_position_(token.inverse_norms, token.position, new.to(token.inverse_norms.dtype))
 
 
 def _decode(token: Token) -> Decoded:

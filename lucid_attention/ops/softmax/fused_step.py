@@ -1,12 +1,13 @@
 """`numba_step` for tensors: when it runs, its arguments and its threads, which are torch's own."""
 
+import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import native
-from .job import Job, scratch_size
+from .job import COUNTED, JOB, JOB_SIZE, scratch_size
 from .one_token import Decoded, Token
 
 IMPLEMENTATIONS = ("auto", "torch", "numba")
@@ -15,6 +16,8 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 LEAST_KEYS = 512
 # Numbers of a cache below which waking a second thread costs more than it saves.
 LEAST_NUMBERS = 64 * 1024
+# Numbers of new keys up to which one thread finds their norms sooner than torch's operations start.
+FEW_NUMBERS = 16 * 1024
 
 
 def chosen(impl: str, token: Token) -> bool:
@@ -51,16 +54,31 @@ def _function(dtype: torch.dtype) -> Any:
     return native.compiled(".softmax.numba_step", DTYPES[dtype])
 
 
+def can_write_norm(token: Token) -> bool:
+    """Whether `run` can write 1/‖k‖ of the new key: it uses the given norms, each in a place of its own."""
+    inverse = token.inverse_norms
+    if token.norm == "row_max" or inverse is None or type(inverse) is not Tensor or inverse.dtype != torch.float32:
+        return False
+    (B, H, total), (batch, head, one) = inverse.shape, inverse.stride()
+    return one == 1 and (head >= total or H == 1) and (batch >= H * head or B == 1)
+
+
 def run(
-    token: Token, pending: int | None = None, rows: tuple[Tensor, Tensor] | None = None, recent: Tensor | None = None
+    token: Token,
+    pending: int | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
+    recent: Tensor | None = None,
+    writes_norm: bool = False,
 ) -> Decoded:
     """One token.
 
+    writes_norm: whether it writes 1/‖k‖ of the new key into the norms (see `can_write_norm`).
     pending, rows, recent: where the keys after the first `pending` are not those of the cache: `cached`, (`rows`,
     `recent_rows`) and `recent` of `Job`, float32 and contiguous.
     """
     q, k, v, past, position = token.q.contiguous(), token.k, token.v.contiguous(), token.y_past, token.position
-    (B, H, total, D), G, E, n = k.shape, token.groups, v.shape[3], k.shape[0] * k.shape[1]
+    (B, H, total, D), E = k.shape, v.shape[3]
+    n, G = B * H, q.shape[1] // H
     R = G if token.inverse_norms is None else G + 1
     place = total - 1 if position is None else int(position)
     if not 0 <= place < total:
@@ -79,38 +97,53 @@ def run(
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
     even = R + R % 2
     size = scratch_size(even, D)
-    memory = torch.empty(threads * size + n * pieces * even * (E + 3))
-    scratch = memory.data_ptr()
-    moving, meeting = rows or (None, None)
-    addresses = (q, moving, k, meeting, recent, past, inverse, mask, v, c, beta, o, y)
-    job = Job(
-        *(0 if x is None else x.data_ptr() for x in addresses),
-        *(
-            n,
-            H,
-            G,
-            R,
-            even,
-            D,
-            E,
-            k.element_size(),
-            cached,
-            0 if recent is None else recent.shape[1] - 1,
-            place,
-            pieces,
-        ),
-        *(token.norm != "row_max", token.norm == "qk", *k.stride()[:3], *past.stride()[:3]),
-        *((0, 0) if inverse is None else inverse.stride()[:2]),
-        *(0 if mask is None else mask.stride(0), scratch, size, scratch + 4 * threads * size),
-        *(0, 0, 0, 0, token.scale, 0.0 if c is not None else token.sharpness, token.strength),
+    # The job, scratch and results. As a copy of q it is on the CPU, whatever the default device is.
+    memory = q.new_empty(JOB_SIZE + 4 * (threads * size + n * pieces * even * (E + 3)), dtype=torch.uint8)
+    address = memory.data_ptr()
+    scratch = address + JOB_SIZE
+    moving, meeting = (0, 0) if rows is None else (rows[0].data_ptr(), rows[1].data_ptr())
+    live, recent_at = (0, 0) if recent is None else (recent.shape[1] - 1, recent.data_ptr())
+    key_b, key_h, key_t, _ = k.stride()
+    value_b, value_h, value_t, _ = past.stride()
+    inverse_at, inverse_b, inverse_h = (0, 0, 0) if inverse is None else (inverse.data_ptr(), *inverse.stride()[:2])
+    mask_at, mask_b = (0, 0) if mask is None else (mask.data_ptr(), mask.stride(0))
+    c_at, beta_at = (0 if x is None else x.data_ptr() for x in (c, beta))
+    # fmt: off
+    job = JOB.pack(
+        q.data_ptr(), moving, k.data_ptr(), meeting, recent_at, past.data_ptr(), inverse_at, mask_at, v.data_ptr(),
+        c_at, beta_at, o.data_ptr(), y.data_ptr(),
+        n, H, G, R, even, D, E, k.element_size(), cached, live, place, pieces, token.norm != "row_max",
+        token.norm == "qk", writes_norm,
+        key_b, key_h, key_t, value_b, value_h, value_t, inverse_b, inverse_h, mask_b,
+        scratch, size, scratch + 4 * threads * size,
+        address + COUNTED, 0, 0, 0,
+        token.scale, 0.0 if c is not None else token.sharpness, token.strength,
     )
-    native.run(_function(k.dtype), job, threads)
+    # fmt: on
+    ctypes.memmove(address, job, JOB.size)
+    native.run(_function(k.dtype), address, threads)
     return Decoded(o, y)
+
+
+def inverse_norms(k: Tensor) -> Tensor | None:
+    """1/‖k‖ of the keys of a few tokens, [B, H, T, D] -> [B, H, T], float32; None where torch has to do it."""
+    if k.numel() > FEW_NUMBERS or k.dtype not in DTYPES or (k.requires_grad and torch.is_grad_enabled()):
+        return None
+    if native.obstacle(k) or k.stride(-1) != 1:
+        return None
+    function = native.compiled(".numba_norms", DTYPES[k.dtype])
+    if isinstance(function, str):
+        return None
+    (B, H, T, D), (key_b, key_h, key_t, _) = k.shape, k.stride()
+    norms = k.new_empty(B, H, T, dtype=torch.float32)
+    function.ctypes(k.data_ptr(), norms.data_ptr(), B, H, T, D, key_b, key_h, key_t)
+    return norms
 
 
 def _side_by_side(inverse: Tensor | None) -> Tensor | None:
     """inverse: [B, H, total], as float32 with unit stride."""
     if inverse is None:
         return None
-    inverse = inverse.float()
+    if inverse.dtype != torch.float32:
+        inverse = inverse.float()
     return inverse if inverse.stride(-1) == 1 else inverse.contiguous()

@@ -13,22 +13,24 @@ Addresses are integers, 0 for what is not there; strides are in elements; n = B�
         bool, False for masked keys, with the stride of its first one.
     c, beta: [n], float32; without c it is `sharpness` for all heads. known: whether c is the largest exponent of the
         key's row.
-    qk: whether queries and keys are normalised for the scores.
+    qk: whether queries and keys are normalised for the scores. writes_norm: whether 1/‖k‖ of the new key is missing in
+        `inverse` and has to be written there.
     place: of the new key in the sequence. pieces: into which the keys of a head are divided.
     counters: address of slots, next and done, which threads count up from 0.
     scratch: `scratch_size` floats a thread; results: even · (E + 3) floats for each piece of each head.
 """
 
-import ctypes
+import struct
 
 from ..native import COUNTERS
 
-# Keys that are read at a time: their scores stay in the first cache of a core.
-BLOCK = 256
+# Keys that are read at a time, at most: their scores stay in the first cache of a core.
+MOST_KEYS = 256
 
 INTEGERS = (
     *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
     *("n", "H", "G", "R", "even", "D", "E", "itemsize", "cached", "live", "place", "pieces", "known", "qk"),
+    "writes_norm",
     *("key_b", "key_h", "key_t", "value_b", "value_h", "value_t", "inverse_b", "inverse_h", "mask_b"),
     *("scratch", "scratch_size", "results"),
     *COUNTERS,
@@ -36,10 +38,13 @@ INTEGERS = (
 NUMBERS = ("scale", "sharpness", "strength")
 
 
-class Job(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in INTEGERS] + [(name, ctypes.c_double) for name in NUMBERS]
+# The integers, then the numbers; the memory after it is aligned as that of a vector.
+JOB = struct.Struct(f"{len(INTEGERS)}q{len(NUMBERS)}d")
+JOB_SIZE = -(-JOB.size // 64) * 64
+# Where `counters` points to.
+COUNTED = 8 * INTEGERS.index("slots")
 
 
 def scratch_size(even: int, D: int) -> int:
     """Floats of a thread: rows for cached and for recent keys, scores of a block, scores of the new key."""
-    return even * (2 * D + BLOCK + 1)
+    return even * (2 * D + MOST_KEYS + 1)

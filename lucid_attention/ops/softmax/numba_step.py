@@ -17,31 +17,26 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from ..numba_parts import FAST, INNER, ZERO, F, exponential, pointer, sources, ticket
-from ..numba_tiles import LANES, MORE, WIDE, add_few_to_two, add_to_more, add_to_two, scores_of_more, scores_of_two
-from .job import BLOCK, INTEGERS, NUMBERS
+from ..numba_parts import EXAMPLES, FAST, INNER, SMALLEST, ZERO, F, exponential, pointer, sources, ticket, wide
+from ..numba_tiles import (
+    LANES,
+    MORE,
+    WIDE,
+    WIDEST,
+    add_few_to_two,
+    add_to_more,
+    add_to_one,
+    add_to_two,
+    scores_of_more,
+    scores_of_two,
+)
+from .job import INTEGERS, MOST_KEYS, NUMBERS
+
+# Keys that are read at a time. Short vectors read the values of a block once for each row.
+BLOCK = MOST_KEYS if LANES == 16 else MOST_KEYS // 2
 
 INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
-# Numba has no 16-bit floats: integers hold their bits.
-BFLOAT16, FLOAT16 = np.uint16(0), np.int16(0)
-# The square of the smallest norm that is not zero.
-SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
-
-
-@intrinsic
-def _wide(context: Any, x: Any) -> Any:
-    """A stored number as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
-
-    def widen(_: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.args[0] == types.uint16:
-            bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
-            return builder.bitcast(bits, ir.FloatType())
-        if sig.args[0] == types.int16:
-            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-        return args[0]
-
-    return types.float32(x), widen
 
 
 @intrinsic
@@ -90,7 +85,7 @@ def _scores(
             first = 0 if j >= fours else whole
             s = ZERO if j >= fours else out[r * BLOCK + j]
             for d in range(first, D):
-                s += row[r * D + d] * _wide(key[j * stride + d])
+                s += row[r * D + d] * wide(key[j * stride + d])
             out[r * BLOCK + j] = s
 
 
@@ -100,6 +95,11 @@ def _add_values(
 ) -> None:
     """sums[r] += Σ_j weights[r, j] · value j. R is even."""
     e = 0
+    while LANES == 8 and R == 2 and e + WIDEST <= E:
+        for r in range(R):
+            into = sums + 4 * (r * E + e)
+            add_to_one(weights + 4 * r * BLOCK, BLOCK, values + size * e, stride, count, into, E, example)
+        e += WIDEST
     while e + WIDE <= E:
         r = 0
         while r < R:
@@ -121,7 +121,7 @@ def _add_values(
         for j in range(count):
             for r in range(R):
                 for e in range(E - E % LANES, E):
-                    out[r * E + e] += weight[r * BLOCK + j] * _wide(value[j * stride + e])
+                    out[r * E + e] += weight[r * BLOCK + j] * wide(value[j * stride + e])
 
 
 @njit(**INNER)
@@ -170,7 +170,14 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
     hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
     inverse = F(1.0)
     if job.inverse != 0:
-        inverse = pointer(job.inverse, ZERO)[b * job.inverse_b + i * job.inverse_h + job.place]
+        inverses = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + job.place), ZERO)
+        if job.writes_norm != 0:
+            squares = 0.0
+            for d in range(D):
+                squares += np.float64(wide(k[d])) * np.float64(wide(k[d]))
+            # All pieces of a head write the same number.
+            inverses[0] = ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
+        inverse = inverses[0]
     for r in range(R):
         row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
         score = ZERO
@@ -186,21 +193,21 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             factor = c * inverse if job.known != 0 else c / F(D)
             for d in range(D):
-                row[d] = _wide(k[d]) * factor
-                score += _wide(k[d]) * _wide(k[d]) * factor
+                row[d] = wide(k[d]) * factor
+                score += wide(k[d]) * wide(k[d]) * factor
         else:
             x, factor = pointer(q + job.itemsize * r * D, example), F(job.scale)
             if job.qk != 0:
                 squares = 0.0
                 for d in range(D):
-                    squares += np.float64(_wide(x[d])) * np.float64(_wide(x[d]))
+                    squares += np.float64(wide(x[d])) * np.float64(wide(x[d]))
                 factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
             for d in range(D):
                 # At a masked position, queries that are not finite read as zero.
-                broken = hidden and not abs(_wide(x[d])) < INFINITE
-                row[d] = ZERO if broken else _wide(x[d]) * factor
+                broken = hidden and not abs(wide(x[d])) < INFINITE
+                row[d] = ZERO if broken else wide(x[d]) * factor
             for d in range(D):
-                score += row[d] * _wide(k[d])
+                score += row[d] * wide(k[d])
         if job.qk != 0 and r < G:
             score *= inverse * F(math.sqrt(D))
         own[r] = NOTHING if hidden and r < G else score
@@ -228,7 +235,8 @@ def _join(job: Any, h: int) -> None:
         at = job.even * E + 3 * r
         top = results[at]
         for p in range(1, job.pieces):
-            top = max(top, results[p * size + at])
+            largest = results[p * size + at]
+            top = largest if largest > top else top
         for p in range(job.pieces):
             largest = results[p * size + at]
             factor = F(1.0) if largest == top else exponential(largest - top)
@@ -253,9 +261,10 @@ def _finish(job: Any, h: int, example: Any) -> None:
     beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
     take, at = F(job.strength), job.even * E + 3 * G
     if R > G and job.known == 0:
-        take *= ZERO if sums[at] == NOTHING else exponential(min(ZERO, sums[at] - sums[at + 2]))
+        shift = sums[at] - sums[at + 2]
+        take *= ZERO if sums[at] == NOTHING else exponential(ZERO if shift > ZERO else shift)
     for e in range(E):
-        x = _wide(v[e])
+        x = wide(v[e])
         if R > G:
             x -= take * sums[G * E + e]
         y[e] = _narrow(ZERO if hidden else x * beta, example)
@@ -270,7 +279,7 @@ def _finish(job: Any, h: int, example: Any) -> None:
         factor = ZERO if total == ZERO else F(1.0) / total
         o = pointer(job.o + job.itemsize * (h * G + r) * E, example)
         for e in range(E):
-            o[e] = _narrow((sums[r * E + e] * past + weight * _wide(y[e])) * factor, example)
+            o[e] = _narrow((sums[r * E + e] * past + weight * wide(y[e])) * factor, example)
 
 
 def _kernel(example: Any, version: int) -> Any:
@@ -304,16 +313,18 @@ def _kernel(example: Any, version: int) -> Any:
             c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
             for part in range(2):
                 # Keys of the cache, then recent ones.
-                begin, end, shift = p * size, min(job.cached, p * size + size), 0
+                begin, end, shift, width = p * size, p * size + size, 0, bytes_
+                end = end if end < job.cached else job.cached
                 if part == 1:
-                    begin, end, shift = 0, job.live if p == 0 else 0, job.cached
+                    # Not as the literal 4, for which Numba would compile `_scores` once more.
+                    begin, end, shift, width = 0, job.live if p == 0 else 0, job.cached, 4
                 for first in range(begin, end, BLOCK):
-                    count, place = min(BLOCK, end - first), shift + first
+                    count, place = BLOCK if first + BLOCK < end else end - first, shift + first
                     if part == 1:
-                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, 4, ZERO)
+                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, width, ZERO)
                     else:
                         at = keys + bytes_ * first * job.key_t
-                        _scores(rows, even, D, at, job.key_t, count, weights, bytes_, example)
+                        _scores(rows, even, D, at, job.key_t, count, weights, width, example)
                     inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
                     mask = pointer(job.mask + b * job.mask_b + place, BYTE)
                     for r in range(R):
@@ -340,9 +351,6 @@ def _kernel(example: Any, version: int) -> Any:
             task = ticket(job.counters + 8)
 
     return step
-
-
-EXAMPLES = {"float32": ZERO, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
 def compiled(dtype: str, cache: bool) -> Any:
