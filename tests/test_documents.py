@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tools.write_results import pages
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
@@ -214,3 +216,9 @@ def test_the_notebook_runs_and_holds_the_outputs_of_its_code(path: Path) -> None
         exec(compile("".join(cell["source"]), f"{path.name}, block {number}", "exec"), namespace)
         assert cell["outputs"], "make notebook stores the outputs"
     assert path.stat().st_size < 100_000
+
+
+def test_pages_of_published_results_are_what_their_records_say() -> None:
+    """`python tools/write_results.py` writes them."""
+    for file, content in pages(ROOT / "docs").items():
+        assert file.read_text(encoding="utf-8") == content, file
