@@ -31,8 +31,10 @@ def rule(job: Job) -> Record:
             **quartiles,
         }
     if job.function.startswith("condition_number:"):
+        # κ grows in trained models only.
+        kappas = {n: float(n) if arguments.get("trained") else 1.0 for n in arguments["lengths"]}
         heads = [
-            {"layer": 0, "head": 0, "length": n, "kappa": float(n), "inverse_norm": 1.5} for n in arguments["lengths"]
+            {"layer": 0, "head": 0, "length": n, "kappa": kappa, "inverse_norm": 1.5} for n, kappa in kappas.items()
         ]
         return {"heads": heads}
     return small_run(job, 99.9 if arguments.get("attention") == "lucid" else 9.0)
