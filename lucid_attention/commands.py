@@ -70,15 +70,15 @@ COMMANDS = {
     "demo": Command(
         "experiments.engine.demo",
         "train and compare attentions in minutes, and write a report",
-        "lucid demo --quick",
-        kept="finished jobs stay, the same command goes on from there",
+        "lucid demo --full",
+        kept="finished jobs stay, the same command continues from there",
     ),
     "experiment": Command(
         "experiments.engine.command",
         "test a claim of the paper, with a verdict",
         "lucid experiment memory_update --scale small",
         "eval",
-        kept="finished jobs stay, the same command goes on from there",
+        kept="finished jobs stay, the same command continues from there",
     ),
     "analyze": Command(
         "analysis.command",

@@ -1,4 +1,4 @@
-"""The documents tell the truth: their code runs, their links lead somewhere.
+"""The documents tell the truth: their code runs, their links lead somewhere. So do the notebooks of examples/.
 
 All ```python blocks of a document run in order in one namespace. A block stays out only with
 
@@ -7,6 +7,7 @@ All ```python blocks of a document run in order in one namespace. A block stays 
 on the line before it.
 """
 
+import json
 import re
 import traceback
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tools.write_results import pages
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 LINKED = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^ *(?P<fence>`{3,}|~{3,}) *(?P<info>[^`]*)$")
 OPT_OUT = re.compile(r"^ *<!-- not executed:(?P<reason>.*)-->$")
@@ -200,3 +204,21 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     path.write_text(text + '[name]: gone.txt\n<img src="gone.svg">\n`[code](gone.py)`\n```\n[code](gone.py)\n```\n')
     targets = {line.removeprefix("a.md: ") for line in broken_links(path, tmp_path)}
     assert targets == {*bad, "gone.txt", "gone.svg"}
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=name_of)
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
+def test_the_notebook_runs_and_holds_the_outputs_of_its_code(path: Path) -> None:
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        exec(compile("".join(cell["source"]), f"{path.name}, block {number}", "exec"), namespace)
+        assert cell["outputs"], "make notebook stores the outputs"
+    assert path.stat().st_size < 100_000
+
+
+def test_pages_of_published_results_are_what_their_records_say() -> None:
+    """`python tools/write_results.py` writes them."""
+    for file, content in pages(ROOT / "docs").items():
+        assert file.read_text(encoding="utf-8") == content, file

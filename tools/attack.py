@@ -3,8 +3,9 @@
     python tools/attack.py [--quick] [--seed N] [--only kills,inputs,damage,interrupts]
     python tools/attack.py --folder runs/attack --minutes 5     repeat it until nothing is left
 
-Everything runs on tiny data in a temporary folder, or in --folder, which keeps what was tried: the same command goes on
-from there, and tries again what was not clean. The exit code is 1 if anything was not clean, 3 if attacks are left.
+Everything runs on tiny data in a temporary folder, or in --folder, which keeps what was tried: the same command
+continues from there, and tries again what was not clean. The exit code is 1 if anything was not clean, 3 if attacks
+are left.
 """
 
 import argparse

@@ -224,7 +224,7 @@ experiment hit_rate --scale smoke --processes x
 experiment hit_rate --scale smoke --out {file}
 experiment hit_rate --scale smoke --out {long}
 experiment hit_rate --scale paper --restart
-demo --quick --out {file}
+demo --out {file}
 demo --quikc
 analyze
 analyze {none} --what conditioning

@@ -1,4 +1,4 @@
-"""Find a Chromium for the tests of the report, or install one.
+"""Find a Chromium for the tests of the report and of the documentation, or install one.
 
     python tools/browser.py
 
@@ -47,7 +47,7 @@ def install() -> bool:
         return False
     # Another installation may hold the lock: wait for it.
     apt = [*sudo, "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120"]
-    print("Installing Chromium for the tests of the report: ten seconds to a minute, once", file=sys.stderr)
+    print("Installing Chromium (100 MB) for the tests of pages: ten seconds to a minute, once", file=sys.stderr)
     # Ignore the result: older package lists may be good enough.
     _run([*apt, "update"])
     return any(_run([*apt, "install", "-y", "--no-install-recommends", package]) for package in PACKAGES)

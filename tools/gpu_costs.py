@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 # `python tools/gpu_costs.py` finds its neighbours by this folder.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,6 +25,8 @@ from triton_aot import Call, calls
 
 from lucid_attention.ops.lucid import triton_solve
 from lucid_attention.ops.lucid.system import System
+from lucid_attention.ops.path import triton_pass
+from lucid_attention.ops.path.system import PathSystem
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_costs.md"
 # Products of bfloat16 pieces that one product costs.
@@ -61,6 +66,11 @@ class Shape:
     T: int
     D: int
 
+    @property
+    def title(self) -> str:
+        heads = f"{self.H} key/value and {self.queries} query heads"
+        return f"{self.name}: B = {self.B}, {heads}, T = {self.T}, D = {self.D}"
+
 
 SHAPES = (
     Shape("authors' kernel benchmark", 1, 8, 8, 8192, 128),
@@ -69,6 +79,7 @@ SHAPES = (
     Shape("paper's 1B, 32K", 1, 4, 32, 32768, 68),
     Shape("paper's 32 heads of 64, 8K", 1, 32, 32, 8192, 64),
 )
+PATH_SHAPES = (SHAPES[0], SHAPES[2], SHAPES[3])
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,30 @@ def copy(a: dict[str, Any], keys: int, values: int) -> Cost:
     return Cost(0, 0, a["ROWS"] * a.get("FEATURES", a.get("PIECE", 0)) * (keys + 4))
 
 
+def path_product(a: dict[str, Any], keys: int, values: int) -> Cost:
+    """Everything of PaTH is float32 in memory."""
+    tile = a["ROWS"] * a["COLUMNS"]
+    matrix = 2 * tile * a["depth"] * PIECES[a["PRECISION"]]
+    return Cost(matrix, 0, 4 * (tile * (1 + a["ADDS"]) + a["ROWS"] * a["depth"]))
+
+
+def path_inverse(a: dict[str, Any], keys: int, values: int) -> Cost:
+    return Cost(0, 4 * a["BLOCK"] ** 3, 8 * a["BLOCK"] ** 2)
+
+
+def path_rectangle(a: dict[str, Any], keys: int, values: int) -> Cost:
+    """Scores and products with values, of the read-out (attend) or of the solve (apply)."""
+    pairs = a["ROWS"] * a["sources"]
+    products = a["FEATURES"] * PIECES[a["PRECISION"]] + a["WIDTH"] * PIECES[a["PRODUCT"]]
+    return Cost(2 * pairs * products, 10 * pairs, 4 * a["ROWS"] * (a["FEATURES"] + 2 * a["WIDTH"]))
+
+
+def path_pull(a: dict[str, Any], keys: int, values: int) -> Cost:
+    pairs = a["ROWS"] * a["sources"]
+    products = a["FEATURES"] * PIECES[a["PRECISION"]] + (a["VALUES"] + a["OUT"]) * PIECES[a["PRODUCT"]]
+    return Cost(2 * pairs * products, 16 * pairs, 4 * a["ROWS"] * (a["FEATURES"] + a["VALUES"] + 2 * a["OUT"]))
+
+
 COSTS: dict[str, Callable[[dict[str, Any], int, int], Cost]] = {
     "update_kernel": update,
     "key_gradient_kernel": key_gradient,
@@ -122,6 +157,11 @@ COSTS: dict[str, Callable[[dict[str, Any], int, int], Cost]] = {
     "pack_keys_kernel": copy,
     "pack_values_kernel": copy,
     "project_kernel": copy,
+    "path_product_kernel": path_product,
+    "path_inverse_kernel": path_inverse,
+    "path_attend_kernel": path_rectangle,
+    "path_apply_kernel": path_rectangle,
+    "path_pull_kernel": path_pull,
 }
 
 
@@ -164,6 +204,35 @@ def backward(shape: Shape) -> None:
     triton_solve.backward(System(k, sharpness=8.0), k, k, None, out)
 
 
+class TorchWork(TorchDispatchMode):
+    """Counts torch's own operations, and the bytes that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.traffic = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name() and func.name() != "aten::detach":
+            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+            self.operations += 1
+            self.traffic += sum(x.numel() * x.element_size() for x in tensors)
+        return out
+
+
+def path_pass(shape: Shape, solves: bool, gradient: bool) -> None:
+    """PaTH or LUCID-PaTH, read-out included. The launches of a backward are those of `triton_pass.backward` alone."""
+    q = empty(shape.B, shape.queries, shape.T, shape.D, dtype=torch.bfloat16)
+    k = empty(shape.B, shape.H, shape.T, shape.D, dtype=torch.bfloat16)
+    w, beta = k.float(), empty(shape.B, shape.H, shape.T, dtype=torch.float32)
+    system = PathSystem(q, k, k, w, beta, sharpness=8.0, solves=solves)
+    if gradient:
+        made = q, beta.new_empty(q.shape[:3]), k if solves else None
+        triton_pass.backward(system, made, q, None)
+    else:
+        triton_pass.forward(system)
+
+
 def flash(shape: Shape, gpu: Gpu, products: int) -> float:
     """Seconds of flash attention of `products` matrix products per pair: 2 forward, 5 backward."""
     flop = products * 2 * shape.B * shape.queries * shape.T**2 / 2 * shape.D
@@ -193,8 +262,7 @@ attention ran at 32 % of the dense rate there, so that this model's flash attent
 
 
 def rows(shape: Shape) -> list[str]:
-    out = [f"## {shape.name}: B = {shape.B}, {shape.H} key/value and {shape.queries} query heads, T = {shape.T}, "
-           f"D = {shape.D}", ""]  # fmt: skip
+    out = [f"## {shape.title}", ""]
     out.append("| GPU | pass | launches | TFLOP | GB | chain ms | solve ms | flash ms | ratio |")
     out.append("|---|---|---|---|---|---|---|---|---|")
     for name, gpu in GPUS.items():
@@ -209,10 +277,43 @@ def rows(shape: Shape) -> list[str]:
     return [*out, ""]
 
 
+PATH_HEAD = """## PaTH and LUCID-PaTH
+
+Their kernels read out as well, so *ratio* is the whole pass over flash attention of the same shape, which knows no
+positions. Everything is float32 in memory and bf16x3 or tf32x3 (counted six times) in products. Torch's own operations
+between the kernels (masks, exponentials and sums inside leaves, scalings) are charged {gap:g} µs each, and their
+traffic. The tiles were chosen so that they compile without spills, not by this model.
+"""
+
+
+def path_rows(shape: Shape) -> list[str]:
+    out = [f"### {shape.title}", ""]
+    out.append("| GPU | pass | launches | torch operations | TFLOP | GB | ms | flash ms | ratio |")
+    out.append("|---|---|---|---|---|---|---|---|---|")
+    for name, gpu in GPUS.items():
+        for solves in (False, True):
+            for gradient in (False, True):
+                with TorchWork() as work:
+                    found = calls(gpu.architecture, partial(path_pass, shape, solves, gradient))
+                cost = total(found, gpu)
+                seconds = cost.seconds + work.operations * GAP_SECONDS + work.traffic / gpu.memory
+                other = flash(shape, gpu, 5 if gradient else 2)
+                title = f"{'LUCID-PaTH' if solves else 'PaTH'}, {'backward' if gradient else 'forward'}"
+                out.append(
+                    f"| {name} | {title} | {cost.launches} | {work.operations} | {cost.matrix / 1e12:.2f} "
+                    f"| {(cost.traffic + work.traffic) / 1e9:.2f} | {seconds * 1e3:.2f} | {other * 1e3:.2f} "
+                    f"| {seconds / other:.1f} |"
+                )
+    return [*out, ""]
+
+
 def page() -> str:
     lines = [HEAD.format(gap=GAP_SECONDS * 1e6, efficiency=EFFICIENCY, flash=FLASH_EFFICIENCY)]
     for shape in SHAPES:
         lines += rows(shape)
+    lines.append(PATH_HEAD.format(gap=GAP_SECONDS * 1e6))
+    for shape in PATH_SHAPES:
+        lines += path_rows(shape)
     return "\n".join(lines).rstrip() + "\n"
 
 

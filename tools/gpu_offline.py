@@ -4,10 +4,12 @@
     python tools/gpu_offline.py --only sm_90       some architectures; writes nothing
     python tools/gpu_offline.py --kernels update   kernels whose name contains a word; writes nothing
 
-Needs Triton and no GPU. About half an hour on one core; Triton keeps what it compiled, so a second run is quick.
+A kernel that spills may use all registers: it goes to the table of `ops/triton_registers.py`, and is compiled again.
+Needs Triton and no GPU. An hour on one core; Triton keeps what it compiled, so a second run is quick.
 """
 
 import argparse
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -21,6 +23,8 @@ import triton
 sys.path.insert(0, str(Path(__file__).parent))
 from gpu_cases import OPERATORS
 from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
+
+from lucid_attention.ops import triton_registers
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_kernels.md"
 SIZES = (64, 128, 256)
@@ -43,29 +47,75 @@ def name_of(dtype: torch.dtype) -> str:
     return "float32" if dtype == torch.float32 else "16 bit"
 
 
-def check(
-    architectures: list[str], word: str, say: Callable[[str], None]
-) -> tuple[dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]], int]:
+Table = dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]]
+
+
+def check(architectures: list[str], word: str, say: Callable[[str], None]) -> tuple[Table, int]:
     """{kernel: {(architecture, dtype, D): what was compiled}} and the number of kernels at fault."""
-    table: dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]] = defaultdict(lambda: defaultdict(list))
-    broken = count = 0
+    table: Table = defaultdict(lambda: defaultdict(list))
+    broken = 0
     for architecture in architectures:
-        for dtype in DTYPES:
-            for size in SIZES:
-                calls = [partial(operator, dtype, size) for operator in OPERATORS]
-                found = [launch for call in calls for launch in recorded(architecture, call)]
-                launches = {launch: None for launch in found if word in launch.name}
-                for launch in launches:
-                    result = compiled(launch, architecture)
-                    count += 1
-                    wrong = faults(result, architecture)
-                    broken += bool(wrong)
-                    if wrong:
-                        variant = {name: value for name, value in launch.constants if value not in ("", None)}
-                        say(f"{architecture} {dtype} D={size} {launch.name}: {'; '.join(wrong)}\n    {variant}")
-                    table[launch.name][architecture, name_of(dtype), size].append((launch, result))
-        say(f"{architecture}: {count} kernels compiled, {broken} at fault")
+        results: dict[Launch, Compiled] = {}
+        while True:
+            launches = launched(architecture, word)
+            spilling = compile_all(architecture, launches, results, say)
+            if not spilling:
+                break
+            let_use_all_registers(architecture, spilling)
+            say(f"{architecture}: these spill, and may use all registers from now on: {', '.join(sorted(spilling))}")
+        used = {launch for each in launches.values() for launch in each}
+        for launch in used:
+            if wrong := faults(results[launch], architecture):
+                broken += 1
+                variant = {name: value for name, value in launch.constants if value not in ("", None)}
+                say(f"{architecture} {launch.name}: {'; '.join(wrong)}\n    {launch.signature[0]} {variant}")
+        for (dtype, size), each in launches.items():
+            for launch in each:
+                table[launch.name][architecture, name_of(dtype), size].append((launch, results[launch]))
+        say(f"{architecture}: {len(used)} kernels compiled; at fault so far: {broken}")
     return table, broken
+
+
+def launched(architecture: str, word: str) -> dict[tuple[torch.dtype, int], list[Launch]]:
+    """The kernels of every operator by dtype and head size, each once. Dtypes and sizes may share kernels."""
+    found = {}
+    for dtype in DTYPES:
+        for size in SIZES:
+            calls = [partial(operator, dtype, size) for operator in OPERATORS]
+            names = [launch for call in calls for launch in recorded(architecture, call) if word in launch.name]
+            found[dtype, size] = list(dict.fromkeys(names))
+    return found
+
+
+def compile_all(
+    architecture: str,
+    launches: dict[tuple[torch.dtype, int], list[Launch]],
+    results: dict[Launch, Compiled],
+    say: Callable[[str], None],
+) -> set[str]:
+    """Compile what has no result yet. Names of kernels that spill although they may not use all registers yet."""
+    spilling = set()
+    for (dtype, size), each in launches.items():
+        for launch in each:
+            if launch not in results:
+                results[launch] = compiled(launch, architecture)
+            if results[launch].stack and not launch.most_registers and architecture.startswith("sm_"):
+                spilling.add(launch.name)
+        say(f"{architecture}, {dtype}, D = {size}: {len(results)} kernels")
+    return spilling
+
+
+def let_use_all_registers(architecture: str, kernels: set[str]) -> None:
+    """Write kernels to the table of `ops/triton_registers.py`."""
+    known = triton_registers.SPILLING
+    known[architecture] = sorted({*known.get(architecture, []), *kernels})
+    file = Path(triton_registers.__file__)
+    rows = []
+    for name in sorted(known, key=list(TARGETS).index):
+        rows += [f'    "{name}": [', *(f'        "{kernel}",' for kernel in known[name]), "    ],"]
+    text, count = re.subn(r"(?<== \{\n)[^}]*", lambda match: "\n".join(rows) + "\n", file.read_text())
+    assert count == 1, f"{file.name} has no table"
+    file.write_text(text)
 
 
 def entry(found: list[tuple[Launch, Compiled]]) -> str:
@@ -78,7 +128,7 @@ def entry(found: list[tuple[Launch, Compiled]]) -> str:
     return f"{registers} / {-(-shared // 1024)} / {warps} / {stages}"
 
 
-def page(table: dict[str, dict[tuple[str, str, int], list[tuple[Launch, Compiled]]]]) -> str:
+def page(table: Table) -> str:
     lines = [HEAD.format(version=triton.__version__)]
     columns = [(dtype, size) for dtype in ("16 bit", "float32") for size in SIZES]
     for kernel, entries in table.items():

@@ -49,6 +49,7 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
+    most_registers: int | None
 
     @property
     def name(self) -> str:
@@ -76,6 +77,7 @@ class Call:
     arguments: dict[str, Any]
     warps: int
     stages: int
+    most_registers: int | None
 
 
 def calls(architecture: str, function: Callable[[], object]) -> list[Call]:
@@ -84,9 +86,10 @@ def calls(architecture: str, function: Callable[[], object]) -> list[Call]:
 
     def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+        most_registers = options.pop("maxnreg", None)
         given = dict(zip(kernel.arg_names, args, strict=False)) | options
         assert set(given) == set(kernel.arg_names), (kernel.__name__, set(given) ^ set(kernel.arg_names))
-        found.append(Call(kernel, tuple(grid), given, warps, stages))
+        found.append(Call(kernel, tuple(grid), given, warps, stages, most_registers))
 
     with mock.patch.object(JITFunction, "run", record), mock.patch.object(triton_tiles, "forced", architecture):
         function()
@@ -100,7 +103,8 @@ def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
         given, parameters = call.arguments, call.kernel.params
         constants = {p.name: given[p.name] for p in parameters if p.is_constexpr}
         signature = {p.name: _type(given[p.name]) for p in parameters if not p.is_constexpr}
-        found[Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), call.warps, call.stages)] = None
+        options = call.warps, call.stages, call.most_registers
+        found[Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), *options)] = None
     return list(found)
 
 
@@ -116,7 +120,10 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
     order = [p.name for p in launch.kernel.params]
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(order) if signature[name].startswith("*")}
     source = ASTSource(launch.kernel, {name: signature[name] for name in order}, dict(launch.constants), aligned)
-    kernel = triton.compile(source, target=target, options={"num_warps": launch.warps, "num_stages": launch.stages})
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.most_registers:
+        options["maxnreg"] = launch.most_registers
+    kernel = triton.compile(source, target=target, options=options)
     text = kernel.asm["ptx" if target.backend == "cuda" else "amdgcn"]
     if target.backend == "cuda":
         registers, stack = _cubin_usage(kernel.asm["cubin"])

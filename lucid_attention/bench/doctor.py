@@ -16,6 +16,7 @@ from ..base.tables import text_table
 from ..ops import dispatch, proof, self_check, triton_support
 from ..ops.self_check import OPERATORS, Case, Finding
 from .doctor_costs import Cost, measure
+from .harness import cpu_model
 
 OK, WRONG = "right", "WRONG"
 # Packages that implementations are made of, and the names under which they are installed.
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     about = environment(device)
     print(text_table([["", ""], *([name, value] for name, value in about.items())]).strip(), file=out)
     checks = list(_run_checks(device, quick=args.quick))
-    print("\n" + _table(checks), file=out)
+    print("\nError: of outputs and gradients against float64, relative to the largest entry", file=out)
+    print(_table(checks), file=out)
     for line in not_run(device, quick=args.quick):
         print(line, file=out)
     wrong = {(check.case.operator, check.impl) for check in checks if not check.finding.ok}
@@ -58,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if wrong:
         names = ", ".join(sorted({impl for _, impl in wrong}))
         print(f"\nWRONG on this device: {names}. Please report it, with the output of --json FILE", file=out)
+    else:
+        print(f"\nAll {len(checks)} checks are right on {device}", file=out)
     return 1 if wrong else 0
 
 
@@ -72,7 +76,8 @@ def environment(device: torch.device) -> dict[str, str]:
         about |= {"name": known["device"], "capability": known["capability"], "runtime": known["runtime"]}
         about |= {"driver": known["driver"], "memory": f"{torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"}
     else:
-        about |= {"name": platform.processor() or platform.machine(), "threads": str(torch.get_num_threads())}
+        about |= {"name": cpu_model(), "instructions": torch.backends.cpu.get_cpu_capability()}
+        about["threads"] = str(torch.get_num_threads())
     if triton_support.interpreted():
         about["Triton"] += ", in its interpreter: slow, for tests"
     return about
@@ -125,11 +130,15 @@ def _table(checks: list[Check]) -> str:
 
 
 def _cost_table(costs: list[Cost]) -> str:
-    rows = [["cost", "implementation", "ms", "of SDPA's time", "MB", "of SDPA's memory"]]
+    known = any(cost.megabytes is not None for cost in costs)
+    rows = [["cost", "implementation", "ms", "of SDPA's time", *(["MB", "of SDPA's memory"] if known else [])]]
     for cost in costs:
         memory = ["-", "-"] if cost.megabytes is None else [f"{cost.megabytes:.1f}", f"{cost.memory_ratio:.2f}"]
-        rows.append([cost.what, cost.impl, f"{1000 * cost.seconds:.3g}", f"{cost.time_ratio:.2f}", *memory])
-    return text_table(rows, rule=True)
+        ms = 1000 * cost.seconds
+        time = f"{ms:.0f}" if ms >= 100 else f"{ms:.3g}"
+        rows.append([cost.what, cost.impl, time, f"{cost.time_ratio:.2f}", *(memory if known else [])])
+    table = text_table(rows, rule=True)
+    return table if known else f"{table}\nMemory is told on GPUs only; `lucid bench memory` measures it on a CPU"
 
 
 def remember_kernels(device: torch.device, checks: list[Check]) -> str | None:
@@ -149,15 +158,20 @@ def remember_kernels(device: torch.device, checks: list[Check]) -> str | None:
 def what_auto_chooses(device: torch.device) -> dict[str, str]:
     """By operator, what impl="auto" uses on the device and why."""
     reason = _no_kernels(device)
-    kernels = "triton, for bfloat16, float16 and float32"
-    solve = f"blockwise ({reason})" if reason else f"{kernels}: they were right on this device"
-    decode = f"torch ({reason})" if reason else f"{kernels}: they were right on this device"
-    path, linear = dispatch.BLOCKWISE[0], dispatch.RECURRENT[0]
+    kernels = "triton, for bfloat16, float16 and float32: the kernels were right on this device"
+    whole = f"{dispatch.BLOCKWISE[0]} ({reason})" if reason else kernels
+    step = kernels
+    if reason:
+        no_numba = self_check.cannot_run("numba", device, torch.float32)
+        step = (
+            f"torch ({reason if device.type == 'cuda' else no_numba})" if no_numba else "numba, compiled for this CPU"
+        )
+    start = f"impl='auto' on {device} uses for"
     return {
-        "lucid_attention": f"impl='auto' on {device} uses for lucid_attention and precondition: {solve}",
-        "lucid_decode": f"impl='auto' on {device} uses for lucid_decode: {decode}",
-        "path": f"impl='auto' on {device} uses for PaTH: {path}; for one token: torch (the only ones on every device)",
-        "linear": f"impl='auto' on {device} uses for linear attention: {linear} (fla is used on request)",
+        "lucid_attention": f"{start} lucid_attention and precondition: {whole}",
+        "path": f"{start} PaTH and LUCID-PaTH: {whole}",
+        "lucid_decode": f"{start} one token (lucid_decode, path_decode): {step}",
+        "linear": f"{start} linear attention: {dispatch.RECURRENT[0]} (fla is used on request)",
     }
 
 

@@ -182,7 +182,7 @@ def machine() -> dict[str, str]:
     import psutil
 
     description = {
-        "CPU": _cpu_model(),
+        "CPU": cpu_model(),
         "cores": f"{psutil.cpu_count(logical=False)} physical, {os.cpu_count()} logical",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GB",
         "system": f"{platform.system()} {platform.machine()}",
@@ -200,7 +200,7 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -6,11 +6,12 @@ the answer.
 
 LUCID has more than one attention weight. Its softmax A weighs the corrected values; the weights of the values
 themselves are W = A P⁻¹, which has signs and does not sum to one. Three weights are shown: A, signed W, and |W| over
-its sum. The experiment compares them where both attentions solve the task: if only one solves it, a higher hit rate of
-that one is no news.
+its sum. The experiment compares them in two ways: as the paper does, over all needle tasks whether they are solved or
+not; and where both attentions solve the task, because a higher hit rate of the only one that solves it is no news.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -182,16 +183,35 @@ def read_rates(setting: Setting, attention: str, scale: Scale, done: Done) -> Hi
 Pairs = Mapping[str, Mapping[str, HitRates]]
 
 
-def judge(pairs: Pairs) -> str:
+def judge(pairs: Pairs, unfiltered: Mapping[str, HitRates]) -> str:
     """The verdict: LUCID's hit rate must be higher in every weight, in every setting that both attentions solve.
 
-    Without a setting that both solve, the verdict is at most "partly".
+    It must also be higher as the paper takes it. Where only some of this is so, the verdict is "partly".
+    unfiltered: the mean over all needle tasks, solved or not.
     """
     solved = [higher(pair) for pair in pairs.values() if comparable(pair)]
-    if solved and all(all(weights.values()) for weights in solved):
+    whole = higher(unfiltered)
+    if solved and all(all(weights.values()) for weights in (*solved, whole)):
         return "holds"
-    any_higher = any(any(weights.values()) for weights in solved or map(higher, pairs.values()))
-    return "partly" if any_higher else "does not hold"
+    return "partly" if any(any(weights.values()) for weights in (*solved, whole)) else "does not hold"
+
+
+def pooled(pairs: Pairs) -> dict[str, HitRates]:
+    """The mean over settings, by attention: the paper's measure, which does not ask whether a task is solved."""
+    found = {}
+    for name in COMPARED:
+        rates = [pair[name] for pair in pairs.values()]
+        means = {measure: _mean([rate.mean[measure] for rate in rates]) for measure in MEASURES}
+        best = {measure: _mean([rate.best[measure] for rate in rates]) for measure in MEASURES}
+        found[name] = HitRates(_mean([rate.accuracy for rate in rates]), means, best)
+    return found
+
+
+def _mean(spreads: Sequence[Spread]) -> Spread:
+    """The mean, with the mean deviation: the largest that it can have, however the numbers go together."""
+    n, first = len(spreads), spreads[0]
+    mean, std = (math.fsum(values) / n for values in zip(*((one.mean, one.std) for one in spreads), strict=True))
+    return Spread(mean, std, first.count, first.digits)
 
 
 def comparable(pair: Mapping[str, HitRates]) -> bool:
@@ -213,6 +233,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         for setting in settings(scale)
     }
     solved = {title: pair for title, pair in pairs.items() if comparable(pair)}
+    unfiltered = pooled({s.title: pairs[s.title] for s in settings(scale) if s.run.task == "needles"})
     ours = "; ".join(
         f"{title}: LUCID {pair['lucid'].mean['softmax']} (A), {pair['lucid'].mean['magnitude']} (|W|), "
         f"softmax {pair['softmax'].mean['softmax']}"
@@ -221,11 +242,21 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
     mapped = [setting for setting in settings(scale) if setting.mapped]
     return Conclusion(
         ours=ours,
-        verdict=judge(pairs),
-        because=explain(pairs, solved),
+        verdict=judge(pairs, unfiltered),
+        because=f"{explain_unfiltered(unfiltered)} {explain(pairs, solved)}",
         seeds=len(seeds),
         figures=[rates(pairs), *(map_figure(setting, done[setting.maps_job(seeds[0], n)], n) for setting in mapped)],
-        tables=[numbers(pairs), best_heads(pairs)],
+        tables=[numbers(pairs | {"all needle tasks": unfiltered}), best_heads(pairs)],
+    )
+
+
+def explain_unfiltered(pair: Mapping[str, HitRates]) -> str:
+    """The paper's measure here: the mean over all needle tasks, solved or not."""
+    softmax, lucid = pair["softmax"].mean["softmax"], pair["lucid"].mean
+    above = [WEIGHTS[name] for name, is_higher in higher(pair).items() if is_higher]
+    return (
+        f"As the paper takes it, over all needle tasks, solved or not: LUCID {lucid['softmax']} (A), "
+        f"{lucid['magnitude']} (|W|), softmax {softmax}; {'higher in ' + ', '.join(above) if above else 'not higher'}."
     )
 
 

@@ -1,14 +1,14 @@
 """§2.2, sequential task learning: does LUCID keep the gradients that a sharp softmax loses?
 
-The paper trains one layer with one head of 256 on ten digits, first to copy them, then, with the weights it has, to
-average all digits so far. Its claim: to copy, standard attention lowers the off-diagonal entries of its softmax
-Jacobian diag(a) − a aᵀ by about 10³ and then does not adapt to the average; LUCID keeps them and "rapidly adapts to the
-new task, achieving low loss within a few thousand steps".
+The paper trains one layer with one head of 256 on ten digits, first to copy them, then, with these weights, to average
+all digits so far. Its claim: to copy, standard attention lowers the off-diagonal entries of its softmax Jacobian
+diag(a) − a aᵀ by about 10³ and then does not adapt; LUCID keeps them and "rapidly adapts to the new task".
 
 Two protocols: ours (rotary positions, digits drawn with repeats, Adam 1e-3, 1200 + 400 steps of 32) and that of the
-published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64). The weights are
+published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64), which the authors'
+page https://saisuryadv.com/blog/lucid.html links; there is no copy here to check these settings against. Weights are
 kept at the switch, Adam begins anew; a task counts as learned at a squared error below 0.1. Controls: a layer norm
-before the attention, and embeddings of std 1. J is the mean of a_j a_k over queries and pairs j ≠ k of visible keys.
+before the attention, embeddings of std 1. J is the mean of a_j a_k over queries and pairs j ≠ k of visible keys.
 """
 
 import statistics

@@ -5,17 +5,23 @@ The paper (table "MNIAH task at 2048 sequence length"): with 2, 4 and 6 needles 
 
 Here: small models train on RULER's prompts and are asked others of them by the evaluation harness. One needle is
 S-NIAH.
+
+At `--scale hours` smaller models read words instead of pieces of words and learn in stages, from one needle to many:
+all attentions of the paper's table and LUCID-PaTH, up to four times the length of training.
 """
 
 from collections.abc import Sequence
 
+from .engine.against import explain_against, judge_against
 from .engine.full_scale import cell_text
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, table
-from .engine.scale import Scale
+from .engine.scale import HOURS, Scale
 from .engine.steps import Step, evaluate, pretrained, tuned, unique
 from .engine.study import Done
 from .engine.verdict import Lead, Measured, PaperNumber, Place, Verdict, judge_leads, lead
+from .staged.comparison import Contest
+from .staged.sizes import HOURS_SIZES
 from .text.comparison import ARMS, LOSS, Cell, Comparison, judge, percent
 from .text.training import TextRun
 
@@ -117,13 +123,20 @@ def comparison(scale: Scale) -> Comparison:
     return Comparison(base, seeds=scale.seeds, milliseconds=(95, 125), equal_time=not smoke)
 
 
+def contest(scale: Scale) -> Contest:
+    """The runs of `--scale hours`."""
+    return Contest(HOURS_SIZES["needle_lm"], scale.seeds)
+
+
 def plan(scale: Scale, done: Done) -> list[Job]:
     """Texts; then models."""
-    return comparison(scale).plan(done)
+    return contest(scale).plan(done) if scale is HOURS else comparison(scale).plan(done)
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
     """The verdict rests on the mean over the cells with more than one needle."""
+    if scale is HOURS:
+        return conclude_hours(contest(scale), done)
     runs = comparison(scale)
     several = {
         arm: percent(runs.score(done, arm, "score", lambda cell: cell["labels"]["needles"] > 1)) for arm in runs.arms
@@ -138,6 +151,60 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         figures=[_maps(runs, done), _bars(runs, done), runs.learning_curves(done, "to find needles")],
         tables=[_table(runs, done), _paper_table(), _tuned_table()],
     )
+
+
+# An arm has learned the task at `--scale hours` from this share of single needles on, at the length of training; and it
+# tells needles apart from this many points on above picking any of them.
+ONE_NEEDLE, APART = 90.0, 10.0
+
+
+def conclude_hours(runs: Contest, done: Done) -> Conclusion:
+    """LUCID and LUCID-PaTH against every baseline, over all lengths, with several needles."""
+    run = runs.size.run
+    several, members = run.test_n[1:], {member.key: member for member in runs.members(done)}
+    scores = {key: runs.score(done, member, several, run.test_lengths) for key, member in members.items()}
+    single = max(runs.score(done, member, run.test_n[:1], run.test_lengths[:1]).mean for member in members.values())
+    guess = sum(100 / n for n in several) / len(several)
+    standard = {key: score for key, score in scores.items() if key.startswith("softmax")}
+    others = {key: score for key, score in scores.items() if not key.startswith(("softmax", "lucid"))}
+    floor = guess + APART if single >= ONE_NEEDLE else 100.0
+    titled = {members[key].label: score for key, score in (standard | others).items()}
+    because = f"Answers found among {several[0]} to {several[-1]} needles, mean over {run.test_lengths[0]} to "
+    because += f"{run.test_lengths[-1]} tokens; any needle would give {guess:.0f} %. "
+    because += " ".join(
+        explain_against(members[key].label, scores[key], titled) for key in ("lucid", "lucid_path") if key in scores
+    )
+    because += f" One needle: at best {single:.1f} % at {run.test_lengths[0]} tokens."
+    ours = "; ".join(f"{member.label} {scores[key]} %" for key, member in members.items())
+    names = ["needles", *map(str, run.test_n)]
+    return Conclusion(
+        ours=f"several needles: {ours}",
+        verdict=judge_against(scores["lucid"], standard, others, floor=floor),
+        because=because,
+        seeds=len(runs.seeds),
+        figures=[_hours_maps(runs, done), runs.curves(done, "Learning to find needles")],
+        tables=[runs.table(done, "Answers found here", names, HOURS_NOTE), _paper_table(), _tuned_table()],
+    )
+
+
+HOURS_NOTE = (
+    "Percent of the answers, mean ± standard deviation over seeds. Trained up to the first length. Seconds are "
+    "those of a processor for one training. All arms have a token shift on keys and values."
+)
+
+
+def _hours_maps(runs: Contest, done: Done) -> Figure:
+    run = runs.size.run
+    panels = {
+        member.label: (
+            run.test_n,
+            run.test_lengths,
+            [[runs.score(done, member, (n,), (length,)).mean for length in run.test_lengths] for n in run.test_n],
+        )
+        for member in runs.members(done)
+    }
+    note = f"Trained with at most {run.test_lengths[0]} tokens; mean over seeds."
+    return heatmaps("Answers found", "needles", "tokens", panels, range=(0, 100), unit="%", note=note)
 
 
 def found(runs: Comparison, done: Done, arm: str, needles: int, length: int | None = None) -> Spread:

@@ -23,6 +23,7 @@ from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
 from .layer_costs import Choice, layers_within
 from .ramps import _head_size
+from .model_card import CARD_FILE, with_card, without_card
 from .saved import CODE_FILE, add_auto_map
 
 # Architectures that the tests convert, run and reload.
@@ -52,7 +53,7 @@ def convert(
 
     layers: indices or "all"; strength, sharpness: as in `enable_lucid`. An argument of None keeps the setting of a
     checkpoint that has LUCID already; for other checkpoints it means all layers, strength 1, sharpness √D. `out`
-    appears when everything is written, or not at all.
+    appears when everything is written, or not at all. Its README.md, the model card, begins with what LUCID is in it.
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
@@ -80,13 +81,26 @@ def convert(
         written = load_config(partial).get_text_config(decoder=True)
         is_dropin = to == "lucid" and not isinstance(written, LucidConfig)
         assert uses_lucid(written) == is_dropin, "the configuration was written with the wrong attention"
+        settings_written = LucidSettings.from_dict(getattr(written, NAME)) if is_dropin else None
+        _write_card(partial / CARD_FILE, written, settings_written)
         if target.exists():
             # Fails if something was written into it meanwhile.
             target.rmdir()
         finish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return LucidSettings.from_dict(getattr(written, NAME)) if is_dropin else None
+    return settings_written
+
+
+def _write_card(path: Path, config: Any, settings: LucidSettings | None) -> None:
+    """Write what LUCID is in this checkpoint into its model card, or remove that part of a softmax checkpoint's."""
+    # As bytes, so that line ends and strange characters of the original stay as they are.
+    original = path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
+    text = with_card(original, config, settings) if settings else without_card(original)
+    if text:
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _check_paths(source: Path, target: Path) -> None:

@@ -10,7 +10,7 @@ Interfaces, for kernels of other operators:
   autotuning, and the length is no key. `python tools/gpu_offline.py` compiles every entry for every architecture.
 - `on_device(x)`: a context in which kernels are launched for x.
 - `score_tile`: the inner products of two ranges of keys, in pieces of the head size.
-- `exponentials`: exp(c (cos θ − 1)) from scores and inverse norms.
+- `exponentials`: exp(c (cos θ − 1)) from scores and inverse norms; `put_together`: the parts of a split softmax.
 
 Rules for every kernel: plain pointers, int64 offsets, no `tl.trans` of a product, one `tl.dot` per accumulator, no
 atomics, every integer that depends on the length in `do_not_specialize`, no reading back of what the kernel wrote.
@@ -158,3 +158,27 @@ def score_tile(
 def exponentials(cosines, sharpness):
     """exp(c (cos θ − 1))."""
     return tl.exp2((cosines - 1.0) * (sharpness * LOG2_E))
+
+
+@triton.jit
+def put_together(
+    maxima, sums, parts, n, splits, columns, ROWS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Maxima and sums of exponentials, [ROWS], and their products with values, [ROWS, WIDTH], of all splits of head n.
+
+    columns: [WIDTH], of `parts` [n, splits, ROWS, VALUES].
+    """
+    rows = tl.arange(0, ROWS)
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for split in range(splits):
+        here = (n * splits + split) * ROWS + rows
+        part = tl.load(maxima + here)
+        highest = tl.maximum(top, part)
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+        shrink, grow = tl.exp2(top - finite), tl.exp2(part - finite)
+        total = total * shrink + tl.load(sums + here) * grow
+        acc = acc * shrink[:, None] + tl.load(parts + here[:, None] * VALUES + columns[None, :]) * grow[:, None]
+        top = highest
+    return top, total, acc

@@ -58,6 +58,7 @@ def _section(result: dict[str, Any]) -> list[str]:
         f"*The paper, {plain(place)}:* {plain(result['claim'])}",
         f"*Paper:* {plain(result['paper'])}  \n*Here:* {plain(result['ours'])}",
         f"**{plain(result['verdict']).capitalize()}.** {plain(result['because'])}",
+        *([f"*Rule:* {plain(result['rule'])}."] if result.get("rule") else []),
         _command(result["command"]),
     ]
     facts = [f"scale {result['scale']}", duration(result.get("seconds"))]

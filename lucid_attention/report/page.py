@@ -216,6 +216,7 @@ def _section(result: dict[str, Any], name: str) -> str:
 <dl class="versus"><div><dt>Paper</dt><dd>{_text(result["paper"])}</dd></div>
 <div class="here"><dt>Here</dt><dd>{_text(result["ours"])}</dd></div></dl>
 <p class="because"><strong>{escape(result["verdict"].capitalize())}.</strong> {_text(result["because"])}</p>
+{_rule(result)}
 </div>
 <div class="figures">{figures}</div>
 </div>
@@ -223,6 +224,12 @@ def _section(result: dict[str, Any], name: str) -> str:
 <div class="made"><p>Made by</p>{command_html(command)}<p>{" · ".join(facts)}</p>
 <p><a href="#overview">Back to the overview</a></p></div>
 </section>"""
+
+
+def _rule(result: dict[str, Any]) -> str:
+    """The version of the rule of the verdict, and its changes; results of before 2026-11-18 do not name it."""
+    rule = result.get("rule")
+    return f'<p class="rule">Rule of the verdict: {_text(str(rule))}.</p>' if rule else ""
 
 
 def _run_section(result: dict[str, Any], name: str) -> str:

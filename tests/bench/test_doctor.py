@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def test_on_a_healthy_machine_everything_is_right(capsys: pytest.CaptureFixture[
     assert found["environment"]["torch"] == torch.__version__
     assert any("triton" in line for line in found["not_run"])
     assert "impl='auto' on cpu uses for lucid_attention and precondition: blockwise" in text
+    assert f"All {len(found['checks'])} checks are right on cpu" in text
+    assert ("path_decode): numba" in text) == (find_spec("numba") is not None)
     assert text.count("right") >= 2 * len(found["checks"])
 
 
@@ -177,6 +180,8 @@ def test_auto_uses_the_kernels_after_a_self_check_that_later_processes_remember(
     assert triton_support.proven(torch.device("cuda"))
     assert len(a_gpu) == 2
     assert proof.remembered(GPU).passed
+    choices = doctor.what_auto_chooses(GPU)
+    assert all(": triton, " in choices[name] for name in ("lucid_attention", "path", "lucid_decode"))
     # Another driver is another compiler.
     monkeypatch.setattr(proof, "driver", lambda: "another")
     proof._found.clear()

@@ -59,8 +59,9 @@ def waits_of(run: Any, model: Any, *tensors: Any, **named: Any) -> list[str]:
 
 
 def ours(waits: list[str]) -> list[str]:
-    """Without what Transformers itself waits for: whether positions are packed, and the counters of a new cache."""
-    return [wait for wait in waits if "masking_utils.py" not in wait and "lazy_initialization" not in wait]
+    """Without what Transformers itself waits for: whether positions are packed, and inside its caches."""
+    theirs = ("masking_utils.py", "cache_utils.py", "lazy_initialization")
+    return [wait for wait in waits if not any(name in wait for name in theirs)]
 
 
 @names(*ATTENTIONS)

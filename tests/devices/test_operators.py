@@ -20,7 +20,9 @@ from lucid_attention import (
     preconditioner,
 )
 from lucid_attention.ops.path.decode import path_decode
+from lucid_attention.ops.softmax import varlen
 from lucid_attention.ops.softmax.sliding import sliding_attention
+from tests.ops.varlen_kernel import stand_in
 
 from .running import Tensors, on_both
 
@@ -110,6 +112,13 @@ def test_packed_documents_wait_for_their_borders_only_and_not_if_these_are_on_th
     waits = on_both(call, tensors(B=1))
     assert len(waits) == reads
     assert all(wait.startswith("tolist: packing.py, offsets") for wait in waits)
+
+
+@pytest.mark.parametrize("name", ["lucid, mask", "lucid, past and mask"])
+def test_the_read_out_by_the_kernel_for_different_lengths_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(varlen, "can_read", lambda *arguments: True)
+    monkeypatch.setattr(varlen, "_kernel", lambda: stand_in)
+    assert on_both(OPERATORS[name], tensors()) == []
 
 
 def test_path_reads_its_mask_once_per_pass():

@@ -65,7 +65,7 @@ def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFix
     assert "error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small", "rehearsal", "paper"])
+@pytest.mark.parametrize("scale", ["smoke", "small", "hours", "rehearsal", "paper"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_dry_run_says_what_would_run_and_runs_nothing(
     name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -156,7 +156,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_goes_on(
     finally:
         stopped.end()
     assert workers
-    assert "finished jobs stay, the same command goes on from there" in stopped.output()
+    assert "finished jobs stay, the same command continues from there" in stopped.output()
     assert "Traceback" not in stopped.output()
     assert sorted(probes.runs()) == ["a", "b"]
     assert not (tmp_path / "runs" / "probe-smoke").exists()

@@ -84,8 +84,8 @@ def test_the_result_is_what_the_report_reads(probes: Probes, tmp_path: Path) -> 
     with pytest.raises(ReportError, match=r"result\.json: was altered"):
         read_result(file)
     assert set(result) == {
-        *("format", "name", "scale", "title", "section", "claim", "paper", "ours", "verdict", "because", "command"),
-        *("machine", "finished", "seconds", "seeds", "figures", "tables"),
+        *("format", "name", "scale", "title", "section", "claim", "paper", "ours", "verdict", "because", "rule"),
+        *("command", "machine", "finished", "seconds", "seeds", "figures", "tables"),
     }
     claim = probes.module.CLAIM
     assert [result[key] for key in ("title", "section", "claim", "paper")] == [

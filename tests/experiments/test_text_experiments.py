@@ -194,7 +194,8 @@ def records(experiment: Any, lucid: float, softmax: float) -> Iterator[tuple[Job
 )
 def test_conclusions_follow_the_records(name: str, lucid: float, softmax: float, verdict: str) -> None:
     conclusion = EXPERIMENTS[name].conclude(SMALL, dict(records(EXPERIMENTS[name], lucid, softmax)))
-    assert conclusion.verdict == verdict
+    # Without PaTH and without long contexts, nothing is said about BABILong.
+    assert conclusion.verdict == ("too small to judge" if name == "babilong" else verdict)
     assert conclusion.seeds == 3
     assert "1.50 times" in conclusion.tables[0]["note"]
     assert f"{100 * lucid + 0.1:.1f} ± 0.1" in conclusion.ours

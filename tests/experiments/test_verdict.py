@@ -25,7 +25,7 @@ from lucid_attention.experiments.engine.verdict import (
 )
 from lucid_attention.report.records import VERDICTS
 
-SMALL = ("learnability", "memory_update", "operator_cost", "pretrained")
+SMALL = ("learnability", "memory_update", "operator_cost", "length_extrapolation", "hybrid", "pretrained")
 JUDGED = [name for name in EXPERIMENTS if name not in SMALL]
 
 

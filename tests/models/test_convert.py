@@ -100,13 +100,14 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
     convert(llama, tmp_path / "out")
     copied = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert copied == {
+        "README.md",
         "config.json",
         "generation_config.json",
         "model.safetensors",
         "original/params.json",
         "tokenizer.json",
     }
-    for name in copied - {"config.json"}:
+    for name in copied - {"README.md", "config.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
     inside = after[KEY][0]
@@ -120,6 +121,34 @@ def test_to_softmax_gives_the_plain_checkpoint_back(checkpoint: Path, tmp_path: 
     for file in (path for path in checkpoint.rglob("*") if path.is_file()):
         assert (tmp_path / "plain" / file.name).read_bytes() == file.read_bytes(), file.name
     assert torch.equal(logits(tmp_path / "plain"), logits(checkpoint))
+
+
+CARD = "---\nlicense: mit\n---\n# The original\n\nIts text.\n"
+
+
+def test_the_model_card_says_what_lucid_is_and_keeps_the_original(llama: Path, tmp_path: Path) -> None:
+    (llama / "README.md").write_text(CARD)
+    convert(llama, tmp_path / "out", layers=[0, 2], strength=0.5, sharpness=3.0)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlicense: mit\n---\n")
+    assert card.endswith("# The original\n\nIts text.\n")
+    for fact in ("enable_lucid()", "from_pretrained", "0, 2 of 3", "| strength s | 0.5", "| sharpness c | 3 |"):
+        assert fact in card
+    convert(tmp_path / "out", tmp_path / "again", strength=1, layers="all")
+    again = (tmp_path / "again" / "README.md").read_text()
+    assert "0, 1, 2 of 3" in again
+    assert "| strength s | 1 (" in again
+    assert again.count("enable_lucid()") == again.count("# The original") == 1
+    convert(tmp_path / "again", tmp_path / "plain", to="softmax")
+    assert (tmp_path / "plain" / "README.md").read_text() == CARD
+
+
+def test_the_model_card_warns_of_large_heads_at_the_default_sharpness(tmp_path: Path) -> None:
+    large = write(tmp_path / "large", LlamaConfig(**{**SIZES, "head_dim": 64, "num_hidden_layers": 1}))
+    convert(large, tmp_path / "default")
+    convert(large, tmp_path / "sharp", sharpness=4.0)
+    assert "nearly softmax attention" in (tmp_path / "default" / "README.md").read_text()
+    assert "nearly softmax attention" not in (tmp_path / "sharp" / "README.md").read_text()
 
 
 def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: Path, tmp_path: Path) -> None:

@@ -87,6 +87,26 @@ def test_two_runs_are_bitwise_equal(small_tiles):
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [("k", torch.nan), ("v", torch.nan), ("beta", torch.nan), ("v", torch.inf)]
+)
+def test_what_is_not_finite_stays_in_its_document(name, number, small_tiles):
+    """Documents that share a block and a strip with it are bitwise as they were."""
+    case, options = Case(T=90, H=2, D=8, E=4, keys="close"), {"cu_seqlens": torch.tensor([0, 20, 50, 90])}
+    tensors, weight = case.tensors(torch.float32, beta=True, sharpness=True), torch.randn(1, 2, 90, 4)
+    clean = evaluate(precondition, tensors, weight, impl="triton", **options)
+    tensors[name][0, 0, 30] = number
+    dirty = evaluate(precondition, tensors, weight, impl="triton", **options)
+    assert dirty["out"][0, 0, 30].isnan().all()
+    assert torch.equal(clean["out"][0, 0, :30], dirty["out"][0, 0, :30])
+    assert torch.equal(clean["dsharpness"][1], dirty["dsharpness"][1])
+    for each in ("out", "dk", "dv", "dbeta"):
+        others = torch.ones(2, 90, dtype=torch.bool)
+        others[0, 20:50] = False
+        assert torch.equal(dirty[each][0][others], clean[each][0][others]), each
+        assert each == "out" or dirty[each][0, 0, 20:50].isnan().all()
+
+
 @pytest.mark.parametrize("name", ["strips", "closest", "packed", "masked past"])
 @DTYPES
 def test_the_tiles_that_a_gpu_gets(name, dtype):

@@ -144,6 +144,28 @@ def test_whatever_stands_at_a_masked_place_changes_nothing(operator, small):
     assert all(torch.equal(clean[each], dirty[each]) for each in clean)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, torch.nan) for name in ("q", "k", "v", "w", "beta")), ("v", torch.inf)]
+)
+def test_what_is_not_finite_stays_in_its_document(name, number, small):
+    """Documents that share a leaf, a block and a join with it are bitwise as they were."""
+    case, options = PathCase(T=60, H=2, G=2, D=4, keys="close"), {"cu_seqlens": torch.tensor([0, 13, 40, 60])}
+    tensors, weight = case.tensors("lucid_path", torch.float32, sharpness=True), case.weight("lucid_path").float()
+    clean = evaluate(call, "lucid_path", tensors, weight, impl="triton", **options)
+    tensors[name][0, 0, 20] = number
+    dirty = evaluate(call, "lucid_path", tensors, weight, impl="triton", **options)
+    assert dirty["out"][0, 0, 20].isnan().all()
+    assert not dirty["dv"][0, 0, 20].isfinite().any()
+    assert torch.equal(clean["out"][0, 0, :20], dirty["out"][0, 0, :20])
+    for each, x in dirty.items():
+        if each == "dsharpness":
+            assert torch.equal(x[1:], clean[each][1:])
+            continue
+        others = torch.ones(x.shape[1:3], dtype=torch.bool)
+        others[: x.shape[1] // 2, 13:40] = False
+        assert torch.equal(x[0][others], clean[each][0][others]), each
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (17, 65), (80, 16), (129, 33), (256, 256)], ids=str)
 def test_any_head_size(sizes, small):
     compare("lucid_path", PathCase(T=20, H=1, D=sizes[0], E=sizes[1], keys="close", beta="small"), torch.float32, {})

@@ -1,6 +1,7 @@
 """What the Triton kernels are compiled for: never for a length, and without faults for a GPU that is not here."""
 
 import importlib
+import re
 from functools import partial
 from pathlib import Path
 
@@ -74,3 +75,28 @@ def test_faults_of_a_compiled_kernel_are_found(tools):
     assert aot.faults(aot.Compiled(**right), "sm_89") == []
     for wrong in ({"stack": 8}, {"shared": 102400}, {"tensor_columns": 1024}, {"instruction": ""}):
         assert len(aot.faults(aot.Compiled(**(right | wrong)), "sm_89")) == 1
+
+
+def test_a_kernel_that_spills_gets_all_registers_and_this_is_written_down(tools, monkeypatch, tmp_path):
+    cases, aot = tools
+    offline = importlib.import_module("gpu_offline")
+    module, file = offline.triton_registers, tmp_path / "triton_registers.py"
+    file.write_text(Path(module.__file__).read_text())
+    monkeypatch.setattr(module, "__file__", str(file))
+    monkeypatch.setattr(module, "SPILLING", {"sm_89": ["another_kernel"]})
+    for name, value in (("OPERATORS", (cases.plain,)), ("DTYPES", (torch.bfloat16,)), ("SIZES", (64,))):
+        monkeypatch.setattr(offline, name, value)
+
+    def compiled(launch, architecture):
+        spills = launch.name == "update_kernel" and not launch.most_registers
+        return aot.Compiled(9, 8 if spills else 0, 9, 9, "mma.sync", True)
+
+    monkeypatch.setattr(offline, "compiled", compiled)
+    table, broken = offline.check(["sm_80"], "", print)
+    assert broken == 0
+    for kernel, entries in table.items():
+        for launch, _ in entries["sm_80", "16 bit", 64]:
+            assert launch.most_registers == (255 if kernel == "update_kernel" else None)
+    kernels = re.search(r"SPILLING.*?^}", file.read_text(), re.DOTALL | re.MULTILINE).group()
+    assert re.findall(r'"(\w+)"', kernels) == ["sm_80", "update_kernel", "sm_89", "another_kernel"]
+    compile(file.read_text(), file, "exec")

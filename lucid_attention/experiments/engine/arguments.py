@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from .scale import SCALES, SMALL
+from .scale import DEMO, SCALES, SMALL
 
 EXPERIMENTS_OUT = Path("runs/experiments")
 DEMO_OUT = Path("runs/demo")
@@ -54,11 +54,13 @@ def _count(text: str) -> int:
 def demo_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `lucid demo`."""
     parser.description = (
-        "Train softmax attention, LUCID and the rest of the family side by side with several seeds on two tasks "
-        "(overwritten keys, many needles), measure the condition number of P against length and the operator's cost "
-        "against SDPA, and write a report. Ctrl-C stops it; the same command goes on."
+        "Train softmax attention, LUCID and DeltaNet side by side on two tasks (overwritten keys, many needles), "
+        "measure the condition number of P against length and the operator's cost against SDPA, and write a report. "
+        "Ctrl-C stops it; the same command continues."
     )
-    parser.add_argument("--quick", action="store_true", help="two minutes: fewer attentions, seeds and lengths")
+    parser.add_argument(
+        "--full", action="store_true", help=f"every attention, several seeds, more lengths: {DEMO.about}"
+    )
     parser.add_argument(
         "--out",
         type=Path,

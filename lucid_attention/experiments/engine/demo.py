@@ -19,9 +19,9 @@ TITLE = "LUCID attention: the demonstration"
 
 def run(args: argparse.Namespace) -> int:
     """`lucid demo`. Finished jobs stay when it is stopped."""
-    scale, start = QUICK if args.quick else DEMO, time.monotonic()
-    command = "lucid demo --quick" if args.quick else "lucid demo"
-    print(f"About {scale.about}; {available_cores()} here. Ctrl-C stops, the same command goes on.", flush=True)
+    scale, start = DEMO if args.full else QUICK, time.monotonic()
+    command = "lucid demo --full" if args.full else "lucid demo"
+    print(f"About {scale.about}; {available_cores()} here. Ctrl-C stops, the same command continues.", flush=True)
     try:
         report = args.out / REPORT
         results = run_together(
@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
         return 1
     show(results)
     print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
+    if not args.full:
+        print(f"Every attention, with several seeds: lucid demo --full, or make demo ARGS=--full ({DEMO.about})")
     return 0
 
 

@@ -28,14 +28,16 @@ class Scale:
 
 SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, tiny=True)
 SMALL = Scale("small", "minutes on two cores, several seeds, a verdict", seeds=(0, 1, 2))
+# Runs that take hours have their sizes in `staged/sizes.py`; other experiments are those of SMALL.
+HOURS = Scale("hours", "the claims about text, from scratch: hours on two cores, in pieces", seeds=(0, 1, 2))
 # The full recipe is a list of commands, `paper()` of an experiment: nothing is planned at these scales.
 PAPER = Scale("paper", "the full recipe, for a cluster")
 REHEARSAL = Scale("rehearsal", "every command of the full recipe made small, on two cores", tiny=True)
-# `lucid demo` and `lucid demo --quick`.
-DEMO = Scale("demo", "nine minutes on two cores", seeds=(0, 1, 2), demo=True)
-QUICK = Scale("quick", "two minutes on two cores", seeds=(0, 1), every_attention=False, demo=True)
+# `lucid demo --full` and `lucid demo`.
+DEMO = Scale("demo", "9 to 16 minutes on two cores", seeds=(0, 1, 2), demo=True)
+QUICK = Scale("quick", "one to three minutes on two cores", seeds=(0,), every_attention=False, demo=True)
 
 # The choices of `lucid experiment --scale`.
-SCALES = {scale.name: scale for scale in (SMOKE, SMALL, REHEARSAL, PAPER)}
+SCALES = {scale.name: scale for scale in (SMOKE, SMALL, HOURS, REHEARSAL, PAPER)}
 # Those whose experiments are lists of commands.
 COMMANDS = (REHEARSAL, PAPER)

@@ -17,6 +17,7 @@ from ...report.records import FORMAT, RESULT
 from .jobs import RECORD, ROOM, Job, Record, Store
 from .pool import Progress, run_jobs
 from .result import Claim, Conclusion
+from .rules import RULES
 from .scale import Scale
 from .steps import Step
 from .verdict import Judged
@@ -32,6 +33,8 @@ EXPERIMENTS = (
     "warm_start",
     "variants",
     "finetuning_length",
+    "length_extrapolation",
+    "hybrid",
     "compute_matched",
     "needle_lm",
     "babilong",
@@ -205,6 +208,7 @@ def save_result(
         "ours": conclusion.ours,
         "verdict": conclusion.verdict,
         "because": conclusion.because,
+        "rule": str(RULES[name]) if name in RULES else "",
         "command": command,
         "machine": _machine_line(),
         "finished": finished or datetime.now(UTC).date().isoformat(),

@@ -2,11 +2,12 @@
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...nn.attention import ATTENTIONS
+from ..engine.against import explain_against, outcome
 from ..engine.jobs import Job
 from ..engine.result import Figure, Spread, Table, bar, bars, heatmaps, spread, table
 from ..engine.study import Done
@@ -34,6 +35,8 @@ LEARNED_SHARPNESS = Change(
     "learned_sharpness", "learned sharpness from 4", {"options": {"sharpness": 4.0, "learn_sharpness": True}}
 )
 EQUAL_TIME = "equal_time"
+# The paper compares LUCID with these, beside standard attention.
+RIVALS = ("path", "delta", "diff")
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,19 @@ def mean_accuracy(done: Done, member: Contestant, seeds: Sequence[int], length: 
     """The mean accuracy over the tested numbers of keys, over seeds."""
     ns = member.run.test_n
     return spread(sum(reached(done, member, seed, n, length) for n in ns) / len(ns) for seed in seeds)
+
+
+def against_rivals(members: Mapping[str, Contestant], score: Callable[[Contestant], Spread]) -> tuple[bool, str]:
+    """Whether LUCID is clearly ahead of every one of RIVALS, and a sentence about it.
+
+    members: by key, without the rivals that a scale leaves out; without any of them LUCID counts as ahead.
+    """
+    ours, theirs = (
+        score(members["lucid"]),
+        {members[key].label: score(members[key]) for key in RIVALS if key in members},
+    )
+    ahead = all(outcome(ours, other) == "ahead" for other in theirs.values())
+    return ahead, explain_against("LUCID", ours, theirs) if theirs else ""
 
 
 def accuracy_table(

@@ -31,7 +31,7 @@ class SolveTiles:
 
 # Rows of a tile and piece of the head size of the gradients of bfloat16 keys: the largest that spill nothing. 64 rows
 # are what the matrix instructions of sm_90 and sm_100 need.
-GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 128), "sm_100": (64, 64), "gfx942": (64, 128)}
+GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 64), "sm_100": (64, 64), "gfx942": (64, 128)}
 # The piece of the values in flight there: 32, or what packed documents need to spill nothing (float16 everywhere).
 GRADIENT_VALUES = {"sm_90": 16}
 
@@ -42,13 +42,15 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     whole = 32 if dtype == torch.float32 else features
     rows, out = GRADIENT.get(architecture, (32, 64))
     piece = 16 if dtype == torch.float16 else GRADIENT_VALUES.get(architecture, 32)
+    # Whole keys of 256 leave less room for values; only here it is too little.
+    narrow = architecture == "sm_120" and whole == 256
     if dtype != torch.bfloat16:
         rows, out = 32, 64 if features <= 128 else 32
     return SolveTiles(
         inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
         merge=Tile(64, 16, width, min(whole, 64)),
         solve=Tile(64, 32, min(32, values), 0),
-        update=Tile(64, 32, width, whole),
+        update=Tile(64, 32, min(64, width) if narrow else width, whole),
         gradient=Tile(rows, 32, min(piece, values), min(whole, 64), out=out),
     )
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..triton_registers import registers
 from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
 from .triton_configs import step_tile
 from .triton_step import step_combine_kernel, step_split_kernel
@@ -68,6 +69,7 @@ def step(
             q, k, y_past, norms, mask_or, table_or, counts_or, sharpness, maxima, sums, parts,
             y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), COLUMNS=tile.cols,
             PRECISION=STEP_PRECISION, PRODUCT=multiply.values, **strides, **sizes,
+            **registers(step_split_kernel, k.device),
         )  # fmt: skip
         width = min(64, values)
         step_combine_kernel[(n, values // width)](
@@ -75,5 +77,5 @@ def step(
             sharpness if beta is None else beta.reshape(n).float().contiguous(), maxima, sums, parts, o,
             v_stride_b=v.stride(0), v_stride_h=v.stride(1), y_stride_b=y.stride(0), y_stride_h=y.stride(1),
             y_stride_t=y.stride(2), strength=strength, WIDTH=width, IN_PLACE=in_place, BETA=beta is not None,
-            **strides, **sizes,
+            **strides, **sizes, **registers(step_combine_kernel, k.device),
         )  # fmt: skip

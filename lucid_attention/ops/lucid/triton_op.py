@@ -1,11 +1,14 @@
 """The solve by Triton kernels as `torch.library` operators. Triton is imported when one of them runs."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from .. import custom_op
+from ..quarantine import Quarantine, nan_at, zeros_at
 from ..triton_support import DTYPES
 from .system import INPUTS, System, from_operator
 
@@ -35,8 +38,19 @@ def _forward(v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
     from . import triton_solve
 
     y, z = _shapes(v, *inputs)
-    triton_solve.forward(from_operator(*inputs), v, y, z)
-    return y, z
+    system = from_operator(*inputs)
+    if system.cu_seqlens is None:
+        triton_solve.forward(system, v, y, z)
+        return y, z
+    found = Quarantine((v, system.k, system.beta), v.shape[1], system.key_mask, system.cu_seqlens)
+    v, system = v.masked_fill(found.broken[..., None], 0), _without(system, found.broken)
+    triton_solve.forward(system, v, y, z)
+    return y.masked_fill_(found.behind[..., None], math.nan), nan_at(z, found.behind)
+
+
+def _without(system: System, where: Tensor) -> System:
+    """The system with zeros at `where`: [B, H, T]."""
+    return replace(system, k=zeros_at(system.k, where), beta=zeros_at(system.beta, where))
 
 
 def _backward(
@@ -54,8 +68,18 @@ def _backward(
         grads[1] = grads[2] = grads[5] = None
     dv, *others = grads
     assert dv is not None
-    triton_solve.backward(from_operator(*inputs[1:]), dy, y, z, triton_solve.Gradients(dv, *others))
-    return grads
+    system = from_operator(*inputs[1:])
+    if system.cu_seqlens is None:
+        triton_solve.backward(system, dy, y, z, triton_solve.Gradients(dv, *others))
+        return grads
+    found = Quarantine((dy, y, z, system.k, system.beta), dy.shape[1], system.key_mask, system.cu_seqlens)
+    where = found.documents
+    dy, y = (x.masked_fill(where[..., None], 0) for x in (dy, y))
+    triton_solve.backward(_without(system, where), dy, y, zeros_at(z, where), triton_solve.Gradients(dv, *others))
+    dk, _, _, dbeta, dsharpness = others
+    if dsharpness is not None:
+        dsharpness.masked_fill_(where.any(2), math.nan)
+    return [nan_at(dv, where), nan_at(dk, where), None, None, nan_at(dbeta, where), dsharpness]
 
 
 precondition_triton_op = custom_op.register(

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from .. import packing
+from ..triton_registers import registers
 from ..triton_tiles import Precisions, Tile, architecture, on_device, padded_size, precisions
 from . import triton_gradients, triton_kernels
 from .system import System
@@ -75,7 +76,7 @@ def _pack(
     kernel[(B * H * tiles, *more)](
         x, outs[0] if mask is None else mask, *outs, H, x.stride(0), x.stride(1), x.stride(2),
         0 if mask is None else mask.stride(0), length, high - length if past else low, low, tiles, outs[0].shape[1],
-        **sizes, ROWS=PACK_ROWS, MASKED=mask is not None, num_warps=4,
+        **sizes, ROWS=PACK_ROWS, MASKED=mask is not None, num_warps=4, **registers(kernel, x.device),
     )  # fmt: skip
 
 
@@ -132,12 +133,12 @@ class _Sweep:
         self.has_documents = packed.documents.numel() > 0
         self.chunks = self._inverses()
 
-    def _system(self, tile: Tile) -> dict[str, object]:
+    def _system(self, kernel: triton.JITFunction, tile: Tile) -> dict[str, object]:
         p = self.packed
         return {
             "strength": p.system.strength, "P": p.P, "FEATURES": p.features, "PIECE": min(tile.keys, p.features),
             "PACKED": self.has_documents, "PRECISION": p.multiply.keys, "num_warps": tile.warps,
-            "num_stages": tile.stages,
+            "num_stages": tile.stages, **registers(kernel, p.keys.device),
         }  # fmt: skip
 
     def _inverses(self) -> Tensor:
@@ -147,12 +148,13 @@ class _Sweep:
         tensors = p.keys, p.rnorm, p.weights, p.documents, p.sharpness, chunks
         sizes = {"first": p.first, "BLOCK": block, "ADJOINT": self.adjoint}
         triton_kernels.inverse_kernel[(p.n * 2 * count,)](
-            *tensors, tiles=2 * count, **sizes, **self._system(p.tiles.inverse)
+            *tensors, tiles=2 * count, **sizes, **self._system(triton_kernels.inverse_kernel, p.tiles.inverse)
         )
         columns = min(p.tiles.merge.cols, block)
         triton_kernels.merge_kernel[(p.n * count, block // columns)](
-            *tensors, tiles=count, COLUMNS=columns, INVERSE=p.multiply.inverse, **sizes, **self._system(p.tiles.merge)
-        )
+            *tensors, tiles=count, COLUMNS=columns, INVERSE=p.multiply.inverse, **sizes,
+            **self._system(triton_kernels.merge_kernel, p.tiles.merge),
+        )  # fmt: skip
         return chunks
 
     def update(self, solved: Tensor, residuals: Tensor, targets: tuple[int, int], source: tuple[int, int]) -> None:
@@ -164,7 +166,7 @@ class _Sweep:
         triton_kernels.update_kernel[(p.n * count, p.values // tile.values)](
             p.keys, p.rnorm, p.documents, p.sharpness, solved, residuals, first=targets[0], tiles=count,
             source=source[0], source_end=source[1], VALUES=p.values, ROWS=tile.rows, COLUMNS=tile.cols,
-            WIDTH=tile.values, PRODUCT=p.multiply.values, **self._system(tile),
+            WIDTH=tile.values, PRODUCT=p.multiply.values, **self._system(triton_kernels.update_kernel, tile),
         )  # fmt: skip
 
     def solve(
@@ -176,6 +178,7 @@ class _Sweep:
             out if products is None else products, chunk, p.chunk_count, p.first, out.shape[2], p.P, E=out.shape[3],
             VALUES=p.values, BLOCK=p.tiles.block, COLUMNS=tile.values, INNER=tile.cols, ADJOINT=self.adjoint,
             BETA=z is not None, INVERSE=p.multiply.inverse, num_warps=tile.warps, num_stages=tile.stages,
+            **registers(triton_kernels.solve_kernel, out.device),
         )  # fmt: skip
 
     def run(self, residuals: Tensor, solved: Tensor, out: Tensor, z: Tensor | None, products: Tensor | None) -> None:
@@ -255,8 +258,8 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
         p.keys, p.rnorm, p.documents, p.sharpness, values, g, du, row_sums, system.strength, p.first, count, p.P,
         FEATURES=p.features, PIECE=min(tile.keys, p.features), OUT=width, VALUES=p.values,
         WIDTH=min(tile.values, p.values), ROWS=tile.rows, COLUMNS=tile.cols, PACKED=p.documents.numel() > 0,
-        PRECISION=p.multiply.keys,
-        PRODUCT=p.multiply.values, GRADIENT=p.multiply.gradient, num_warps=tile.warps, num_stages=tile.stages,
+        PRECISION=p.multiply.keys, PRODUCT=p.multiply.values, GRADIENT=p.multiply.gradient, num_warps=tile.warps,
+        num_stages=tile.stages, **registers(triton_gradients.key_gradient_kernel, y.device),
     )  # fmt: skip
     if out.dsharpness is not None:
         out.dsharpness.copy_(row_sums[:, p.first :].sum(1).view(out.dsharpness.shape))
@@ -267,4 +270,5 @@ def _key_gradients(packed: _Packed, y: Tensor, g: Tensor, out: Gradients) -> Non
             triton_gradients.project_kernel[(p.n * tiles,)](
                 p.keys, p.rnorm, p.inverse, du, dk, low, offset, tiles, dk.shape[2], p.P, D=dk.shape[3],
                 FEATURES=p.features, ROWS=PACK_ROWS, num_warps=8,
+                **registers(triton_gradients.project_kernel, dk.device),
             )  # fmt: skip

@@ -11,7 +11,7 @@ Rows of a program's tile: G queries of a key/value head, then its new key, then 
 import triton
 import triton.language as tl
 
-from ..triton_tiles import LOG2_E
+from ..triton_tiles import LOG2_E, put_together
 
 
 @triton.jit
@@ -253,18 +253,7 @@ def step_combine_kernel(
         hidden = 1 - tl.load(mask + batch * stride_mask + count).to(tl.int32)
     rows = tl.arange(0, ROWS)
     wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for split in range(splits):
-        here = (n * splits + split) * ROWS + rows
-        part = tl.load(maxima + here)
-        highest = tl.maximum(top, part)
-        finite = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink, grow = tl.exp2(top - finite), tl.exp2(part - finite)
-        total = total * shrink + tl.load(sums + here) * grow
-        acc = acc * shrink[:, None] + tl.load(parts + here[:, None] * VALUES + wide[None, :]) * grow[:, None]
-        top = highest
+    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, ROWS, VALUES, WIDTH)
     solved = tl.sum(tl.where((rows == G)[:, None], acc, 0.0), 0)
     new = tl.load(v + batch * v_stride_b + head * v_stride_h + wide, mask=wide < E, other=0.0).to(tl.float32)
     new -= strength * solved

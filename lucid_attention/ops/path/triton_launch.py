@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..softmax.one_token import Token
+from ..triton_registers import registers
 from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
 from .triton_configs import path_step_tile
 from .triton_step import path_step_combine_kernel, path_step_prepare_kernel, path_step_split_kernel
@@ -57,14 +58,15 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
             q, k, w, beta, product, live, norms_or, mask_or, c, *buffer, made.product, made.live, **counts, **strides,
             alive_stride_b=live.stride(0), alive_stride_h=live.stride(1), alive_stride_t=live.stride(2),
             scale=token.scale, PIECE=piece, DEPTH=piece, PRECISION=multiply.keys, **sizes,
+            **registers(path_step_prepare_kernel, k.device),
         )  # fmt: skip
         path_step_split_kernel[(n * splits,)](
             *buffer, made.live, k, y_past, norms_or, mask_or, c, maxima, sums, parts, pending=pending, splits=splits,
             y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), E=E, VALUES=values,
             COLUMNS=tile.cols, PIECE=min(tile.keys, features), PRECISION=multiply.keys, PRODUCT=multiply.values,
-            **counts, **strides, **sizes,
+            **counts, **strides, **sizes, **registers(path_step_split_kernel, k.device),
         )  # fmt: skip
         path_step_combine_kernel[(n, values // width)](
             buffer[0], made.live, v, mask_or, maxima, sums, parts, made.y, made.o, splits=splits, E=E, VALUES=values,
-            WIDTH=width, **counts, **sizes,
+            WIDTH=width, **counts, **sizes, **registers(path_step_combine_kernel, k.device),
         )  # fmt: skip

@@ -1,15 +1,20 @@
 """PaTH's passes by Triton kernels as `torch.library` operators. Triton is imported when one of them runs."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from .. import custom_op
+from ..quarantine import Quarantine, nan_at, zeros_at
 from ..triton_support import DTYPES
 from .system import DIFFERENTIABLE, INPUTS, PathSystem, from_operator, uninitialised_outputs
 
 LARGEST_HEAD = 256
+# What each position of a row has.
+PER_POSITION = ("q", "k", "v", "w", "beta")
 
 
 def obstacle(system: PathSystem) -> str | None:
@@ -27,7 +32,15 @@ def obstacle(system: PathSystem) -> str | None:
 def _forward(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     from . import triton_pass
 
-    return triton_pass.forward(from_operator(*inputs))
+    system = from_operator(*inputs)
+    if system.cu_seqlens is None:
+        return triton_pass.forward(system)
+    # A query that is not finite spoils its own row only.
+    given: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION[1:]}
+    found = Quarantine(given.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    system = replace(system, **{name: zeros_at(x, found.broken) for name, x in given.items()})
+    o, lse, y = triton_pass.forward(system)
+    return nan_at(o, found.behind), lse, nan_at(y, found.behind)
 
 
 def _backward(
@@ -35,8 +48,22 @@ def _backward(
 ) -> list[Tensor | None]:
     from . import triton_pass
 
-    do, _, dy = douts
-    return triton_pass.backward(from_operator(*inputs), outs, do, dy)
+    system, (o, lse, y), (do, _, dy) = from_operator(*inputs), outs, douts
+    if system.cu_seqlens is None:
+        return triton_pass.backward(system, outs, do, dy)
+    given: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION}
+    found = Quarantine((*given.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    where = found.documents
+    system = replace(system, **{name: zeros_at(x, where) for name, x in given.items()})
+    o, lse, y, do, dy = (zeros_at(x, where) for x in (o, lse, y, do, dy))
+    grads = triton_pass.backward(system, (o, lse, y), do, dy)
+    for i, name in enumerate(DIFFERENTIABLE):
+        if name in PER_POSITION:
+            grads[i] = nan_at(grads[i], where)
+    learned = grads[DIFFERENTIABLE.index("sharpness")]
+    if learned is not None:
+        learned.masked_fill_(where.any(2), math.nan)
+    return grads
 
 
 path_triton_op = custom_op.register(

@@ -7,13 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..triton_registers import registers
 from ..triton_tiles import Tile
+
+SIXTEENS = tl.constexpr(16)
 
 
 @triton.jit(
     do_not_specialize=[
         "alpha", "beta", "inner", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
-        "out_outer", "out_inner",
+        "out_outer", "out_inner", "a_leading", "b_leading", "c_leading", "out_leading",
     ]
 )  # fmt: skip
 def path_product_kernel(
@@ -33,10 +36,10 @@ def path_product_kernel(
     c_inner,
     out_outer,
     out_inner,
-    A_LEADING: tl.constexpr,
-    B_LEADING: tl.constexpr,
-    C_LEADING: tl.constexpr,
-    OUT_LEADING: tl.constexpr,
+    a_leading,
+    b_leading,
+    c_leading,
+    out_leading,
     A_TRANSPOSED: tl.constexpr,
     B_TRANSPOSED: tl.constexpr,
     ADDS: tl.constexpr,
@@ -47,29 +50,36 @@ def path_product_kernel(
 ):
     """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
 
-    Batch strides are counted in LEADING numbers.
+    Batch strides are counted in leading ones, and these in SIXTEENS: the compiler has to know what divides them.
     """
+    a_leading *= SIXTEENS
+    b_leading *= SIXTEENS
+    c_leading *= SIXTEENS
+    out_leading *= SIXTEENS
     batch = tl.program_id(0)
     first = (batch // inner).to(tl.int64)
     second = (batch % inner).to(tl.int64)
-    rows = (tl.program_id(1) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    columns = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
-    a += (first * a_outer + second * a_inner) * A_LEADING
-    b += (first * b_outer + second * b_inner) * B_LEADING
-    a += rows if A_TRANSPOSED else rows * A_LEADING
-    b += columns * B_LEADING if B_TRANSPOSED else columns
+    # Offsets inside a tile have 32 bits, those of tiles 64.
+    i = (tl.program_id(1) * ROWS).to(tl.int64)
+    j = (tl.program_id(2) * COLUMNS).to(tl.int64)
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, COLUMNS)[None, :]
+    deep = tl.arange(0, DEPTH)
+    a += (first * a_outer + second * a_inner) * a_leading + (i if A_TRANSPOSED else i * a_leading)
+    b += (first * b_outer + second * b_inner) * b_leading + (j * b_leading if B_TRANSPOSED else j)
+    left_offsets = rows + deep[None, :] * a_leading if A_TRANSPOSED else rows * a_leading + deep[None, :]
+    right_offsets = columns * b_leading + deep[:, None] if B_TRANSPOSED else columns + deep[:, None] * b_leading
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for k in range(0, depth, DEPTH):
-        deep = (k + tl.arange(0, DEPTH)).to(tl.int64)
-        left = tl.load(a + (deep * A_LEADING if A_TRANSPOSED else deep)[None, :])
-        right = tl.load(b + (deep if B_TRANSPOSED else deep * B_LEADING)[:, None])
-        acc = tl.dot(left, right, acc, input_precision=PRECISION)
+    for _ in range(0, depth, DEPTH):
+        acc = tl.dot(tl.load(a + left_offsets), tl.load(b + right_offsets), acc, input_precision=PRECISION)
+        a += DEPTH * a_leading if A_TRANSPOSED else DEPTH
+        b += DEPTH if B_TRANSPOSED else DEPTH * b_leading
     acc *= alpha
     if ADDS:
-        c += (first * c_outer + second * c_inner) * C_LEADING
-        acc += beta * tl.load(c + rows * C_LEADING + columns)
-    out += (first * out_outer + second * out_inner) * OUT_LEADING
-    tl.store(out + rows * OUT_LEADING + columns, acc)
+        c += (first * c_outer + second * c_inner + i) * c_leading + j
+        acc += beta * tl.load(c + rows * c_leading + columns)
+    out += (first * out_outer + second * out_inner + i) * out_leading + j
+    tl.store(out + rows * out_leading + columns, acc)
 
 
 @triton.jit
@@ -124,7 +134,9 @@ class TritonAlgebra:
         """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only what is below the diagonal is read."""
         m, N, _ = matrix.shape
         matrix, out = matrix.contiguous(), torch.zeros_like(matrix)
-        path_inverse_kernel[(m * (N // self.leaf),)](matrix, out, SIZE=N, BLOCK=self.leaf, num_warps=4)
+        path_inverse_kernel[(m * (N // self.leaf),)](
+            matrix, out, SIZE=N, BLOCK=self.leaf, num_warps=4, **registers(path_inverse_kernel, out.device)
+        )
         size = self.leaf
         while size < N:
             blocks, inverses = (_diagonal(x, 2 * size).flatten(0, 1) for x in (matrix, out))
@@ -143,10 +155,10 @@ class TritonAlgebra:
         rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
         path_product_kernel[(outer * inner, I // rows, J // columns)](
             a, b, third.x, out, alpha, beta, inner, K, *first.strides, *second.strides, *third.strides,
-            *fourth.strides, A_LEADING=first.leading, B_LEADING=second.leading, C_LEADING=third.leading,
-            OUT_LEADING=fourth.leading, A_TRANSPOSED=first.transposed, B_TRANSPOSED=second.transposed,
-            ADDS=c is not None, ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
-            num_warps=tile.warps, num_stages=tile.stages,
+            *fourth.strides, *(each.leading // SIXTEENS.value for each in (first, second, third, fourth)),
+            A_TRANSPOSED=first.transposed, B_TRANSPOSED=second.transposed, ADDS=c is not None,
+            ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
+            num_warps=tile.warps, num_stages=tile.stages, **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out
 
@@ -179,5 +191,6 @@ class _Matrix:
         leading, dense = (x.stride(3), x.stride(2)) if transposed else (x.stride(2), x.stride(3))
         assert dense == 1, f"a matrix needs rows or columns without gaps, got strides {x.stride()}"
         outer, inner = (0 if x.shape[i] == 1 else x.stride(i) for i in (0, 1))
+        assert leading % SIXTEENS.value == 0, f"rows must be multiples of {SIXTEENS.value} long, got {leading}"
         assert outer % leading == 0 == inner % leading, f"batches must start where rows do, got strides {x.stride()}"
         return _Matrix(x, (x.shape[0], x.shape[1]), leading, transposed, (outer // leading, inner // leading))

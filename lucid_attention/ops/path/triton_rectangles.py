@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from ..triton_registers import registers
 from ..triton_tiles import Precisions, Tile
 from . import triton_kernels
 from .triton_configs import PathTileSizes
@@ -50,6 +51,7 @@ class Rectangles:
             rows.x, keys.x, y, o, lse, fresh, *self._common(rows, keys, tile), *_strides(y), *_strides(o),
             lse.stride(0), lse.stride(1), *_places(rows, keys), VALUES=y.shape[3], WIDTH=width,
             **self._constants(rows, keys, tile, sets), PRODUCT=self.multiply.values,
+            **registers(triton_kernels.path_attend_kernel, o.device),
         )  # fmt: skip
         lse.copy_(fresh)
 
@@ -68,7 +70,7 @@ class Rectangles:
             target.x, source.x, shifts, y, out, *arguments[:3], alpha, *arguments[3:], *_strides(y), *_strides(out),
             shifts.stride(0), shifts.stride(1), *_places(target, source), SHIFT_STRIDE=shifts.stride(2),
             VALUES=y.shape[3], WIDTH=width, ROW_TARGET=to_rows, **self._constants(target, source, tile, sets),
-            PRODUCT=self.multiply.values,
+            PRODUCT=self.multiply.values, **registers(triton_kernels.path_apply_kernel, out.device),
         )  # fmt: skip
 
     def pull_(
@@ -91,6 +93,7 @@ class Rectangles:
             less.stride(1), *_places(target, source), SHIFT_STRIDE=shifts.stride(2), VALUES=values,
             WIDTH=min(tile.values, values), OUT=piece, ROW_TARGET=to_rows, ALONG=along is not None,
             SUMS=sums is not None, **self._constants(target, source, tile, sets), PRODUCT=self.multiply.gradient,
+            **registers(triton_kernels.path_pull_kernel, out.device),
         )  # fmt: skip
 
     def _grid(self, target: Side, tile: Tile, pieces: int) -> tuple[int, int]:

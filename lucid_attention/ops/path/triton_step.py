@@ -11,7 +11,7 @@ the buffers between the kernels, which are float32.
 import triton
 import triton.language as tl
 
-from ..triton_tiles import LOG2_E
+from ..triton_tiles import LOG2_E, put_together
 
 
 @triton.jit(
@@ -308,18 +308,7 @@ def path_step_combine_kernel(
     rows = tl.arange(0, ROWS)
     features = tl.arange(0, FEATURES)
     wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for split in range(splits):
-        here = (n * splits + split) * ROWS + rows
-        part = tl.load(maxima + here)
-        highest = tl.maximum(top, part)
-        finite = tl.where(highest == float("-inf"), 0.0, highest)
-        shrink, grow = tl.exp2(top - finite), tl.exp2(part - finite)
-        total = total * shrink + tl.load(sums + here) * grow
-        acc = acc * shrink[:, None] + tl.load(parts + here[:, None] * VALUES + wide[None, :]) * grow[:, None]
-        top = highest
+    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, ROWS, VALUES, WIDTH)
     new = tl.load(v + n * E + wide, mask=(wide < E) & (hidden == 0), other=0.0).to(tl.float32)
     if SOLVES:
         solved = tl.sum(tl.where((rows == G)[:, None], acc, 0.0), 0)

@@ -2,8 +2,8 @@
 
 Queries are the last T of S + T positions. Plain causal attention goes straight to torch. What torch can only do with a
 T × T mask (padding, a cached past, packed documents) runs as an operator of ours over strips of queries, so that
-memory stays linear in the length, forward and backward; on a GPU, in 16 bit, documents and a past go to torch's kernel
-for sequences of different lengths (`varlen.py`).
+memory stays linear in the length, forward and backward; on a GPU, in 16 bit, they go to torch's kernel for sequences of
+different lengths (`varlen.py`).
 """
 
 import math
@@ -55,8 +55,8 @@ def softmax_attention(
         o = grouped_sdpa(q, k, y, scale, causal=True)
     elif plain and T == 1:
         o = grouped_sdpa(q, k, y, scale)
-    elif varlen.can_read(q, key_mask):
-        o = varlen.read(q, k, y, cu_seqlens, scale)
+    elif varlen.can_read(q, key_mask, scale):
+        o = varlen.read(q, k, y, key_mask, cu_seqlens, scale)
     else:
         refuse_forward_mode(q, k, y)
         o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]

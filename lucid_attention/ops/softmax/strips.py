@@ -89,7 +89,7 @@ def grouped_sdpa(
     return F.scaled_dot_product_attention(q, k, y, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=groups)
 
 
-def _clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Zero keys and values at masked positions: a NaN there must not reach a product."""
     if key_mask is None:
         return q, k, y
@@ -117,7 +117,7 @@ def attend_strips(
 
 
 def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
-    q, k, y = _clean(q, k, y, key_mask)
+    q, k, y = clean(q, k, y, key_mask)
     with no_autocast(q):
         for strip in _strips(q, k, key_mask):
             here, seen = strip.queries, strip.keys
@@ -188,7 +188,7 @@ def _attend_backward(
     dy: Tensor,
 ) -> None:
     broken = None if key_mask is None else ~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite()
-    q, k, y = _clean(q, k, y, key_mask)
+    q, k, y = clean(q, k, y, key_mask)
     # Gradients of keys add up over strips: in working precision, narrowed once.
     sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
     with no_autocast(q):

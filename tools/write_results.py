@@ -1,0 +1,30 @@
+"""Write the pages of published results again: docs/rules.md, and docs/results_NAME.md from docs/records/NAME.
+
+    python tools/write_results.py
+
+To publish a run, copy the result.json of its experiments to docs/records/NAME/EXPERIMENT-SCALE/ and run this.
+"""
+
+from pathlib import Path
+
+from lucid_attention.base.files import write_whole
+from lucid_attention.experiments.engine import rules
+from lucid_attention.report.command import find_results
+from lucid_attention.report.markdown import markdown
+from lucid_attention.report.records import checked_all
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def pages(docs: Path = DOCS) -> dict[Path, str]:
+    """The pages by their files."""
+    found = {docs / "rules.md": rules.page()}
+    for folder in sorted((docs / "records").glob("*/")):
+        title = f"Results: {folder.name}"
+        found[docs / f"results_{folder.name}.md"] = markdown(checked_all(find_results([folder])), title)
+    return found
+
+
+if __name__ == "__main__":
+    for file, content in pages().items():
+        print(write_whole(file, content))
