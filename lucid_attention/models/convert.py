@@ -22,8 +22,8 @@ from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
 from .layer_costs import Choice, layers_within
-from .ramps import _head_size
 from .model_card import CARD_FILE, with_card, without_card
+from .ramps import _head_size
 from .saved import CODE_FILE, add_auto_map
 
 # Architectures that the tests convert, run and reload.
