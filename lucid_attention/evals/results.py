@@ -123,6 +123,14 @@ class ResultsFolder:
         if [*kept, *means] != self.results().get("means", []):
             self._write(self.results().get("cells", []), [*kept, *means])
 
+    def arrange(self, names: Sequence[str]) -> None:
+        """Put the cells of these names last, in this order: one whose samples were asked again had become the last."""
+        cells = self.results().get("cells", [])
+        last = sorted((cell for cell in cells if cell["name"] in names), key=lambda cell: names.index(cell["name"]))
+        arranged = [*(cell for cell in cells if cell["name"] not in names), *last]
+        if arranged != cells:
+            self._write(arranged)
+
     def forget(self, name: str) -> None:
         """Take a cell out of results.json: its samples will be asked again."""
         self._write([cell for cell in self.results().get("cells", []) if cell["name"] != name])

@@ -117,6 +117,7 @@ class Evaluation:
             if state.is_main_process:
                 for summary in summaries:
                     folder.put(summary)
+                folder.arrange([summary["name"] for summary in summaries])
                 taken = means(summaries, self.ranges)
                 folder.put_means(taken)
                 draw_results(summaries, taken, self.out, self.checkpoint.name)
