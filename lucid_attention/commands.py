@@ -109,7 +109,7 @@ COMMANDS = {
     "convert": Command(
         "models.convert",
         "copy a pretrained checkpoint, with LUCID switched on, or off again",
-        "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --strength 0",
+        "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --sharpness 64",
         "transformers",
         kept="nothing was written",
     ),

@@ -94,7 +94,7 @@ def comparison(compared: Sequence[Compared]) -> str:
                 *(_format_interval(cell, gap) for gap in gaps),
             ]
         )  # fmt: skip
-    note = f"[95 % interval] of the paired bootstrap over samples, {DRAWS} draws; * where it does not hold 0"
+    note = f"[95 % interval] of the paired bootstrap over samples, {DRAWS} draws; * where it does not contain 0"
     left_out = sum(len(results.cells) for results in compared) - len(shared) * len(compared)
     left_out_note = f"\nleft out: {left_out} cells that some checkpoints lack" if left_out else ""
     return f"{text_table(rows)}\n\n{note}{left_out_note}"

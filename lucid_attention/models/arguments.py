@@ -48,7 +48,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         "--most-change",
         type=float,
         metavar="NATS",
-        help="by how much the loss may rise when these layers become LUCID at once, such as 0.1; a ramp costs less",
+        help="by how much the loss may rise when these layers become LUCID at once, such as 0.1",
     )
     parser.add_argument(
         "--strength",
@@ -63,7 +63,7 @@ def convert_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="C",
         help="c of the preconditioner (default: √D). Start at 64 and let `lucid train --set sharpness_steps=0.5`, or "
-        "SharpnessRamp, lower it to move a pretrained model over without a jump in its loss",
+        "SharpnessRamp, lower it in training",
     )
 
 
