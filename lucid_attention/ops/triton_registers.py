@@ -13,15 +13,34 @@ ALL = 255
 SPILLING: dict[str, list[str]] = {
     "sm_80": [
         "path_apply_kernel",
+        "path_step_split_kernel",
     ],
     "sm_89": [
         "key_gradient_kernel",
         "pack_keys_kernel",
         "path_pull_kernel",
+        "path_step_split_kernel",
         "project_kernel",
     ],
+    "sm_90": [
+        "path_attend_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_100": [
+        "key_gradient_kernel",
+        "path_apply_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
     "sm_120": [
+        "path_apply_kernel",
+        "path_attend_kernel",
+        "path_pull_kernel",
         "path_step_prepare_kernel",
+        "path_step_split_kernel",
+        "step_split_kernel",
+        "update_kernel",
     ],
 }
 

@@ -42,8 +42,8 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     whole = 32 if dtype == torch.float32 else features
     rows, out = GRADIENT.get(architecture, (32, 64))
     piece = 16 if dtype == torch.float16 else GRADIENT_VALUES.get(architecture, 32)
-    # Whole keys of 256 leave less room for values; only here it is too little.
-    narrow = architecture == "sm_120" and whole == 256
+    # Whole keys leave less room for values; only here it is too little.
+    narrow = architecture == "sm_120" and whole >= 128
     if dtype != torch.bfloat16:
         rows, out = 32, 64 if features <= 128 else 32
     return SolveTiles(

@@ -25,7 +25,7 @@ def path_tiles(architecture: str, features: int, values: int) -> PathTileSizes:
     width = min(128, values)
     return PathTileSizes(
         product=Tile(64, 64, 0, 32),
-        attend=Tile(64 if large else 32, 32, width, 32),
+        attend=Tile(64 if large else 32, 32, min(64, width) if architecture in ("sm_90", "sm_120") else width, 32),
         apply=Tile(64, 32, width if large else min(64, values), 32),
         pull=Tile(32, 32, 32, 32, out=min(128, features)),
     )
