@@ -40,7 +40,7 @@ def locked(folder: Path, command: str) -> Iterator[None]:
         yield
     finally:
         _holder_file(file).unlink(missing_ok=True)
-        # Whoever waits for a file that was removed sees that it has no name any more, and makes a new one.
+        # filelock notices when the file that it waited for was removed, and makes a new one.
         file.unlink(missing_ok=True)
         lock.release()
         # rmdir refuses a folder with files.

@@ -23,7 +23,7 @@ from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
 from .layer_costs import Choice, layers_within
 from .model_card import CARD_FILE, with_card, without_card
-from .ramps import _head_size
+from .ramps import head_size
 from .saved import CODE_FILE, add_auto_map
 
 # Architectures that the tests convert, run and reload.
@@ -245,7 +245,7 @@ def _print_layers(out: str, config: Any, settings: LucidSettings) -> None:
 
 def _print_training(out: str, config: Any, settings: LucidSettings) -> None:
     """Where the model stands on the way to LUCID, and the ramp that leads to the end."""
-    root = math.sqrt(_head_size(config))
+    root = math.sqrt(head_size(config))
     c = root if settings.sharpness is None else settings.sharpness
     if settings.strength < 1:
         print(

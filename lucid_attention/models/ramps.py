@@ -77,7 +77,7 @@ def sharpness_of(model: PreTrainedModel) -> float:
     config = model.config.get_text_config(decoder=True)
     if uses_lucid(config):
         fixed = LucidSettings.from_dict(getattr(config, NAME, None)).sharpness
-        return math.sqrt(_head_size(config)) if fixed is None else fixed
+        return math.sqrt(head_size(config)) if fixed is None else fixed
     layers = _layers(model)
     if any(layer.log_sharpness is not None for layer in layers):
         raise ValueError("the sharpness of this model is learned (learn_sharpness): it has no single number")
@@ -90,7 +90,8 @@ def _one(name: str, values: set[float]) -> float:
     return values.pop()
 
 
-def _head_size(config: Any) -> int:
+def head_size(config: Any) -> int:
+    """The head size D of a model, from its configuration."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(size)
 
