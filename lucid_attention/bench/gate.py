@@ -25,7 +25,7 @@ class Shape(NamedTuple):
     kv_heads: int
 
     @property
-    def bound(self) -> float:
+    def flop_ratio(self) -> float:
         """LUCID over softmax attention by the count of operations: a solve is one more attention per key/value head."""
         return 1 + self.kv_heads / self.heads
 

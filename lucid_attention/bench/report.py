@@ -93,8 +93,8 @@ def entry_ratio(name: str, to: str) -> Cell:
     return cell
 
 
-def bound(record: Record) -> str:
-    return "" if record.bound is None else f"{record.bound:.3f}"
+def flop_ratio(record: Record) -> str:
+    return "" if record.flop_ratio is None else f"{record.flop_ratio:.3f}"
 
 
 def limit(name: str) -> Cell:

@@ -63,7 +63,7 @@ class Record:
     facts: dict[str, int | str]
     entries: dict[str, Entry]
     checks: dict[str, Check] = field(default_factory=dict)
-    bound: float | None = None
+    flop_ratio: float | None = None
     strict: bool = False
 
     @property

@@ -5,10 +5,10 @@ longer sequences where key correlations accumulate", on 1B models tuned from 2K 
 numbers.
 
 Two facts hold before anything is measured. P of a prefix is the leading block of P, and its inverse is the leading
-block of P⁻¹, because both are triangular: so κ = ‖P‖ ‖P⁻¹‖ of a longer prefix is never smaller, for any keys. And
-‖P⁻¹‖ ≤ 2 for normalised keys, so κ ≤ 2 ‖P‖: all growth is that of ‖P‖, and the solve stays stable. The experiment
-measures how much κ grows: by head size, with and without RoPE, before and after training. Because κ grows for any
-keys, the claim is read as growth beyond that of the same model before its training.
+block of P⁻¹, because both are triangular: so κ = ‖P‖ ‖P⁻¹‖ of a longer prefix is never smaller, for any keys. And ‖P⁻¹‖
+≤ 2 for normalised keys, so ‖P‖ ≤ κ ≤ 2 ‖P‖: κ grows as ‖P‖ does, up to a factor of two, and the solve stays stable. The
+experiment measures how much κ grows: by head size, with and without RoPE, before and after training. Because κ grows
+for any keys, the claim is read as growth beyond that of the same model before its training.
 """
 
 import math
@@ -276,8 +276,8 @@ def explain(
         f"{trend} with the length, which is so for prefixes of any keys. Growth beside that of the same model "
         f"untrained: {compared}. How much depends on the head size: independent keys of {largest} stay at "
         f"{random[largest, False].mean(-1)}. "
-        f"‖P⁻¹‖ is at most {max(growth.inverse for growth in growths):.3f} (the bound is 2), so growth is that of "
-        "‖P‖."
+        f"‖P⁻¹‖ is at most {max(growth.inverse for growth in growths):.3f} (the bound is 2), so κ grows as ‖P‖ "
+        "does, up to a factor of two."
     )
 
 

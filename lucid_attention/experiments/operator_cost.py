@@ -1,7 +1,7 @@
 """Cost of the operator (§2.1, §2.3): LUCID stays in the cost class of softmax attention.
 
 The paper: "LUCID … retains O(N²d) complexity like standard softmax attention". The solve of a key/value head costs the
-operations of one more head of attention, so the bound on the ratio is 1 + H_kv/H.
+operations of one more head of attention, so the FLOP ratio is 1 + H_kv/H.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ CLAIM = Claim(
     paper="O(N²d), no ratio given for the operator",
 )
 PAPER_NUMBERS, judge_paper = as_at_small_scale("operator_cost")
-# The claim holds up to this multiple of the bound.
+# The claim holds up to this multiple of the FLOP ratio.
 ALLOWED = 1.15
 SHAPES = ((8, 8), (32, 4))
 
@@ -49,16 +49,16 @@ def plan(scale: Scale, done: Done) -> list[Job]:
 
 
 def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Compare the ratios at the longest length with the bound."""
+    """Compare the ratios at the longest length with the FLOP ratio."""
     records = {name: done[job] for name, job in cases(scale)}
-    rows, within_bound = [], []
+    rows, within = [], []
     for name, record in records.items():
         ratios = [round(ratio, 2) for ratio in record["ratio"]]
-        rows.append([name, round(record["bound"], 3), *ratios])
-        within_bound.append(record["ratio"][-1] <= ALLOWED * record["bound"])
+        rows.append([name, round(record["flop_ratio"], 3), *ratios])
+        within.append(record["ratio"][-1] <= ALLOWED * record["flop_ratio"])
     longest = next(iter(records.values()))["lengths"][-1]
     ours = "; ".join(f"{name}: {record['ratio'][-1]:.2f} ×" for name, record in records.items())
-    verdict = "holds" if all(within_bound) else "partly" if any(within_bound) else "does not hold"
+    verdict = "holds" if all(within) else "partly" if any(within) else "does not hold"
     lengths = next(iter(records.values()))["lengths"]
     return Conclusion(
         ours=f"{ours} (N = {longest}, over SDPA)",
@@ -67,7 +67,7 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         f"operations allows 1 + H_kv/H; up to {ALLOWED:.2f} times that counts as holding.",
         seeds=1,
         figures=[cost_figure(record, name) for name, record in records.items()],
-        tables=[table("Time over that of SDPA", ["", "bound", *(f"N = {n}" for n in lengths)], rows)],
+        tables=[table("Time over that of SDPA", ["", "FLOP ratio", *(f"N = {n}" for n in lengths)], rows)],
     )
 
 

@@ -2,10 +2,10 @@
 
 (a) P of the keys of the model on real text, by layer and length, with untrained and random keys beside: the paper's
     Figure 2 on real keys; and hit rates. (b) The loss when LUCID is switched on without training, by strength,
-    sharpness and layer. (c) Training goes on from the checkpoint in three arms: softmax attention, LUCID in all layers
-    by a sharpness ramp, LUCID by the same ramp in the layers that (b) finds cheap; each has its own sweep of learning
-    rates, and softmax attention also gets the time of LUCID. Before and after: loss by position, needles in real text,
-    memory update in words. (d) The cost of training and of decoding.
+    sharpness and layer. (c) Training continues from the checkpoint in three arms: softmax attention, LUCID in all
+    layers by a sharpness ramp, LUCID by the same ramp in the layers that (b) finds cheap; each has its own sweep of
+    learning rates, and softmax attention also gets the time of LUCID. Before and after: loss by position, needles in
+    real text, memory update in words. (d) The cost of training and of decoding.
 
 What is short, at the scale `small`, which is made for about 100 minutes of one core: one seed; 60 steps of one sequence
 of 1024 tokens, of which every fourth is needles; sweeps of 8 steps, whose ramp is as short; few contexts in every cell

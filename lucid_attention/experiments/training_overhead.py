@@ -154,7 +154,7 @@ def cost_figures(costs: dict[tuple[int, int, bool], Record]) -> list[Figure]:
         cost_figure(
             record,
             f"Forward and backward of attention alone, {heads}/{kv_heads} heads",
-            f"float32, one thread, batch 1. By the count of operations LUCID may take {record['bound']:.3g} × SDPA.",
+            f"float32, one thread, batch 1. The FLOP ratio, LUCID over SDPA, is {record['flop_ratio']:.3g}.",
         )
         for (heads, kv_heads, backward), record in costs.items()
         if backward
@@ -168,12 +168,12 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
         [
             f"{heads}/{kv_heads}",
             "forward + backward" if backward else "forward",
-            round(record["bound"], 3),
+            round(record["flop_ratio"], 3),
             *(round(value, 3) for value in record["ratio"]),
         ]
         for (heads, kv_heads, backward), record in costs.items()
     ]
-    columns = ["query/kv heads", "", "bound", *(f"N = {length}" for length in lengths)]
+    columns = ["query/kv heads", "", "FLOP ratio", *(f"N = {length}" for length in lengths)]
     return table("Time of the operator over SDPA", columns, rows, note="Medians of ratios round by round.")
 
 

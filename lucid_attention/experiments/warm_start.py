@@ -29,7 +29,7 @@ CLAIM = Claim(
     title="A trained softmax model moves to LUCID",
     section="not in the paper",
     says="Raised step by step, LUCID's strength moves a trained softmax model over without the jump in the loss that "
-    "an abrupt switch costs, and the model ends level with one that goes on as it was.",
+    "an abrupt switch costs, and the model ends level with one that is trained on as it was.",
     paper="none",
 )
 
@@ -45,7 +45,7 @@ class Way(NamedTuple):
 
 CONTINUED, ABRUPT, RAMP = "continued", "abrupt", "ramp"
 WAYS = {
-    CONTINUED: Way("softmax goes on", "softmax", "softmax"),
+    CONTINUED: Way("softmax continued", "softmax", "softmax"),
     ABRUPT: Way("LUCID at once", "lucid", "lucid", dashed=True),
     RAMP: Way("LUCID with a ramp", "lucid", "lucid"),
 }
@@ -242,7 +242,7 @@ def moves_table(scale: Scale, done: Done) -> Table:
         "What the move costs",
         ["model", "way", "at the switch", "worst on the way", "at the end"],
         rows,
-        note="Nats a character above softmax attention that goes on, taken seed by seed; its own row is its loss.",
+        note="Nats a character above softmax attention continued, taken seed by seed; its own row is its loss.",
     )
 
 

@@ -57,7 +57,7 @@ def _compiled(compile_: Any, name: str) -> Any:
     try:
         return compile_(name, cache=False)
     except Exception as error:
-        logger.warning("lucid_attention goes on with torch, because Numba failed: %s", error)
+        logger.warning("lucid_attention continues with torch, because Numba failed: %s", error)
         return f"Numba failed: {error}"
 
 

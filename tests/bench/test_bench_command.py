@@ -148,7 +148,7 @@ def test_publishing_replaces_own_tables_and_keeps_those_of_other_machines(tmp_pa
         for name in names:
             entries = {peers.SDPA: Entry(Spread(value, value, value, 1))}
             facts: dict[str, int | str] = {"D": 64, "heads": 8, "kv_heads": 8, "N": 10, "pass": "forward"}
-            file.records[name] = Record(name, 1, facts, entries, {"ratio": Check(value, 5.0)}, bound=2.0)
+            file.records[name] = Record(name, 1, facts, entries, {"ratio": Check(value, 5.0)}, flop_ratio=2.0)
         return file
 
     docs = tmp_path / "docs"

@@ -148,7 +148,7 @@ def test_if_numba_fails_it_is_said_once_and_torch_answers(
     for _ in range(2):
         assert torch.equal(step(cache(), "auto").o, step(cache(), "torch").o)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
-        "lucid_attention goes on with torch, because Numba failed: no such CPU"
+        "lucid_attention continues with torch, because Numba failed: no such CPU"
     ]
     with pytest.raises(ValueError, match="impl='numba' cannot run: Numba failed: no such CPU"):
         step(cache(), "numba")

@@ -135,7 +135,7 @@ def check_length(benchmark: str, D: int, N: int, backward: bool) -> None:
         )
 
 
-def bound(name: str, shape: Shape, N: int, backward: bool) -> float:
+def flop_ratio(name: str, shape: Shape, N: int, backward: bool) -> float:
     """The cost over that of torch's attention, by the count of operations.
 
     For a key/value head with G query heads, torch's attention takes 2 G, with its backward 7 G. A tree of L levels over
@@ -169,7 +169,7 @@ class Setup:
 
     def limits(self, name: str) -> dict[str, float]:
         """The limits of a contestant, by the names of its checks."""
-        limits = {name: SLACK * bound(name, self.shape, self.N, self.backward)}
+        limits = {name: SLACK * flop_ratio(name, self.shape, self.N, self.backward)}
         grouped = self.shape.heads > self.shape.kv_heads
         if self.N == AT and name == PATH:
             limits[f"{name} at {AT}"] = PATH_LIMIT
@@ -191,7 +191,7 @@ def _measure(setup: Setup, settings: Settings) -> Record:
         value = ratios(times[name], times[SDPA]).median
         checks |= {check: Check(value, limit) for check, limit in setup.limits(name).items()}
     facts: dict[str, int | str] = {**shape._asdict(), "pass": setup.what, "N": N}
-    facts |= {f"bound of {name}": f"{bound(name, shape, N, backward):.3f}" for name in (PATH, LUCID_PATH)}
+    facts |= {f"FLOP ratio of {name}": f"{flop_ratio(name, shape, N, backward):.3f}" for name in (PATH, LUCID_PATH)}
     return Record("path", setup.threads, facts, entries, checks)
 
 
@@ -204,7 +204,7 @@ def _case(setup: Setup, settings: Settings) -> Case:
         label=setup.label,
         threads=setup.threads,
         run=partial(_measure, setup, settings),
-        work=attention * (1 + 1.2 * sum(bound(name, shape, N, backward) for name in (PATH, LUCID_PATH))),
+        work=attention * (1 + 1.2 * sum(flop_ratio(name, shape, N, backward) for name in (PATH, LUCID_PATH))),
         once=(12.0 if backward else 4.0) * compared**3,
         fixed=1.0,
         budget=settings.budget,
@@ -239,7 +239,7 @@ def _columns(name: str, short: str) -> tuple[Column, ...]:
     return (
         Column(f"{short}, ms", milliseconds(name)),
         Column(f"{short} / SDPA", ratio(name)),
-        Column("bound", fact(f"bound of {name}")),
+        Column("FLOP ratio", fact(f"FLOP ratio of {name}")),
         Column("limits", _limits(name)),
         Column("", _verdict(name)),
     )
@@ -256,9 +256,9 @@ BENCHMARK = Benchmark(
         f"N = {DENSE_LENGTH}, with the dense formula."
     ),
     limits=(
-        "bound: by the count of operations of the tree, its re-basing and leaves included. "
-        f"limits = {SLACK} × bound, and at N = {AT} at most {PATH_LIMIT} for PaTH and {GROUPED_LIMIT} for LUCID-PaTH "
-        "with 8/2 heads."
+        "FLOP ratio: by the count of operations of the tree, its re-basing and leaves included. "
+        f"limits = {SLACK} × FLOP ratio, and at N = {AT} at most {PATH_LIMIT} for PaTH and {GROUPED_LIMIT} for "
+        "LUCID-PaTH with 8/2 heads."
     ),
     cases=_cases,
     columns=(

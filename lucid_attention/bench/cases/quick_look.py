@@ -27,7 +27,7 @@ def _row(what: str, tokens: int, shape: Shape, record: Record, softmax: str, luc
     """A record of `solve` or `decode` in the columns of this table."""
     entries = {SOFTMAX: record.entries[softmax], LUCID: record.entries[lucid]}
     # A decoding step reads one number more for each key and value of D numbers.
-    counted = record.bound or 1 + 1 / (2 * shape.D)
+    counted = record.flop_ratio or 1 + 1 / (2 * shape.D)
     facts: dict[str, int | str] = {
         "what": what,
         "heads": f"{shape.heads}/{shape.kv_heads}",

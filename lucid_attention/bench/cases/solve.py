@@ -8,7 +8,7 @@ import torch
 from .. import gate
 from ..gate import Shape, evaluate
 from ..harness import LONG_ROUNDS, Run, Spread, race, ratios
-from ..report import bound, fact, limit, milliseconds, ratio, verdict
+from ..report import fact, flop_ratio, limit, milliseconds, ratio, verdict
 from ..results import Benchmark, Case, Check, Column, Entry, Record, Settings
 from . import peers
 from .peers import DENSE, OURS, PAPER, SDPA
@@ -99,7 +99,7 @@ def measure(setup: Setup, settings: Settings) -> Record:
     value = ratios(times[OURS], times[SDPA]).median
     checks = {} if setup.limit is None else {"ratio": Check(value, setup.limit)}
     facts: dict[str, int | str] = {**shape._asdict(), "pass": setup.what, "N": N}
-    return Record(setup.benchmark, setup.threads, facts, entries, checks, bound=shape.bound)
+    return Record(setup.benchmark, setup.threads, facts, entries, checks, flop_ratio=shape.flop_ratio)
 
 
 def case(setup: Setup, settings: Settings) -> Case:
@@ -126,7 +126,7 @@ def _cases(settings: Settings) -> list[Case]:
                 for N in lengths:
                     slow = N <= SLOW_LENGTH and threads == settings.threads[0]
                     names = (SDPA, OURS, DENSE, PAPER) if slow else (SDPA, OURS)
-                    limit = SLACK * shape.bound
+                    limit = SLACK * shape.flop_ratio
                     setup = Setup("solve", shape, N, backward, torch.float32, threads, names, limit)
                     cases.append(case(setup, settings))
     return cases
@@ -137,7 +137,7 @@ def _bf16_cases(settings: Settings) -> list[Case]:
     cases = []
     for shape in BF16_SHAPES:
         for backward in (False, True):
-            limit = shape.bound if backward else BF16_FORWARD_LIMIT.get(shape)
+            limit = shape.flop_ratio if backward else BF16_FORWARD_LIMIT.get(shape)
             for N in lengths:
                 setup = Setup("bf16", shape, N, backward, torch.bfloat16, threads, (SDPA, OURS), limit)
                 cases.append(case(setup, settings))
@@ -152,7 +152,7 @@ COLUMNS = (
     Column("SDPA, ms", milliseconds(SDPA)),
     Column("ours, ms", milliseconds(OURS)),
     Column("ours / SDPA", ratio(OURS)),
-    Column("bound", bound),
+    Column("FLOP ratio", flop_ratio),
     Column("limit", limit("ratio")),
     Column("", verdict),
 )
@@ -167,8 +167,8 @@ SOLVE = Benchmark(
         "triangular solve, and the paper's block algorithm written plainly. Their columns are ratios to SDPA too."
     ),
     limits=(
-        "bound = 1 + H_kv/H, by the count of operations: the solve is one more attention per key/value head. "
-        f"limit = {SLACK} × bound."
+        "FLOP ratio = 1 + H_kv/H, by the count of operations: the solve is one more attention per key/value head. "
+        f"limit = {SLACK} × FLOP ratio."
     ),
     cases=_cases,
     columns=(*COLUMNS, Column(DENSE, ratio(DENSE)), Column(PAPER, ratio(PAPER))),
@@ -181,7 +181,8 @@ BF16 = Benchmark(
         "products if the CPU has them, so the ratio depends on the CPU more than in float32."
     ),
     limits=(
-        "forward+backward: the bound of float32, 1 + H_kv/H; forward: 1.5 for 32/4 heads, none for 8/8 (reported only)."
+        "forward+backward: the FLOP ratio of float32, 1 + H_kv/H; forward: 1.5 for 32/4 heads, none for 8/8 (only "
+        "reported)."
     ),
     cases=_bf16_cases,
     columns=COLUMNS,

@@ -104,7 +104,7 @@ def operator_cost(
     shape = Shape(head_dim, heads, kv_heads)
     record: Record = {
         "lengths": list(lengths),
-        "bound": shape.bound,
+        "flop_ratio": shape.flop_ratio,
         "milliseconds": {name: [] for name in CONTESTANTS},
     }
     record |= {"ratio": [], "ratio_low": [], "ratio_high": [], "rounds": []}

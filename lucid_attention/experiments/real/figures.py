@@ -101,7 +101,7 @@ def _curves(plan: Plan) -> Figure:
             curves.append(series(TITLES[arm], ROLES[arm], record["test_step"], record["test_loss"]))
     ramp = round(plan.size.ramp * plan.size.steps)
     return lines(
-        "Training goes on: loss on held-out text",
+        "Continued training: loss on held-out text",
         "steps",
         "nats a token",
         curves,

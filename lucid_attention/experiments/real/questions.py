@@ -1,9 +1,10 @@
 """Tests of a model: needles in real text, memory update in words, and the loss by position.
 
-A context is read once; its questions then go on from the same cache, so ten needles are ten questions for the price of
-one context. An answer is right if every token of the value is the likeliest one after the tokens before it, that is, if
-greedy decoding answers with the value at once. RULER's score also takes a value that comes later in the answer, so this
-one is the stricter of the two. The questions of one context are not independent: `contexts` says how many there are.
+A context is read once; its questions then continue from the same cache, so ten needles are ten questions for the price
+of one context. An answer is right if every token of the value is the likeliest one after the tokens before it, that is,
+if greedy decoding answers with the value at once. RULER's score also takes a value that comes later in the answer, so
+this one is the stricter of the two. The questions of one context are not independent: `contexts` says how many there
+are.
 """
 
 from collections.abc import Sequence

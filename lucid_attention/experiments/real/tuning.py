@@ -1,12 +1,12 @@
-"""Part (c): training goes on from the checkpoint, with softmax attention or with LUCID by a sharpness ramp.
+"""Part (c): training continues from the checkpoint, with softmax attention or with LUCID by a sharpness ramp.
 
 Every step has one sequence. Three of four are packed text, with the loss of every token. Each fourth is a context with
 needles and several questions after it, with the loss of the answers. AdamW (0.9, 0.95), no weight decay, a gradient
-norm of at most 1, a short warm-up and then a constant rate: a run that goes on longer is the same run until then, so
+norm of at most 1, a short warm-up and then a constant rate: a longer run is the same run until then, so
 one run of softmax attention is tested after as many steps as LUCID and after as much time. Products are in bfloat16
 (autocast), weights in float32, LUCID's solve in float32.
 
-A stopped job goes on from its last state, which it writes every few steps.
+A stopped job continues from its last state, which it writes every few steps.
 """
 
 import time
