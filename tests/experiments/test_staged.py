@@ -9,7 +9,7 @@ import torch
 
 from lucid_attention.base.labels import IGNORED
 from lucid_attention.experiments import babilong, hybrid, length_extrapolation, needle_lm
-from lucid_attention.experiments.engine.against import judge_against
+from lucid_attention.experiments.engine.against import judge_against, outcome
 from lucid_attention.experiments.engine.jobs import Job, Record, Store
 from lucid_attention.experiments.engine.pool import do
 from lucid_attention.experiments.engine.result import Spread
@@ -146,6 +146,8 @@ def test_a_lead_must_be_larger_than_both_deviations() -> None:
     assert judge_against(ours, standard, {}, floor=0) == "holds"
     assert judge_against(ours, {"softmax": Spread(50, 8, 3)}, {}, floor=0) == "does not hold"
     assert judge_against(ours, standard, {"path": Spread(58, 1, 3)}, floor=0) == "partly"
+    # Both read 100.0 ± 0.0: they are not told apart, even if one is ahead by less than a digit that is shown.
+    assert outcome(Spread(99.99, 0.001, 3), Spread(99.97, 0.001, 3)) == "level"
 
 
 def extrapolated(lucid: float, softmax: float, trained: float = 99.0) -> Any:

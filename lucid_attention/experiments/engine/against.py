@@ -8,8 +8,11 @@ WORDS = {"ahead": "ahead of", "level": "not told apart from", "behind": "behind"
 
 
 def outcome(one: Spread, other: Spread) -> str:
-    """ "ahead", "behind" or "level": whether the means differ by more than both deviations together."""
-    if abs(one.mean - other.mean) <= one.std + other.std:
+    """ "ahead", "behind" or "level": whether the means differ by more than both deviations together.
+
+    Two that read alike, such as 100.0 ± 0.0 and 100.0 ± 0.0, are level.
+    """
+    if abs(one.mean - other.mean) <= one.std + other.std or str(one) == str(other):
         return "level"
     return "ahead" if one.mean > other.mean else "behind"
 
