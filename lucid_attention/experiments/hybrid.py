@@ -10,6 +10,9 @@ global layers of either. Needles and overwrites are those of `needle_grid` and `
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
+from ..base.labels import IGNORED
 from .engine.jobs import Job
 from .engine.result import Claim, Conclusion, Figure, Spread, bar, bars, spread
 from .engine.scale import Scale
@@ -127,7 +130,13 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         f"{score.equal_time} %, LUCID in both layers {score.everywhere} %"
         for title, score in scores.items()
     )
-    because = f"Mean over numbers of keys at the length of training. {ours}. A lead counts from {GAP:g} points on."
+    overwrites = settings(scale)["overwrites"]
+    held = 100 * sum(share_in_window(overwrites, n) for n in overwrites.test_n) / len(overwrites.test_n)
+    because = (
+        f"Mean over numbers of keys at the length of training. {ours}. A lead counts from {GAP:g} points on. A window "
+        f"of {WINDOW} tokens holds the answers of {held:.1f} % of the questions of overwrites: what is not above that "
+        "needs no global layer."
+    )
     return Conclusion(
         ours=ours,
         verdict=judge(scores),
@@ -136,6 +145,17 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         figures=[figure(scale, done)],
         tables=tables,
     )
+
+
+def share_in_window(run: StagedRun, n: int) -> float:
+    """The share of questions of overwrites whose key is written within the window, so that the answer is in it."""
+    inputs, labels = run.make_task().test(run.test_batch, n, run.length)
+    keys, asked = inputs[..., 0], labels != IGNORED
+    # before[b, i, j]: token j is a write, and within the window of token i.
+    distance = torch.arange(run.length)[:, None] - torch.arange(run.length)
+    before = ((distance > 0) & (distance < WINDOW)) & ~asked[:, None, :]
+    held = (before & (keys[:, :, None] == keys[:, None, :])).any(-1)
+    return held[asked].double().mean().item()
 
 
 def figure(scale: Scale, done: Done) -> Figure:

@@ -181,7 +181,11 @@ def test_a_hybrid_gains_if_lucid_is_ahead_at_equal_time(lucid: float, verdict: s
         return staged_record(job, lucid if job.arguments["attention"] == "lucid" else 50)
 
     done = fake(hybrid, SMALL, rule)
-    assert hybrid.conclude(SMALL, done).verdict == verdict
+    conclusion = hybrid.conclude(SMALL, done)
+    assert conclusion.verdict == verdict
+    # Of 16 keys asked one after the other, a window of 16 holds a share of (15/16)¹⁶; see `share_in_window`.
+    assert hybrid.share_in_window(hybrid.SETTINGS["overwrites"], 16) == pytest.approx((15 / 16) ** 16, abs=0.02)
+    assert "holds the answers of" in conclusion.because
     assert {job.arguments["steps"] for job in done} == {500, 1000, 1500, 3000}
 
 
