@@ -38,7 +38,6 @@ CLAIM = Claim(
     paper="none",
 )
 PAPER_NUMBERS, judge_paper = as_at_small_scale("pretrained")
-RULE = "Rule 1 of 2026-11-18, written before the first run"
 # A loss within these nats of softmax attention is level. A loss that fell by more than FALLING from the first test
 # after the ramp to the end of the run was still being learned.
 LEVEL, FALLING = 0.05, 0.05
@@ -106,10 +105,11 @@ def judge(lucid: Mapping[str, Outcome], softmax: Outcome) -> tuple[str, str]:
         f"({'level' if arm in level else 'not level'}), needles {leads[arm][0]:+.1f} ± {leads[arm][1]:.1f} points "
         f"({'a gain' if arm in gains else 'no gain'}); after the ramp the loss "
         f"{'still fell' if outcome.fell > 0 else 'rose'} by {abs(outcome.fell):.3f}"
+        f"{', so this arm was stopped too early to be judged' if arm in falling else ''}"
         for arm, outcome in lucid.items()
     ]
     limits = f"Level is at most {LEVEL} nats above, a gain is above {ERRORS:g} standard errors over contexts"
-    return verdict, f"{'; '.join(words)}. {limits}; still falling is more than {FALLING}. {RULE}."
+    return verdict, f"{'; '.join(words)}. {limits}; still falling is more than {FALLING}."
 
 
 def outcome(plan: Plan, name: str, seed: int) -> Outcome:
