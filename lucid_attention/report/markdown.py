@@ -53,9 +53,10 @@ def plain(text: Any) -> str:
 def _section(result: dict[str, Any]) -> list[str]:
     section = result["section"]
     place = f"§{section}" if section[:1].isdigit() else section
+    said = "Not in the paper" if section == "not in the paper" else f"The paper, {plain(place)}"
     parts = [
         f"## {plain(result['title'])}",
-        f"*The paper, {plain(place)}:* {plain(result['claim'])}",
+        f"*{said}:* {plain(result['claim'])}",
         f"*Paper:* {plain(result['paper'])}  \n*Here:* {plain(result['ours'])}",
         f"**{plain(result['verdict']).capitalize()}.** {plain(result['because'])}",
         *([f"*Rule:* {plain(result['rule'])}."] if result.get("rule") else []),
