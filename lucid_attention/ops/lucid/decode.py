@@ -24,6 +24,7 @@ from ..softmax.one_token import (
     cache_product,
     checked_token,
     finish_step,
+    groups_of,
     put_at_position_,
 )
 from ..softmax.strips import clean_queries
@@ -113,7 +114,7 @@ def _write_norm_(token: Token) -> None:
 
 def _decode(token: Token) -> Decoded:
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
-    n, G, wide = B * H, token.groups, working_dtype(token.k)
+    n, G, wide = B * H, groups_of(token), working_dtype(token.k)
     assert token.inverse_norms is not None
     inverse = token.inverse_norms.reshape(n, 1, total).to(wide)
     q = token.q

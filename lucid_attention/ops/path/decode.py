@@ -15,7 +15,7 @@ from .. import checks
 from ..dispatch import decodes_by_triton
 from ..precision import no_autocast, working_dtype
 from ..softmax import fused_step
-from ..softmax.one_token import Token, cache_product, checked_token, finish_step
+from ..softmax.one_token import Token, cache_product, checked_token, finish_step, groups_of
 from . import triton_decode
 
 # Tokens between two moves of all keys.
@@ -96,7 +96,7 @@ def _decode(
     token: Token, w: Tensor, beta: Tensor, product: Tensor, pending: int, live: Tensor, fused: bool
 ) -> PathDecoded:
     (B, H, total, D), key_mask, c = token.k.shape, token.key_mask, token.sharpness
-    n, G, wide = B * H, token.groups, working_dtype(token.k)
+    n, G, wide = B * H, groups_of(token), working_dtype(token.k)
     keys, queries = token.k.flatten(0, 1), token.q.reshape(n, G, D).to(wide)
     new, w, beta = keys[:, -1:].to(wide), w.reshape(n, 1, D).to(wide), beta.reshape(n, 1, 1).to(wide)
     if key_mask is not None:

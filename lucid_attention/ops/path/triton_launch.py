@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..softmax.one_token import Token
+from ..softmax.one_token import Token, groups_of
 from ..triton_registers import registers
 from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
 from .triton_configs import path_step_tile
@@ -28,7 +28,7 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
     (_, H, total, D), E, n, solves = k.shape, v.shape[3], k.shape[0] * k.shape[1], norms is not None
     k, y_past, live = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, y_past, live))
     w, beta, product, v, q = (x.contiguous() for x in (w, beta, product, v, q))
-    G = token.groups
+    G = groups_of(token)
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + solves)
     where = architecture(k.device)
     multiply, tile = precisions(where, k.dtype), path_step_tile(where, features, values)

@@ -51,10 +51,10 @@ class Token(NamedTuple):
     scale: float
     position: Tensor | None
 
-    @property
-    def groups(self) -> int:
-        """G, query heads per key/value head."""
-        return self.q.shape[1] // self.k.shape[1]
+
+def groups_of(token: Token) -> int:
+    """G, query heads per key/value head. A function, because torch 2.7 cannot compile a property of a named tuple."""
+    return token.q.shape[1] // token.k.shape[1]
 
 
 def checked_token(
@@ -175,7 +175,7 @@ def finish_step(scores: Tensor, token: Token) -> Decoded:
     if the new value is preconditioned; without that row the value is stored as it is. The last column, or that of
     `token.position`, is the new key.
     """
-    v, y_past, key_mask, position, G = token.v, token.y_past, token.key_mask, token.position, token.groups
+    v, y_past, key_mask, position, G = token.v, token.y_past, token.key_mask, token.position, groups_of(token)
     B, H = v.shape[:2]
     n, wide = B * H, scores.dtype
     if key_mask is not None:
