@@ -49,7 +49,7 @@ def test_the_operator_is_timed_against_torch_and_the_dense_solve(
     record = small_cost(tmp_path, backward=backward)
     json.dumps(record, allow_nan=False)
     assert record["lengths"] == [48, 96, 160]
-    assert record["bound"] == 1.5
+    assert record["flop_ratio"] == 1.5
     assert set(record["milliseconds"]) == {"sdpa", "lucid", "dense"}
     assert record["milliseconds"]["dense"][2] is None
     assert all(value > 0 for name in ("sdpa", "lucid") for value in record["milliseconds"][name])
@@ -192,12 +192,12 @@ def test_training_figures_show_the_records(tmp_path: Path) -> None:
     records[timing.prediction_job(list(training_overhead.PREDICTED))] = counted
     for (heads, kv_heads, _), job in training_overhead.cost_jobs(SMALL).items():
         milliseconds = {"sdpa": [1.0, 2, 3, 4], "lucid": [2.0, 4, 6, 8], "dense": [9.0, 9, 9, None]}
-        bound = 1 + kv_heads / heads
+        flop_ratio = 1 + kv_heads / heads
         records[job] = {
             "lengths": [512, 1024, 2048, 4096],
             "milliseconds": milliseconds,
             "ratio": [2.0] * 4,
-            "bound": bound,
+            "flop_ratio": flop_ratio,
         }
     conclusion = training_overhead.conclude(SMALL, written(Store(tmp_path), records))
     assert conclusion.verdict == "holds"

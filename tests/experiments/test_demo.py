@@ -20,13 +20,13 @@ def rule(job: Job) -> Record:
     if job.function == "engine.timing:operator_cost":
         n = len(arguments["lengths"])
         times = {"sdpa": [1.0] * n, "lucid": [2.0] * n, "dense": [9.0] * n}
-        bound = 1 + arguments["kv_heads"] / arguments["heads"]
-        quartiles = {"ratio_low": [bound] * n, "ratio_high": [bound] * n}
+        flop_ratio = 1 + arguments["kv_heads"] / arguments["heads"]
+        quartiles = {"ratio_low": [flop_ratio] * n, "ratio_high": [flop_ratio] * n}
         return {
             "lengths": list(arguments["lengths"]),
             "milliseconds": times,
-            "ratio": [bound] * n,
-            "bound": bound,
+            "ratio": [flop_ratio] * n,
+            "flop_ratio": flop_ratio,
             "rounds": [5] * n,
             **quartiles,
         }

@@ -192,7 +192,7 @@ RULES = {
                 HOURS_DAY,
                 "whether an arm was still learning is read after its ramp, where the sharpness stays; changed when "
                 "training curves had been seen",
-                "none, as the run had not ended",
+                "not recorded, as the run had not ended",
                 "the published one",
             ),
         ),
