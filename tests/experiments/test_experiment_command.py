@@ -13,7 +13,7 @@ from lucid_attention.experiments.engine.command import table_lines
 from lucid_attention.experiments.engine.full_recipe import steps_of
 from lucid_attention.experiments.engine.jobs import Job
 from lucid_attention.experiments.engine.pool import JobsFailed, do
-from lucid_attention.experiments.engine.scale import SCALES, SMOKE
+from lucid_attention.experiments.engine.scale import HAVE_HOURS, SCALES, SMOKE
 from lucid_attention.experiments.engine.steps import Step
 from lucid_attention.experiments.engine.study import EXPERIMENTS, load
 
@@ -65,8 +65,19 @@ def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFix
     assert "error" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("scale", ["smoke", "small", "hours", "rehearsal", "paper"])
-@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_without_a_form_at_hours_is_refused_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["experiment", "variants", "hybrid", "--scale", "hours"]) == 1
+    expected = "--scale hours is for needle_lm, babilong, variants, got hybrid: use --scale small"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        *((name, scale) for name in EXPERIMENTS for scale in ("smoke", "small", "rehearsal", "paper")),
+        *((name, "hours") for name in HAVE_HOURS),
+    ],
+)
 def test_a_dry_run_says_what_would_run_and_runs_nothing(
     name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,7 +213,7 @@ def _finished(probes: Probes, out: Path) -> dict[Job, Any]:
 def test_an_unknown_experiment_has_a_hint() -> None:
     with pytest.raises(ExperimentError, match=r"no experiment 'memory_updates' \(did you mean 'memory_update'\?\)"):
         load("memory_updates")
-    with pytest.raises(ExperimentError, match=r"no experiment 'zzz': memory_update, .*pretrained, or list"):
+    with pytest.raises(ExperimentError, match=r"no experiment 'zzz': memory_update, .*pretrained, all or list"):
         load("zzz")
 
 

@@ -13,7 +13,7 @@ from ...training.estimate import Estimate
 from .full_recipe import gpu_hours, judge_full_recipe, run_full_recipes, steps_of
 from .jobs import Store
 from .pool import JobsFailed, clock
-from .scale import COMMANDS, PAPER, REHEARSAL, SCALES, Scale
+from .scale import COMMANDS, HAVE_HOURS, HOURS, PAPER, REHEARSAL, SCALES, SMALL, Scale
 from .steps import check_steps
 from .study import EXPERIMENTS, JOBS, ExperimentError, lacks, load, result_file, run_experiment
 
@@ -24,10 +24,11 @@ def run(args: argparse.Namespace) -> int:
         if args.names == ["list"]:
             list_experiments()
             return 0
-        names = list(EXPERIMENTS) if args.names == ["all"] else args.names
+        scale = SCALES[args.scale]
+        every = HAVE_HOURS if scale is HOURS else EXPERIMENTS
+        names = list(every) if args.names == ["all"] else args.names
         for name in names:
             load(name)
-        scale = SCALES[args.scale]
         _check_options(scale, args)
         if args.model or args.texts:
             scale = replace(scale, model=args.model, texts=args.texts)
@@ -64,6 +65,11 @@ def verdict_table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _check_options(scale: Scale, args: argparse.Namespace) -> None:
+    without = [name for name in args.names if name != "all" and name not in HAVE_HOURS] if scale is HOURS else []
+    if without:
+        raise ValueError(
+            f"--scale hours is for {', '.join(HAVE_HOURS)}, got {', '.join(without)}: use --scale {SMALL.name}"
+        )
     if scale is PAPER and (args.restart or args.processes):
         raise ValueError("--scale paper takes no --restart and no --processes: its commands have their own options")
     if scale in COMMANDS and (args.model or args.texts):
@@ -89,8 +95,8 @@ def list_experiments() -> None:
         claim = load(name).CLAIM
         # Some experiments are not in the paper.
         section = f"§{claim.section}" if claim.section[0] in "A1234" else "new"
-        print(f"{name:<18} {section:<5} {claim.title}")
-        print(f"{'':<18} {'':<5} paper: {claim.paper}")
+        print(f"{name:<20} {section:<5} {claim.title}")
+        print(f"{'':<20} {'':<5} paper: {claim.paper}")
 
 
 def dry_run(name: str, scale: Scale, out: Path) -> None:

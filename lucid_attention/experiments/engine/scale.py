@@ -28,8 +28,9 @@ class Scale:
 
 SMOKE = Scale("smoke", "does it run (seconds)", seeds=(0,), every_attention=False, tiny=True)
 SMALL = Scale("small", "minutes on two cores, several seeds, a verdict", seeds=(0, 1, 2))
-# Runs that take hours have their sizes in `staged/sizes.py`; other experiments are those of SMALL.
-HOURS = Scale("hours", "the claims about text, from scratch: hours on two cores, in pieces", seeds=(0, 1, 2))
+HOURS = Scale("hours", "tasks in words and variants, trained for longer: 92 minutes of one core", seeds=(0, 1, 2))
+# The experiments that have runs of their own at HOURS; most of their sizes are in `staged/sizes.py`.
+HAVE_HOURS = ("needle_lm", "babilong", "variants")
 # The full recipe is a list of commands, `paper()` of an experiment: nothing is planned at these scales.
 PAPER = Scale("paper", "the full recipe, for a cluster")
 REHEARSAL = Scale("rehearsal", "every command of the full recipe made small, on two cores", tiny=True)

@@ -74,7 +74,7 @@ def load(name: str) -> Experiment:
     """An experiment by its name."""
     if name not in EXPERIMENTS:
         hint = did_you_mean(name, EXPERIMENTS)
-        raise ExperimentError(f"there is no experiment {name!r}{hint}: {', '.join(EXPERIMENTS)}, or list")
+        raise ExperimentError(f"there is no experiment {name!r}{hint}: {', '.join(EXPERIMENTS)}, all or list")
     return cast("Experiment", import_module(f"{ROOM}.{name}"))
 
 
