@@ -32,9 +32,10 @@ def check_checkpoint(folder: Path) -> None:
     if folder.is_file():
         raise CheckpointError(f"CHECKPOINT must be a folder with config.json and weights, got the file {str(folder)!r}")
     if not folder.is_dir():
+        name = folder if len(folder.parts) == 2 and not folder.is_absolute() else "OWNER/NAME"
         raise CheckpointError(
             f"CHECKPOINT must be a local folder, got {str(folder)!r}, which is not one. A model of the hub can be "
-            f"fetched with: hf download {folder} --local-dir FOLDER"
+            f"fetched with: hf download {name} --local-dir FOLDER"
         )
     if not (folder / "config.json").is_file():
         model = folder / "model"
