@@ -213,7 +213,8 @@ def page() -> str:
         "MLPs, a token shift on keys and values, needles whose value follows the key at once. This is further from "
         "RULER and from the paper's models than `--scale small` is. Questions about long documents (`longqa`) have no "
         "form at `--scale hours`: in minutes every attention stays below an F1 of 10, where 15 was the least that "
-        "counts as learned.",
+        "counts as learned. Wherever two scores with deviations are compared, those that read alike are level, since "
+        "2026-11-18; no published verdict of another experiment than those below depends on it.",
         "\n".join(
             ["| experiment | version | date |", "| --- | --- | --- |"]
             + [f"| `{name}` | {rule.version} | {rule.date} |" for name, rule in RULES.items()]
