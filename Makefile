@@ -75,7 +75,7 @@ test-newest: $(NEWEST)/.installed ## The same with the newest Transformers 5.x o
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(NEWEST)/bin/python -m pytest $(PARALLEL) $(TRANSFORMERS_TESTS) $(ARGS)
 
 test-vllm: $(VLLM)/.installed ## LUCID in vLLM on CPUs: offline, and its server with the openai client
-	@env $(CPU_ENV) HF_HUB_OFFLINE=1 LUCID_PYTHON=$(BIN)/python $(VLLM)/bin/python -m pytest --timeout 900 tests/serving/vllm $(ARGS)
+	@env $(CPU_ENV) HF_HUB_OFFLINE=1 LUCID_PYTHON=$(BIN)/python $(VLLM)/bin/python -m pytest --timeout 900 tests/vllm_plugin $(ARGS)
 
 test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
 	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)

@@ -77,7 +77,7 @@ def __getattr__(name: str) -> "Any":
     try:
         value = getattr(import_module(_MODULES[name], __name__), name)
     except ModuleNotFoundError as missing:
-        from .base.messages import missing_package
+        from .messages import missing_package
 
         package = missing_package(missing)
         if package is None:

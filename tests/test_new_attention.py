@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lucid_attention import ATTENTIONS, LucidForCausalLM, cli
-from lucid_attention.analysis.conditioning import condition_numbers
-from lucid_attention.analysis.hit_rate import Query, hit_rates
-from lucid_attention.analysis.jacobian import jacobians
-from lucid_attention.analysis.maps import attention_maps
+from lucid_attention import ATTENTIONS, LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.nn.causal import CausalAttention
-from lucid_attention.report.palette import ROLES, colour_of
+from lucid_lab import cli
+from lucid_lab.analysis.conditioning import condition_numbers
+from lucid_lab.analysis.hit_rate import Query, hit_rates
+from lucid_lab.analysis.jacobian import jacobians
+from lucid_lab.analysis.maps import attention_maps
+from lucid_lab.report.palette import ROLES, colour_of
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.nn import (
     contract,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lucid_attention.models.decoder import presets
-from lucid_attention.training.recipes import RECIPES
+from lucid_lab.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper_map.md"
@@ -21,9 +21,9 @@ CODE = re.compile(r"`((?:[\w.]+/)+\w+\.py)(?:::(\w+))?`")
 SETTING = re.compile(r"`(\w+)\.([\w.]+)`")
 # Names in the table of settings that are neither recipes nor presets.
 MODULES = {
-    "steps": "experiments.engine.steps",
-    "needle_lm": "experiments.needle_lm",
-    "babilong_experiment": "experiments.babilong",
+    "steps": "claims.engine.steps",
+    "needle_lm": "claims.needle_lm",
+    "babilong_experiment": "claims.babilong",
 }
 
 
@@ -58,7 +58,7 @@ def in_the_code(name: str, path: str) -> Any:
     if name in RECIPES:
         value: Any = RECIPES[name]()
     elif name in MODULES:
-        value = import_module(f"lucid_attention.{MODULES[name]}")
+        value = import_module(f"lucid_lab.{MODULES[name]}")
     else:
         value = getattr(presets, name)()
     for part in path.split("."):
@@ -83,7 +83,8 @@ def missing(text: str) -> list[str]:
     """The files and names in a cell that do not exist."""
     found = []
     for path, name in CODE.findall(text):
-        file = ROOT / path if path.startswith("tests/") else ROOT / "lucid_attention" / path
+        houses = ("",) if path.startswith("tests/") else ("lucid_attention", "lucid_lab")
+        file = next((ROOT / house / path for house in houses if (ROOT / house / path).is_file()), ROOT / path)
         if not file.is_file() or (name and name not in names_in(file)):
             found.append(f"{path}::{name}" if name else path)
     return found

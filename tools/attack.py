@@ -103,7 +103,7 @@ def lucid(words: list[str], stop: signal.Signals | None = None, after: float = 0
     """Run a command as a terminal does, in a process group of its own. stop: sent to it after so many seconds."""
     started = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "lucid_attention.cli", *words],
+        [sys.executable, "-m", "lucid_lab.cli", *words],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

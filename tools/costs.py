@@ -7,9 +7,9 @@ import re
 import sys
 from pathlib import Path
 
-from lucid_attention.experiments.engine.full_recipe import gpu_hours
-from lucid_attention.experiments.engine.steps import unique
-from lucid_attention.experiments.engine.study import EXPERIMENTS, load
+from lucid_lab.claims.engine.full_recipe import gpu_hours
+from lucid_lab.claims.engine.steps import unique
+from lucid_lab.claims.engine.study import EXPERIMENTS, load
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs" / "guides" / "reproduce.md"
 COMMAND = re.compile(r"`lucid experiment (\w+)`")

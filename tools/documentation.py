@@ -235,7 +235,7 @@ def _assigned(path: Path, name: str) -> ast.expr:
 def _commands() -> str:
     """The help of every command of `lucid`."""
     sys.path.insert(0, str(ROOT))
-    from lucid_attention.commands import COMMANDS
+    from lucid_lab.commands import COMMANDS
 
     parts = ["# Commands", "What `lucid COMMAND --help` prints."]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1"}

@@ -7,11 +7,11 @@ To publish a run, copy the result.json of its experiments to docs/records/NAME/E
 
 from pathlib import Path
 
-from lucid_attention.base.files import write_whole
-from lucid_attention.experiments.engine import rules
-from lucid_attention.report.command import find_results
-from lucid_attention.report.markdown import markdown
-from lucid_attention.report.records import checked_all
+from lucid_attention.files import write_whole
+from lucid_lab.claims.engine import rules
+from lucid_lab.report.command import find_results
+from lucid_lab.report.markdown import markdown
+from lucid_lab.report.records import checked_all
 
 DOCS = Path(__file__).parents[1] / "docs"
 

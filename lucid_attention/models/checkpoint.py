@@ -11,8 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ..base.files import read_json
-from ..base.messages import first_line
+from ..files import read_json
+from ..messages import first_line
 from .dropin.api import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from ..base.files import finish_folder, partial_path
+from ..files import finish_folder, partial_path
 from .arguments import ATTENTIONS_OF_CONVERSION
 from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
 from .decoder.configuration import LucidConfig

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..base.files import UnreadableFile, read_json
+from ..files import UnreadableFile, read_json
 
 
 @dataclass(frozen=True)

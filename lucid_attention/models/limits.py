@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base.memory import gigabytes, machine_memory
+from ..memory import gigabytes, machine_memory
 from .checkpoint import load_config, load_skeleton, weight_files
 from .decoder.cache import CROPPABLE
 

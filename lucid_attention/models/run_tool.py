@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..base.messages import did_you_mean
+from ..messages import did_you_mean
 
 AT_START = Path(__file__).parent / "at_start"
 # As shells have it.

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
-from ..base.files import read_json
+from ..files import read_json
 
 # The configuration is the one element of a list: Transformers searches dictionaries in the file for a model type.
 KEY = "lucid_attention"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..base.files import UnreadableFile, read_json, write_whole
+from ..files import UnreadableFile, read_json, write_whole
 from . import triton_support
 
 SWITCH, FOLDER = "LUCID_ATTENTION_IMPL", "LUCID_ATTENTION_CACHE"

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import Any
 
-from ..base.files import parse_json
+from ..files import parse_json
 from ..models.dropin.api import enable_lucid
 from ..models.paged.engine import REFUSED
 from .checks import TEXT_FIELDS, problem

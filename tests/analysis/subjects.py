@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from lucid_attention import ATTENTIONS, enable_lucid
-from lucid_attention.analysis.capture import visit_layers
-from lucid_attention.analysis.layer import Layer
+from lucid_lab.analysis.capture import visit_layers
+from lucid_lab.analysis.layer import Layer
 
 VOCABULARY = 48
 LLAMA: dict[str, Any] = {

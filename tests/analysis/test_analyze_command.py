@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lucid_attention import cli
-from lucid_attention.analysis import arguments, command, inputs
-from lucid_attention.analysis.conditioning import condition_numbers
-from lucid_attention.analysis.hit_rate import Query, average, hit_rates
-from lucid_attention.analysis.inputs import find, is_file
-from lucid_attention.analysis.jacobian import jacobians
-from lucid_attention.base.locks import locked
+from lucid_lab import cli
+from lucid_lab.analysis import arguments, command, inputs
+from lucid_lab.analysis.conditioning import condition_numbers
+from lucid_lab.analysis.hit_rate import Query, average, hit_rates
+from lucid_lab.analysis.inputs import find, is_file
+from lucid_lab.analysis.jacobian import jacobians
+from lucid_lab.locks import locked
 
 from .conftest import TEXT
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, BertConfig, BertModel, GptOssConfig, GptOssForCausalLM
 
-from lucid_attention.analysis.capture import visit_layers
-from lucid_attention.analysis.hit_rate import Query, hit_rates
+from lucid_lab.analysis.capture import visit_layers
+from lucid_lab.analysis.hit_rate import Query, hit_rates
 from tests.models.decoder.cases import decoder
 
 from .subjects import Plain, layers_of, llama, tokens

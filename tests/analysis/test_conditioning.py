@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lucid_attention import preconditioner
-from lucid_attention.analysis import matrix
-from lucid_attention.analysis.conditioning import (
+from lucid_lab.analysis import matrix
+from lucid_lab.analysis.conditioning import (
     condition_number,
     condition_numbers,
     key_condition_numbers,

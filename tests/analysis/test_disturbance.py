@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
 from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
-from lucid_attention.analysis.disturbance import disturbances
-from lucid_attention.cli import main
+from lucid_lab.analysis.disturbance import disturbances
+from lucid_lab.cli import main
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 31}
 IDS = torch.randint(3, 31, (1, 40), generator=torch.Generator().manual_seed(0))

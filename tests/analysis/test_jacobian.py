@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lucid_attention import lucid_attention
-from lucid_attention.analysis import layer as layer_module
-from lucid_attention.analysis.jacobian import head_off_diagonal, jacobians, mean_off_diagonal, query_jacobian_norms
-from lucid_attention.analysis.layer import Layer
 from lucid_attention.ops.softmax.attention import softmax_attention
+from lucid_lab.analysis import layer as layer_module
+from lucid_lab.analysis.jacobian import head_off_diagonal, jacobians, mean_off_diagonal, query_jacobian_norms
+from lucid_lab.analysis.layer import Layer
 from tests.models.decoder.cases import decoder
 from tests.ops.cases import keys_of
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from lucid_attention import lucid_attention
-from lucid_attention.analysis import layer as layer_module
-from lucid_attention.analysis import matrix
-from lucid_attention.analysis.capture import visit_layers
-from lucid_attention.analysis.layer import Layer
+from lucid_lab.analysis import layer as layer_module
+from lucid_lab.analysis import matrix
+from lucid_lab.analysis.capture import visit_layers
+from lucid_lab.analysis.layer import Layer
 from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention.analysis import command, layer, matrix
-from lucid_attention.analysis.conditioning import condition_number, key_condition_numbers
-from lucid_attention.analysis.hit_rate import MEASURES, Query, head_hit_rates
-from lucid_attention.analysis.layer import Layer
-from lucid_attention.analysis.matrix import KeyMatrix, LikeKeys, may_keep
-from lucid_attention.base.devices import find_device
-from lucid_attention.cli import main
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_lab.analysis import command, layer, matrix
+from lucid_lab.analysis.conditioning import condition_number, key_condition_numbers
+from lucid_lab.analysis.hit_rate import MEASURES, Query, head_hit_rates
+from lucid_lab.analysis.layer import Layer
+from lucid_lab.analysis.matrix import KeyMatrix, LikeKeys, may_keep
+from lucid_lab.cli import main
+from lucid_lab.devices import find_device
 
 
 def correlated(*shape: int) -> torch.Tensor:

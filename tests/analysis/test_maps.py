@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lucid_attention.analysis import layer as layer_module
-from lucid_attention.analysis import maps
-from lucid_attention.analysis.maps import attention_maps
+from lucid_lab.analysis import layer as layer_module
+from lucid_lab.analysis import maps
+from lucid_lab.analysis.maps import attention_maps
 from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 

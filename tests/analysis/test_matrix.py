@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lucid_attention import preconditioner
-from lucid_attention.analysis import matrix
-from lucid_attention.analysis.matrix import KeyMatrix, LikeKeys, LikePathKeys
 from lucid_attention.ops.path.api import path_precondition
+from lucid_lab.analysis import matrix
+from lucid_lab.analysis.matrix import KeyMatrix, LikeKeys, LikePathKeys
 from tests.ops.cases import keys_of
 
 SETTINGS = {

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lucid_attention import cli
-from lucid_attention.analysis import command
-from lucid_attention.analysis.hit_rate import Query, average, hit_rates
 from lucid_attention.models import limits
+from lucid_lab import cli
+from lucid_lab.analysis import command
+from lucid_lab.analysis.hit_rate import Query, average, hit_rates
 
 
 def lucid(*words: object) -> int:
@@ -84,7 +84,7 @@ def test_prompts_that_do_not_fit_are_refused_before_the_model_is_loaded(
 
 
 def test_prompts_for_training_are_not_those_of_evaluations(samples: Path, checkpoints: Any) -> None:
-    from lucid_attention.evals.benchmarks.needles import Needles, make_sample
+    from lucid_lab.evals.benchmarks.needles import Needles, make_sample
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["lucid"])
     asked = {make_sample(Needles(512, n, haystack="noise"), tokenizer, i)["input"] for n in (1, 2) for i in range(2)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.files import UnreadableFile, finish_folder, read_json, read_text, write_record, write_whole
+from lucid_attention.files import UnreadableFile, finish_folder, read_json, read_text, write_record, write_whole
 
 
 def test_a_write_creates_the_folder_and_leaves_no_other_file(tmp_path: Path) -> None:

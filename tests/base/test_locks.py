@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.locks import FolderInUse, locked
+from lucid_lab.locks import FolderInUse, locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from lucid_attention.base.locks import locked
+from lucid_lab.locks import locked
 with locked(Path(sys.argv[1]), "lucid train"):
     print("locked", flush=True)
     time.sleep(60)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.processes import stops_wait
+from lucid_lab.processes import stops_wait
 
 ROOT = Path(__file__).parents[2]
 # A worker imports this file before it runs anything else, and interrupts itself there: before it ignores Ctrl-C.
 SCRIPT = """
 import os, signal, sys
-from lucid_attention.base.processes import WorkerPool
+from lucid_lab.processes import WorkerPool
 
 if __name__ == "__mp_main__":
     os.kill(os.getpid(), signal.SIGINT)
@@ -99,5 +99,5 @@ def test_a_stop_that_another_thread_takes_waits_too() -> None:
 
 
 def test_workers_start_in_one_place() -> None:
-    files = [path for path in (ROOT / "lucid_attention").rglob("*.py") if "ProcessPoolExecutor" in path.read_text()]
-    assert [path.relative_to(ROOT).as_posix() for path in files] == ["lucid_attention/base/processes.py"]
+    files = [path for path in (ROOT / "lucid_lab").rglob("*.py") if "ProcessPoolExecutor" in path.read_text()]
+    assert [path.relative_to(ROOT).as_posix() for path in files] == ["lucid_lab/processes.py"]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention import cli
-from lucid_attention.bench.cases import linear, path, path_decode, solve
-from lucid_attention.bench.results import Settings
+from lucid_lab import cli
+from lucid_lab.bench.cases import linear, path, path_decode, solve
+from lucid_lab.bench.results import Settings
 
 Bench = Callable[..., tuple[int, str]]
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention.base.fingerprint import sources
-from lucid_attention.base.locks import locked
-from lucid_attention.bench import command, results
-from lucid_attention.bench.arguments import CATALOGUE
-from lucid_attention.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
-from lucid_attention.bench.cases.memory import Job, measure_cost
-from lucid_attention.bench.cases.path import LUCID_PATH
-from lucid_attention.bench.cases.peers import OURS
-from lucid_attention.bench.command import BENCHMARKS, _publish
-from lucid_attention.bench.gate import Shape
-from lucid_attention.bench.harness import Spread, machine
-from lucid_attention.bench.pages import Published
-from lucid_attention.bench.report import PAGES
-from lucid_attention.bench.results import Check, Entry, Record, Results, Settings
+from lucid_lab.bench import command, results
+from lucid_lab.bench.arguments import CATALOGUE
+from lucid_lab.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
+from lucid_lab.bench.cases.memory import Job, measure_cost
+from lucid_lab.bench.cases.path import LUCID_PATH
+from lucid_lab.bench.cases.peers import OURS
+from lucid_lab.bench.command import BENCHMARKS, _publish
+from lucid_lab.bench.gate import Shape
+from lucid_lab.bench.harness import Spread, machine
+from lucid_lab.bench.pages import Published
+from lucid_lab.bench.report import PAGES
+from lucid_lab.bench.results import Check, Entry, Record, Results, Settings
+from lucid_lab.fingerprint import sources
+from lucid_lab.locks import locked
 from tests.bench.conftest import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,7 @@ def test_results_of_edited_code_are_put_aside_and_measured_again(
     assert "5 cases, about" in printed
     assert (tmp_path / "results.old.json").read_text() == before
     codes = {record["code"] for record in json.loads((tmp_path / "results.json").read_text())["records"].values()}
-    assert codes == {"edited lucid_attention.bench.cases.accuracy"}
+    assert codes == {"edited lucid_lab.bench.cases.accuracy"}
 
 
 def test_results_of_another_machine_are_put_aside_and_not_resumed(
@@ -241,9 +241,7 @@ def test_publishing_needs_a_checkout(bench: Bench, tmp_path: Path, monkeypatch: 
 
 
 def test_help_needs_no_transformers_and_names_every_benchmark() -> None:
-    program = (
-        "import sys; sys.modules['transformers'] = None; from lucid_attention.cli import main; main(['bench', '-h'])"
-    )
+    program = "import sys; sys.modules['transformers'] = None; from lucid_lab.cli import main; main(['bench', '-h'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(f"\n  {name} " in done.stdout for name in BENCHMARKS)
@@ -293,8 +291,19 @@ def test_records_of_memory_have_ratios_and_growth(
 
 def test_the_harness_depends_on_no_other_room() -> None:
     for module in ("harness", "gate", "results", "report"):
-        rooms = {name.split(".")[1] for name in sources(f"lucid_attention.bench.{module}")}
-        assert rooms <= {"base", "bench"}
+        rooms = {name.split(".")[1] for name in sources(f"lucid_lab.bench.{module}")}
+        assert rooms <= {
+            "bench",
+            "files",
+            "messages",
+            "memory",
+            "processes",
+            "devices",
+            "tables",
+            "labels",
+            "locks",
+            "fingerprint",
+        }
 
 
 def test_every_benchmark_has_cases_with_keys_of_their_own() -> None:

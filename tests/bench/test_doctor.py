@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.bench import doctor, doctor_costs
-from lucid_attention.cli import main
 from lucid_attention.ops import proof, self_check, triton_support
 from lucid_attention.ops.lucid import blockwise
 from lucid_attention.ops.self_check import Case
+from lucid_lab.bench import doctor, doctor_costs
+from lucid_lab.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -249,7 +249,7 @@ def test_nothing_is_checked_while_a_graph_is_recorded(a_gpu, monkeypatch):
 PLANTED = """
 import sys
 import torch
-from lucid_attention.cli import main
+from lucid_lab.cli import main
 from lucid_attention.ops import self_check
 from lucid_attention.ops.lucid import triton_launch
 self_check.QUICK = tuple(case for case in self_check.QUICK if case.operator == "lucid_decode")

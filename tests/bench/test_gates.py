@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_attention.bench.cases import decode, linear, path, path_decode, peers, solve
-from lucid_attention.bench.cases.path import LUCID_PATH, PATH
-from lucid_attention.bench.gate import WrongAnswer
+from lucid_lab.bench.cases import decode, linear, path, path_decode, peers, solve
+from lucid_lab.bench.cases.path import LUCID_PATH, PATH
+from lucid_lab.bench.gate import WrongAnswer
 from tests.bench.conftest import Bench
 
 SHAPE = path.SHAPES[1]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.bench.cases import serving
-from lucid_attention.bench.gate import WrongAnswer
-from lucid_attention.cli import main
+from lucid_lab.bench.cases import serving
+from lucid_lab.bench.gate import WrongAnswer
+from lucid_lab.cli import main
 
 
 def test_the_check_passes_for_the_right_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from lucid_attention.bench.cases import model_decode, model_training, whole_models
-from lucid_attention.bench.cases.model_decode import with_growth
-from lucid_attention.bench.cases.model_training import compose, head_step
-from lucid_attention.bench.cases.whole_models import (
+from lucid_lab.bench.cases import model_decode, model_training, whole_models
+from lucid_lab.bench.cases.model_decode import with_growth
+from lucid_lab.bench.cases.model_training import compose, head_step
+from lucid_lab.bench.cases.whole_models import (
     FULL,
     GEMMA_1B,
     GEMMA_4B,
@@ -25,10 +25,10 @@ from lucid_attention.bench.cases.whole_models import (
     ModelShape,
     pairs,
 )
-from lucid_attention.bench.command import BENCHMARKS, _publish
-from lucid_attention.bench.gate import WrongAnswer
-from lucid_attention.bench.harness import machine
-from lucid_attention.bench.results import Results, Settings
+from lucid_lab.bench.command import BENCHMARKS, _publish
+from lucid_lab.bench.gate import WrongAnswer
+from lucid_lab.bench.harness import machine
+from lucid_lab.bench.results import Results, Settings
 from tests.bench.conftest import Bench
 
 pytestmark = pytest.mark.usefixtures("short_runs")

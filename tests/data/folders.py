@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from lucid_attention.data import tokenizer as tokenizers
-from lucid_attention.data.shards import FORMAT, MANIFEST, SPLITS, VERSION, ShardWriter, id_type
+from lucid_lab.data import tokenizer as tokenizers
+from lucid_lab.data.shards import FORMAT, MANIFEST, SPLITS, VERSION, ShardWriter, id_type
 
 WORDS = [
     "the",

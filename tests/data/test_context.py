@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lucid_attention.data.context import LONG, Context, context_lines, context_of
-from lucid_attention.data.datasets import PackedTokens
+from lucid_lab.data.context import LONG, Context, context_lines, context_of
+from lucid_lab.data.datasets import PackedTokens
 
 from .folders import write_tokens
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lucid_attention.data import DataError
-from lucid_attention.data.datasets import PackedTokens, _order
-from lucid_attention.data.shards import HEADER
+from lucid_lab.data import DataError
+from lucid_lab.data.datasets import PackedTokens, _order
+from lucid_lab.data.shards import HEADER
 
 from .folders import write_tokens
 

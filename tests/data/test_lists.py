@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import zstandard
 
-from lucid_attention.cli import main
-from lucid_attention.data import DataError, remote
-from lucid_attention.data.shards import open_folder, read_ends, read_ids
-from lucid_attention.data.shuffling import BUFFER, ShuffledSource
-from lucid_attention.data.sources import open_source
-from lucid_attention.data.tokenize import tokenize
-from lucid_attention.data.tokenizer import Encoder
+from lucid_lab.cli import main
+from lucid_lab.data import DataError, remote
+from lucid_lab.data.shards import open_folder, read_ends, read_ids
+from lucid_lab.data.shuffling import BUFFER, ShuffledSource
+from lucid_lab.data.sources import open_source
+from lucid_lab.data.tokenize import tokenize
+from lucid_lab.data.tokenizer import Encoder
 
 from .folders import contents, text, write_tokenizer
 
@@ -201,7 +201,7 @@ def test_short_documents_are_left_out_and_counted(
 def test_many_files_are_counted_by_folder(
     tmp_path: Path, dolma: dict[str, list[str]], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lucid_attention.data.tokenize.LISTED_FILES", 3)
+    monkeypatch.setattr("lucid_lab.data.tokenize.LISTED_FILES", 3)
     manifest, _ = tokenize(f"@{tmp_path}/dolma/list.txt", tmp_path / "out", **options)
     assert {name: counts["documents"] for name, counts in manifest["files"].items()} == {
         "books/": 12,

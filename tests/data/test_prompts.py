@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from lucid_attention.data import DataError
-from lucid_attention.data.datasets import PromptAnswers
+from lucid_lab.data import DataError
+from lucid_lab.data.datasets import PromptAnswers
 
 from .folders import write_tokenizer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lucid_attention.data import DataError, shards
-from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.shards import HEADER, MANIFEST, VERIFIED, id_type, open_folder, read_ids
-from lucid_attention.data.tokenizer import tokenizer_hash
+from lucid_lab.data import DataError, shards
+from lucid_lab.data.datasets import PackedTokens
+from lucid_lab.data.shards import HEADER, MANIFEST, VERIFIED, id_type, open_folder, read_ids
+from lucid_lab.data.tokenizer import tokenizer_hash
 
 from .folders import write_tokenizer, write_tokens
 

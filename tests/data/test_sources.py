@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from lucid_attention.data import DataError, readers
-from lucid_attention.data.readers import require
-from lucid_attention.data.sources import open_source
+from lucid_lab.data import DataError, readers
+from lucid_lab.data.readers import require
+from lucid_lab.data.sources import open_source
 
 from .folders import text, write_texts
 
@@ -205,8 +205,8 @@ def test_a_missing_package_is_named_with_the_extra() -> None:
 
 HUB = """
 import sys
-from lucid_attention.data import DataError
-from lucid_attention.data.sources import open_source
+from lucid_lab.data import DataError
+from lucid_lab.data.sources import open_source
 try:
     open_source("hf:allenai/dolma")
 except DataError as error:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from lucid_attention import cli
-from lucid_attention.base.locks import FolderInUse, locked
-from lucid_attention.data import DataError
-from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.encoding import is_validation
-from lucid_attention.data.shards import open_folder, read_ends, read_ids
-from lucid_attention.data.tokenize import tokenize
-from lucid_attention.data.tokenizer import tokenizer_hash
+from lucid_lab import cli
+from lucid_lab.data import DataError
+from lucid_lab.data.datasets import PackedTokens
+from lucid_lab.data.encoding import is_validation
+from lucid_lab.data.shards import open_folder, read_ends, read_ids
+from lucid_lab.data.tokenize import tokenize
+from lucid_lab.data.tokenizer import tokenizer_hash
+from lucid_lab.locks import FolderInUse, locked
 
 from .folders import contents, text, write_texts, write_tokenizer
 

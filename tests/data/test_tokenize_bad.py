@@ -9,11 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lucid_attention.data import DataError
-from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.encoding import document_hash
-from lucid_attention.data.shards import ShardWriter
-from lucid_attention.data.tokenize import tokenize
+from lucid_lab.data import DataError
+from lucid_lab.data.datasets import PackedTokens
+from lucid_lab.data.encoding import document_hash
+from lucid_lab.data.shards import ShardWriter
+from lucid_lab.data.tokenize import tokenize
 
 from .folders import contents, text, write_texts, write_tokenizer
 from .test_tokenize import documents, run
@@ -67,7 +67,7 @@ def test_parts_with_bad_documents_are_read_again_without_skip_bad(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("lucid_attention.data.tokenize._finish", stop)
+        patch.setattr("lucid_lab.data.tokenize._finish", stop)
         with pytest.raises(KeyboardInterrupt):
             tokenize(str(tmp_path / "in"), tmp_path / "out", **options | {"skip_bad": True})
     with pytest.raises(DataError, match=r"b.jsonl, line 1: not JSON"):

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from lucid_attention.data.shards import VERIFIED, ShardWriter
-from lucid_attention.data.tokenize import tokenize
+from lucid_lab.data.shards import VERIFIED, ShardWriter
+from lucid_lab.data.tokenize import tokenize
 
 from .folders import contents, write_texts
 
@@ -122,7 +122,7 @@ def test_a_finished_part_that_lost_a_file_is_encoded_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("lucid_attention.data.tokenize._finish", stop)
+        patch.setattr("lucid_lab.data.tokenize._finish", stop)
         with pytest.raises(KeyboardInterrupt):
             tokenize(str(tmp_path / "in"), tmp_path / "out", **options)
     next((tmp_path / "out").glob(f"train-*.{suffix}")).unlink()
@@ -143,7 +143,7 @@ def test_leftovers_of_a_killed_run_are_removed(tmp_path: Path) -> None:
 
 COMMAND = """
 import sys
-from lucid_attention.data.tokenize import tokenize
+from lucid_lab.data.tokenize import tokenize
 if __name__ == "__main__":
     tokenize(sys.argv[1], sys.argv[2], tokenizer="train:400", workers=2, shard_tokens=4000)
 """

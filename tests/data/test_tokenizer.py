@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from lucid_attention.data import DataError
-from lucid_attention.data import tokenizer as ours
-from lucid_attention.data.sources import open_source
-from lucid_attention.data.tokenizer import Encoder, load, requested_size, sample, tokenizer_hash, train
+from lucid_lab.data import DataError
+from lucid_lab.data import tokenizer as ours
+from lucid_lab.data.sources import open_source
+from lucid_lab.data.tokenizer import Encoder, load, requested_size, sample, tokenizer_hash, train
 
 from .folders import text, trained, write_texts, write_tokenizer
 

@@ -13,13 +13,14 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lucid_attention import LucidForCausalLM, cli
-from lucid_attention.data.tokenizer import train
-from lucid_attention.evals import command, compare  # noqa: F401
-from lucid_attention.evals.benchmarks.haystacks import NOISE, read_prose
-from lucid_attention.evals.benchmarks.needles import NEEDLE, PROMPT
-from lucid_attention.evals.tokens import load_tokenizer
+from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
+from lucid_lab import cli
+from lucid_lab.data.tokenizer import train
+from lucid_lab.evals import command, compare  # noqa: F401
+from lucid_lab.evals.benchmarks.haystacks import NOISE, read_prose
+from lucid_lab.evals.benchmarks.needles import NEEDLE, PROMPT
+from lucid_lab.evals.tokens import load_tokenizer
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
 

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lucid_attention.evals.benchmarks.longqa import ask_with_choices
-from lucid_attention.evals.cells import Cell, Record
-from lucid_attention.evals.harness import HarnessCell
+from lucid_lab.evals.benchmarks.longqa import ask_with_choices
+from lucid_lab.evals.cells import Cell, Record
+from lucid_lab.evals.harness import HarnessCell
 
 
 class Mute:

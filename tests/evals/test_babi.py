@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from lucid_attention.evals.benchmarks.babi import PEOPLE, TASKS, Fact, Stay, Story, World, _begin, _move, make_story
-from lucid_attention.evals.benchmarks.babilong import LABELS
+from lucid_lab.evals.benchmarks.babi import PEOPLE, TASKS, Fact, Stay, Story, World, _begin, _move, make_story
+from lucid_lab.evals.benchmarks.babilong import LABELS
 
 from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replay
 

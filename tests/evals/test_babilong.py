@@ -13,9 +13,11 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.babilong.common_utils import process_results as harness_score
 
-from lucid_attention.evals.benchmarks import haystacks
-from lucid_attention.evals.benchmarks.babi import TASKS, Story, make_story
-from lucid_attention.evals.benchmarks.babilong import (
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.evals.benchmarks import haystacks
+from lucid_lab.evals.benchmarks.babi import TASKS, Story, make_story
+from lucid_lab.evals.benchmarks.babilong import (
     NAMES,
     Babilong,
     cells,
@@ -26,11 +28,9 @@ from lucid_attention.evals.benchmarks.babilong import (
     score_strict,
     split_of,
 )
-from lucid_attention.evals.cells import EvalError, Options
-from lucid_attention.evals.harness import HarnessModel
-from lucid_attention.evals.tokens import count_tokens, load_tokenizer
-from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.evals.cells import EvalError, Options
+from lucid_lab.evals.harness import HarnessModel
+from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
 from .babi_replay import FORMS, replay
 from .checkpoints import write_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lucid_attention.evals.checkpoint import Checkpoint
-from lucid_attention.evals.compare import paired_difference
-from lucid_attention.evals.results import ResultsFolder
+from lucid_lab.evals.checkpoint import Checkpoint
+from lucid_lab.evals.compare import paired_difference
+from lucid_lab.evals.results import ResultsFolder
 
 from .checkpoints import lucid, write_checkpoint, write_needle_tokenizer
 from .test_runner import GRID, complaint

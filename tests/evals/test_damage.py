@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.base.locks import locked
-from lucid_attention.evals.results import RecordWriter, read_sealed
-from lucid_attention.report.records import ReportError
-from lucid_attention.report.runs import read_evaluation
+from lucid_lab.evals.results import RecordWriter, read_sealed
+from lucid_lab.locks import locked
+from lucid_lab.report.records import ReportError
+from lucid_lab.report.runs import read_evaluation
 
 from .checkpoints import lucid
 from .test_runner import GRID, complaint, contents, generated, whole  # noqa: F401

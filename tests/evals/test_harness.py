@@ -12,12 +12,12 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lucid_attention import enable_lucid
-from lucid_attention.data.synthetic import MemoryUpdate
-from lucid_attention.evals.benchmarks import needles, recall, ruler
-from lucid_attention.evals.cells import Cell, EvalError, Options
-from lucid_attention.evals.checkpoint import Checkpoint
-from lucid_attention.evals.harness import HarnessCell, HarnessModel
-from lucid_attention.evals.tokens import load_tokenizer
+from lucid_lab.data.synthetic import MemoryUpdate
+from lucid_lab.evals.benchmarks import needles, recall, ruler
+from lucid_lab.evals.cells import Cell, EvalError, Options
+from lucid_lab.evals.checkpoint import Checkpoint
+from lucid_lab.evals.harness import HarnessCell, HarnessModel
+from lucid_lab.evals.tokens import load_tokenizer
 
 from .stub_models import Mute, PromptReader
 

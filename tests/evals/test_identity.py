@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.evals import harness, results, runner
-from lucid_attention.evals.benchmarks import haystacks
-from lucid_attention.evals.cells import Options
-from lucid_attention.evals.checkpoint import Checkpoint
-from lucid_attention.evals.families import FAMILIES
-from lucid_attention.evals.results import RecordWriter, ResultsFolder
-from lucid_attention.evals.tokens import load_tokenizer
+from lucid_lab.evals import harness, results, runner
+from lucid_lab.evals.benchmarks import haystacks
+from lucid_lab.evals.cells import Options
+from lucid_lab.evals.checkpoint import Checkpoint
+from lucid_lab.evals.families import FAMILIES
+from lucid_lab.evals.results import RecordWriter, ResultsFolder
+from lucid_lab.evals.tokens import load_tokenizer
 
 from .checkpoints import lucid
 from .test_longqa import data as long_data  # noqa: F401

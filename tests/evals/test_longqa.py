@@ -16,12 +16,12 @@ from jinja2 import Template
 from lm_eval.tasks._yaml_loader import load_yaml
 from rouge_score.rouge_scorer import RougeScorer
 
-from lucid_attention.evals.benchmarks import longqa
-from lucid_attention.evals.benchmarks.longqa import HALVED, TASKS, cut_middle, documents
-from lucid_attention.evals.cells import Cell, EvalError, Options
-from lucid_attention.evals.tokens import count_tokens, load_tokenizer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.evals.benchmarks import longqa
+from lucid_lab.evals.benchmarks.longqa import HALVED, TASKS, cut_middle, documents
+from lucid_lab.evals.cells import Cell, EvalError, Options
+from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
 from .checkpoints import write_tokenizer
 from .stub_models import AnswerKey, Mute, ask, mean

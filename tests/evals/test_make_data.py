@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from lucid_attention import cli
-from lucid_attention.base.labels import IGNORED
-from lucid_attention.data.datasets import PromptAnswers
-from lucid_attention.evals.arguments import KINDS
-from lucid_attention.evals.benchmarks.babilong import Babilong, make_sample
-from lucid_attention.evals.benchmarks.haystacks import read_prose
-from lucid_attention.evals.benchmarks.longqa import HALVED, documents
-from lucid_attention.evals.cells import TRAINING_SEED, EvalError, Options
-from lucid_attention.evals.make_data import MAKERS, OPTIONS, needle_lines
-from lucid_attention.evals.tokens import count_tokens, load_tokenizer
+from lucid_lab import cli
+from lucid_lab.data.datasets import PromptAnswers
+from lucid_lab.evals.arguments import KINDS
+from lucid_lab.evals.benchmarks.babilong import Babilong, make_sample
+from lucid_lab.evals.benchmarks.haystacks import read_prose
+from lucid_lab.evals.benchmarks.longqa import HALVED, documents
+from lucid_lab.evals.cells import TRAINING_SEED, EvalError, Options
+from lucid_lab.evals.make_data import MAKERS, OPTIONS, needle_lines
+from lucid_lab.evals.tokens import count_tokens, load_tokenizer
+from lucid_lab.labels import IGNORED
 
 from .checkpoints import write_tokenizer
 from .test_longqa import data  # noqa: F401

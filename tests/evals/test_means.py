@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.evals.benchmarks import needles
-from lucid_attention.evals.cells import Cell, EvalError, Options
-from lucid_attention.evals.means import means
-from lucid_attention.evals.results import by_metric, results_table, summarize
+from lucid_lab.evals.benchmarks import needles
+from lucid_lab.evals.cells import Cell, EvalError, Options
+from lucid_lab.evals.means import means
+from lucid_lab.evals.results import by_metric, results_table, summarize
 
 from .checkpoints import lucid
 

@@ -17,11 +17,11 @@ from lm_eval.tasks.ruler import common_utils
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from lucid_attention.evals.benchmarks import needles
-from lucid_attention.evals.benchmarks.haystacks import Prose, lines, most_units, noise, read_prose
-from lucid_attention.evals.benchmarks.needles import Needles, draft, make_sample
-from lucid_attention.evals.cells import EvalError
-from lucid_attention.evals.tokens import count_tokens, load_tokenizer
+from lucid_lab.evals.benchmarks import needles
+from lucid_lab.evals.benchmarks.haystacks import Prose, lines, most_units, noise, read_prose
+from lucid_lab.evals.benchmarks.needles import Needles, draft, make_sample
+from lucid_lab.evals.cells import EvalError
+from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
 CASES = {
     "one in noise": Needles(512, haystack="noise"),

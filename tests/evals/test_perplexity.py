@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, GraniteConfig
 
-from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.tokenize import tokenize
-from lucid_attention.evals.benchmarks.perplexity import (
+from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.data.datasets import PackedTokens
+from lucid_lab.data.tokenize import tokenize
+from lucid_lab.evals.benchmarks.perplexity import (
     ROWS,
     TARGETS,
     buckets,
@@ -25,9 +27,7 @@ from lucid_attention.evals.benchmarks.perplexity import (
     token_losses,
     windows,
 )
-from lucid_attention.evals.cells import EvalError, Options
-from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.evals.cells import EvalError, Options
 
 from .checkpoints import write_tokenizer
 

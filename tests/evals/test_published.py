@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.evals.benchmarks import babilong, haystacks
-from lucid_attention.evals.benchmarks.babilong import Babilong, published_samples, render_prompt
-from lucid_attention.evals.benchmarks.needles import Needles, make_sample
-from lucid_attention.evals.cells import EvalError, Options
-from lucid_attention.evals.make_data import babilong_lines, needle_lines
-from lucid_attention.evals.tokens import load_tokenizer
+from lucid_lab.evals.benchmarks import babilong, haystacks
+from lucid_lab.evals.benchmarks.babilong import Babilong, published_samples, render_prompt
+from lucid_lab.evals.benchmarks.needles import Needles, make_sample
+from lucid_lab.evals.cells import EvalError, Options
+from lucid_lab.evals.make_data import babilong_lines, needle_lines
+from lucid_lab.evals.tokens import load_tokenizer
 
 from .checkpoints import lucid
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.data.synthetic import MemoryUpdate, Needles
-from lucid_attention.evals.benchmarks import recall
-from lucid_attention.evals.benchmarks.recall import TRAINED_BY
-from lucid_attention.evals.cells import Options
-from lucid_attention.training.arguments import train_arguments
-from lucid_attention.training.command import recipe_from
-from lucid_attention.training.inputs import load_inputs
-from lucid_attention.training.recipes import tiny_needle
-from lucid_attention.training.run import train
+from lucid_lab.data.synthetic import MemoryUpdate, Needles
+from lucid_lab.evals.benchmarks import recall
+from lucid_lab.evals.benchmarks.recall import TRAINED_BY
+from lucid_lab.evals.cells import Options
+from lucid_lab.training.arguments import train_arguments
+from lucid_lab.training.command import recipe_from
+from lucid_lab.training.inputs import load_inputs
+from lucid_lab.training.recipes import tiny_needle
+from lucid_lab.training.run import train
 
 from .checkpoints import lucid
 

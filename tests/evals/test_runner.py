@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.evals import harness, runner
-from lucid_attention.evals.cells import Cell, Options, arguments
-from lucid_attention.evals.checkpoint import Checkpoint
-from lucid_attention.evals.families import FAMILIES
-from lucid_attention.evals.results import RecordWriter, ResultsFolder, read_records, read_sealed, summarize
+from lucid_lab.evals import harness, runner
+from lucid_lab.evals.cells import Cell, Options, arguments
+from lucid_lab.evals.checkpoint import Checkpoint
+from lucid_lab.evals.families import FAMILIES
+from lucid_lab.evals.results import RecordWriter, ResultsFolder, read_records, read_sealed, summarize
 
 from .checkpoints import forked, lucid, write_checkpoint, write_tokenizer
 

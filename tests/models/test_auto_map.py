@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from lucid_attention import cli
 from lucid_attention.models.checkpoint import load_config, load_model
 from lucid_attention.models.convert import ConversionError, convert
+from lucid_lab import cli
 from tests.models.tools_of_others import NEW, PROMPT, answer, environment, write_checkpoints
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-from lucid_attention import cli, enable_lucid
+from lucid_attention import enable_lucid
 from lucid_attention.models import convert as conversion
 from lucid_attention.models.arguments import read_layers
 from lucid_attention.models.convert import ConversionError, convert
 from lucid_attention.models.saved import KEY
+from lucid_lab import cli
 from tests.models.decoder.cases import decoder
 
 SIZES: dict[str, Any] = {

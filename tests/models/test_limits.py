@@ -16,11 +16,12 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from lucid_attention import LucidForCausalLM, cli
+from lucid_attention import LucidForCausalLM
 from lucid_attention.models import checkpoint, limits
 from lucid_attention.models.checkpoint import load_skeleton
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.models.limits import _cache_per_token, check_input_fits, table_of_positions
+from lucid_lab import cli
 
 HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 50}
 GPT2 = GPT2Config(n_positions=48, n_embd=32, n_head=4, n_layer=2, vocab_size=200)

@@ -164,6 +164,6 @@ def test_processes_that_a_tool_starts_know_lucid(launcher: str, checkpoints: dic
 def test_torchrun_can_start_lucid_run_itself(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "tool.py").write_text(CHILDREN)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "lucid_attention.cli", "run", "tool.py", str(checkpoints["own"])]
+    command = [*launcher, "-m", "lucid_lab.cli", "run", "tool.py", str(checkpoints["own"])]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert answers(done) == [answer(checkpoints["own"])] * 2

@@ -87,7 +87,7 @@ def lucid_run(*words: object, cwd: Path, **changes: str) -> subprocess.Completed
 
 
 def program(*words: object) -> list[str]:
-    return [sys.executable, "-m", "lucid_attention.cli", "run", *map(str, words)]
+    return [sys.executable, "-m", "lucid_lab.cli", "run", *map(str, words)]
 
 
 def environment(**changes: str) -> dict[str, str]:

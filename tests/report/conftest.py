@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.report.page import write_report
+from lucid_lab.report.page import write_report
 
 from .breaking import all_results
 

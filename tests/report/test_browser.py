@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.report.command import find_results
-from lucid_attention.report.page import write_report
-from lucid_attention.report.palette import ROLES
+from lucid_lab.report.command import find_results
+from lucid_lab.report.page import write_report
+from lucid_lab.report.palette import ROLES
 
 from .breaking import all_results
 from .browser import Browser, opened

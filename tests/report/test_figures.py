@@ -9,11 +9,11 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from lucid_attention.report import bars, lines, panels
-from lucid_attention.report.drawing import SENTINELS, fitted
-from lucid_attention.report.figures import figure_html
-from lucid_attention.report.numbers import tables_of
-from lucid_attention.report.palette import COLOURS, OUTLINES, RESERVE, ROLES, SURFACES, colour_of, look, looks
+from lucid_lab.report import bars, lines, panels
+from lucid_lab.report.drawing import SENTINELS, fitted
+from lucid_lab.report.figures import figure_html
+from lucid_lab.report.numbers import tables_of
+from lucid_lab.report.palette import COLOURS, OUTLINES, RESERVE, ROLES, SURFACES, colour_of, look, looks
 
 from .samples import attention_maps, condition_number, cost, learnability, memory_update, needle_grid
 

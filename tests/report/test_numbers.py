@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.report.numbers import duration, places_of, shown, tick, typeset, with_spread
+from lucid_lab.report.numbers import duration, places_of, shown, tick, typeset, with_spread
 
 
 @pytest.mark.parametrize(

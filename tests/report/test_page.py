@@ -11,9 +11,9 @@ from typing import Any
 import matplotlib
 import pytest
 
-from lucid_attention.report.drawing import SENTINELS
-from lucid_attention.report.page import page_html, write_report
-from lucid_attention.report.records import checked
+from lucid_lab.report.drawing import SENTINELS
+from lucid_lab.report.page import page_html, write_report
+from lucid_lab.report.records import checked
 
 from .breaking import NASTY, nasty
 from .samples import needle_grid, result

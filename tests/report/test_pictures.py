@@ -10,8 +10,8 @@ from matplotlib import colormaps
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-from lucid_attention.report.drawing import LIGHT
-from lucid_attention.report.pictures import draw_condition_numbers, draw_heatmap, draw_loss, draw_maps
+from lucid_lab.report.drawing import LIGHT
+from lucid_lab.report.pictures import draw_condition_numbers, draw_heatmap, draw_loss, draw_maps
 
 from .test_figures import contrast
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lucid_attention.report.command import find_results
-from lucid_attention.report.records import ReportError, checked
+from lucid_lab.report.command import find_results
+from lucid_lab.report.records import ReportError, checked
 
 from .samples import attention_maps, learnability, memory_update, needle_grid, result
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention import cli
-from lucid_attention.report.markdown import markdown, plain
-from lucid_attention.report.records import checked
+from lucid_lab import cli
+from lucid_lab.report.markdown import markdown, plain
+from lucid_lab.report.records import checked
 
 from .breaking import NASTY, all_results
 from .samples import condition_number, result

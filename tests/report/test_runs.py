@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lucid_attention import cli
-from lucid_attention.report.command import find_results
-from lucid_attention.report.page import page_html
-from lucid_attention.report.records import ReportError, checked_all
-from lucid_attention.report.runs import read_evaluation, role_of
+from lucid_lab import cli
+from lucid_lab.report.command import find_results
+from lucid_lab.report.page import page_html
+from lucid_lab.report.records import ReportError, checked_all
+from lucid_lab.report.runs import read_evaluation, role_of
 
 from .samples import result
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention import cli
+from lucid_lab import cli
 
 SETTINGS = {
     "steps": 12,

@@ -36,7 +36,7 @@ def test_the_commands_of_the_guide_run(tmp_path: Path) -> None:
     write_checkpoints(tmp_path)["dropin"].rename(tmp_path / "model")
     start, others, client = commands()
     words = [word for word in start[2:] if word not in ("--port", PORT)]
-    with server([sys.executable, "-m", "lucid_attention.cli", "serve", *words], tmp_path) as address:
+    with server([sys.executable, "-m", "lucid_lab.cli", "serve", *words], tmp_path) as address:
         port = re.search(r":(\d+)/", address)[1]  # type: ignore[index]
         done = run(["bash", "-ec", others.replace(PORT, port)], tmp_path)
         assert answer(tmp_path / "model", "w0 w1 w2 w3") in done

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lucid_attention.serving.vllm.paged import Batch, attend
+from lucid_attention.vllm.paged import Batch, attend
 from tests.ops import oracles
 
 H, G, D, BLOCK = 2, 3, 8, 4

@@ -98,7 +98,7 @@ def client(
 ) -> Iterator[Client]:
     """`lucid serve`."""
     folder = checkpoints[request.param]
-    command = [sys.executable, "-m", "lucid_attention.cli", "serve", str(folder), *BOUNDS]
+    command = [sys.executable, "-m", "lucid_lab.cli", "serve", str(folder), *BOUNDS]
     with server(command, tmp_path_factory.mktemp("server")) as address:
         yield Client(address, folder)
 

@@ -21,11 +21,11 @@ import transformers  # noqa: F401
 from accelerate import PartialState
 from torch.utils import tensorboard  # noqa: F401
 
-from lucid_attention import cli
-from lucid_attention.training import command, sharded  # noqa: F401
-from lucid_attention.training import run as runs
-from lucid_attention.training.metrics import METRICS, read_metrics
-from lucid_attention.training.trainer import LucidTrainer
+from lucid_lab import cli
+from lucid_lab.training import command, sharded  # noqa: F401
+from lucid_lab.training import run as runs
+from lucid_lab.training.metrics import METRICS, read_metrics
+from lucid_lab.training.trainer import LucidTrainer
 
 # Needles in 33 tokens, a model of two small layers: 50 steps per second.
 SMALL: dict[str, Any] = {

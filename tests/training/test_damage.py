@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_attention.training.checkpoints import (
+from lucid_lab.training.checkpoints import (
     checkpoints,
     find_damage,
     finish_checkpoint,

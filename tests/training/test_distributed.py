@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.training.recipes import tiny_needle
-from lucid_attention.training.run import RunError, train
-from lucid_attention.training.trainer import LucidTrainer
+from lucid_lab.training.recipes import tiny_needle
+from lucid_lab.training.run import RunError, train
+from lucid_lab.training.trainer import LucidTrainer
 
 from .running import METRICS, around, finished, killed, losses, lucid, read_metrics, summary, weights, words
 
@@ -37,7 +37,7 @@ def assert_near(run: Path, whole: Path) -> None:
 
 def test_two_processes_of_torchrun_train_as_one(whole: Path, tmp_path: Path) -> None:
     argv = words("tiny_needle", tmp_path / "run", **HALF)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lucid_attention.cli"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lucid_lab.cli"]
     done = subprocess.run([sys.executable, *launcher, *argv], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert_near(tmp_path / "run", whole)

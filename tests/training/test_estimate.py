@@ -12,13 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from lucid_attention.cli import main
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.training.estimate import DEVICES, REACHED, WORKSPACE, estimate
-from lucid_attention.training.inputs import new_config
-from lucid_attention.training.loss import use_chunked_loss
-from lucid_attention.training.recipe import Recipe
-from lucid_attention.training.recipes import RECIPES, tiny_lm
+from lucid_lab.cli import main
+from lucid_lab.training.estimate import DEVICES, REACHED, WORKSPACE, estimate
+from lucid_lab.training.inputs import new_config
+from lucid_lab.training.loss import use_chunked_loss
+from lucid_lab.training.recipe import Recipe
+from lucid_lab.training.recipes import RECIPES, tiny_lm
 
 
 def small(attention: str, model_vocab_size: int = 700, **changes: Any) -> Recipe:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from lucid_attention.base.files import read_json
-from lucid_attention.base.locks import locked
-from lucid_attention.data.tokenize import tokenize
-from lucid_attention.data.tokenizer import train as train_tokenizer
-from lucid_attention.report.records import ReportError
-from lucid_attention.report.runs import read_training
-from lucid_attention.training.checkpoints import checkpoints
-from lucid_attention.training.recipe import Recipe
+from lucid_attention.files import read_json
+from lucid_lab.data.tokenize import tokenize
+from lucid_lab.data.tokenizer import train as train_tokenizer
+from lucid_lab.locks import locked
+from lucid_lab.report.records import ReportError
+from lucid_lab.report.runs import read_training
+from lucid_lab.training.checkpoints import checkpoints
+from lucid_lab.training.recipe import Recipe
 
 from .running import METRICS, around, assert_same, die, finished, killed, losses, lucid, read_metrics, words
 

@@ -15,14 +15,14 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from lucid_attention.data import DataError
-from lucid_attention.data.datasets import PackedTokens
-from lucid_attention.data.shards import HEADER, VERIFIED, open_folder
 from lucid_attention.models.saved import unseal
-from lucid_attention.training import inputs as module
-from lucid_attention.training.inputs import Passes, load_inputs
-from lucid_attention.training.recipe import Recipe
-from lucid_attention.training.recipes import qasper, tiny_lm, tiny_needle
+from lucid_lab.data import DataError
+from lucid_lab.data.datasets import PackedTokens
+from lucid_lab.data.shards import HEADER, VERIFIED, open_folder
+from lucid_lab.training import inputs as module
+from lucid_lab.training.inputs import Passes, load_inputs
+from lucid_lab.training.recipe import Recipe
+from lucid_lab.training.recipes import qasper, tiny_lm, tiny_needle
 
 from .running import finished, losses, lucid, weights, words
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.training import run as runs
-from lucid_attention.training import trainer
-from lucid_attention.training.metrics import METRICS, MetricsFile
-from lucid_attention.training.trainer import LucidTrainer
+from lucid_lab.training import run as runs
+from lucid_lab.training import trainer
+from lucid_lab.training.metrics import METRICS, MetricsFile
+from lucid_lab.training.trainer import LucidTrainer
 
 from .running import around, assert_same, die, killed, losses, lucid, words
 
@@ -62,7 +62,7 @@ def test_a_run_killed_several_times_ends_in_the_same_result(whole: Path, tmp_pat
 
 def test_a_kill_from_outside_during_a_save_loses_nothing(whole: Path, tmp_path: Path) -> None:
     argv, unfinished = words("tiny_needle", tmp_path / "run"), tmp_path / "run" / "unfinished"
-    process = subprocess.Popen([sys.executable, "-m", "lucid_attention.cli", *argv], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-m", "lucid_lab.cli", *argv], stderr=subprocess.DEVNULL)
     try:
         started = time.monotonic()
         while not unfinished.exists():

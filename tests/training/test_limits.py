@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention.base import memory
+from lucid_attention import memory
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.training import limits
-from lucid_attention.training.inputs import new_config
-from lucid_attention.training.recipes import RECIPES, tiny_lm, tiny_needle
+from lucid_lab.training import limits
+from lucid_lab.training.inputs import new_config
+from lucid_lab.training.recipes import RECIPES, tiny_lm, tiny_needle
 
 from .running import lucid, words
 

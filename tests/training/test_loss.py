@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
 
 from lucid_attention import LucidConfig, LucidForCausalLM
-from lucid_attention.training.loss import summed_cross_entropy, use_chunked_loss
+from lucid_lab.training.loss import summed_cross_entropy, use_chunked_loss
 
 SIZES: dict[str, Any] = {
     "vocab_size": 37,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lucid_attention.training.metrics import METRICS, MetricsFile, read_metrics
-from lucid_attention.training.trainer import mean_loss
+from lucid_lab.training.metrics import METRICS, MetricsFile, read_metrics
+from lucid_lab.training.trainer import mean_loss
 
 from .running import Ended, finished, killed, losses, lucid, summary, weights, words
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_attention import cli
-from lucid_attention.data.synthetic import MemoryUpdate, Needles
-from lucid_attention.evals.benchmarks.recall import TRAINED_BY, memory_update, needles
-from lucid_attention.evals.cells import Options
 from lucid_attention.models.decoder import presets
-from lucid_attention.training.arguments import train_arguments
-from lucid_attention.training.command import recipe_from
-from lucid_attention.training.inputs import Inputs, load_inputs, make_model
-from lucid_attention.training.recipe import Recipe, preset_names
-from lucid_attention.training.recipes import RECIPES, pretrain_2k, tiny_needle
+from lucid_lab import cli
+from lucid_lab.data.synthetic import MemoryUpdate, Needles
+from lucid_lab.evals.benchmarks.recall import TRAINED_BY, memory_update, needles
+from lucid_lab.evals.cells import Options
+from lucid_lab.training.arguments import train_arguments
+from lucid_lab.training.command import recipe_from
+from lucid_lab.training.inputs import Inputs, load_inputs, make_model
+from lucid_lab.training.recipe import Recipe, preset_names
+from lucid_lab.training.recipes import RECIPES, pretrain_2k, tiny_needle
 
 
 @pytest.mark.parametrize("name", RECIPES)

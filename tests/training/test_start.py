@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
-from lucid_attention.data.synthetic import Needles
 from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.ramps import sharpness_of, strength_of
 from lucid_attention.models.saved import unseal
-from lucid_attention.training.inputs import Inputs, attention_of, make_model
-from lucid_attention.training.recipes import tiny_needle
+from lucid_lab.data.synthetic import Needles
+from lucid_lab.training.inputs import Inputs, attention_of, make_model
+from lucid_lab.training.recipes import tiny_needle
 
 from .running import METRICS, assert_same, finished, killed, losses, lucid, read_metrics, weights, words
 

@@ -10,11 +10,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from lucid_attention.training import run as runs
-from lucid_attention.training import trainer
-from lucid_attention.training.checkpoints import checkpoints, find_damage
-from lucid_attention.training.metrics import MetricsFile
-from lucid_attention.training.trainer import LucidTrainer
+from lucid_lab.training import run as runs
+from lucid_lab.training import trainer
+from lucid_lab.training.checkpoints import checkpoints, find_damage
+from lucid_lab.training.metrics import MetricsFile
+from lucid_lab.training.trainer import LucidTrainer
 
 from .running import Ended, around, assert_same, lucid, words
 

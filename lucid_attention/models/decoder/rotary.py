@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from ...base.messages import did_you_mean
+from ...messages import did_you_mean
 from ...nn.rotary import Rotary
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.peft import PeftAdapterMixin
 
-from ...base.files import read_json, write_whole
+from ...files import read_json, write_whole
 from ..decoder.configuration import MODEL_TYPE
 from .hooks import layer_types, wrap
 from .settings import NAME, LucidSettings, full_layers, uses_lucid

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from operator import index
 from typing import Any
 
-from ...base.messages import did_you_mean
+from ...messages import did_you_mean
 from ...ops.checks import check_positive, check_strength
 
 NAME = "lucid"

@@ -1,0 +1,133 @@
+"""vLLM's own models with LUCID in the layers that `config.lucid` names."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.models.gemma3 import Gemma3ForCausalLM
+from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
+from vllm.model_executor.models.mistral import MistralForCausalLM
+from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+from vllm.model_executor.models.utils import extract_layer_index
+
+from ..models.dropin.settings import NAME, LucidSettings, full_layers
+from .backend import LucidBackend, LucidImpl
+from .configs import Served
+
+
+def put_lucid(model: nn.Module, vllm_config: Any) -> None:
+    """Give the chosen layers of a model of vLLM the backend of LUCID. Other layers keep vLLM's."""
+    config = vllm_config.model_config.hf_config
+    if not isinstance(config, Served):
+        raise TypeError(f"{type(model).__name__} needs a configuration with LUCID, got {type(config).__name__}")
+    settings = LucidSettings.from_dict(getattr(config, NAME))
+    if not settings.strength:
+        return
+    # None: all layers.
+    kinds = getattr(config, "layer_types", None)
+    chosen = settings.layers
+    if chosen is None and kinds is not None:
+        chosen = tuple(full_layers(kinds))
+    layers = vllm_config.compilation_config.static_forward_context
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, Attention):
+            continue
+        if chosen is None or extract_layer_index(module.layer_name) in chosen:
+            # The place of the layer by its name, which it gives up to the new one.
+            del layers[module.layer_name]
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, _lucid_layer(module, settings, vllm_config))
+
+
+def _lucid_layer(layer: Any, settings: LucidSettings, vllm_config: Any) -> Attention:
+    stock = layer.impl
+    made = Attention(
+        layer.num_heads,
+        layer.head_size,
+        stock.scale,
+        num_kv_heads=layer.num_kv_heads,
+        alibi_slopes=getattr(stock, "alibi_slopes", None),
+        cache_config=vllm_config.cache_config,
+        quant_config=layer.quant_config,
+        logits_soft_cap=getattr(stock, "logits_soft_cap", None),
+        per_layer_sliding_window=layer.sliding_window,
+        prefix=layer.layer_name,
+        attn_type=layer.attn_type,
+        kv_sharing_target_layer_name=layer.kv_sharing_target_layer_name,
+        attn_backend=LucidBackend,
+        head_size_v=layer.head_size_v,
+        sinks=getattr(stock, "sinks", None),
+        strength=settings.strength,
+        sharpness=settings.sharpness,
+    )
+    assert isinstance(made.impl, LucidImpl)
+    return made
+
+
+class WithLucid:
+    """First base of a model of vLLM."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "", **others: Any) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **others)  # type: ignore[call-arg]
+        put_lucid(self, vllm_config)  # type: ignore[arg-type]
+
+
+class LucidLlamaForCausalLM(WithLucid, LlamaForCausalLM):
+    """Llama with LUCID."""
+
+
+class LucidMistralForCausalLM(WithLucid, MistralForCausalLM):
+    """Mistral with LUCID."""
+
+
+class LucidQwen2ForCausalLM(WithLucid, Qwen2ForCausalLM):
+    """Qwen2 with LUCID."""
+
+
+class LucidQwen3ForCausalLM(WithLucid, Qwen3ForCausalLM):
+    """Qwen3 with LUCID."""
+
+
+class LucidGemma3ForCausalLM(WithLucid, Gemma3ForCausalLM):
+    """The text model of Gemma 3 with LUCID."""
+
+
+class DecoderAttention(LlamaAttention):
+    """The attention of our decoder: Llama's, optionally with norms of queries and keys or without rotary embedding."""
+
+    def __init__(self, config: Any, *inputs: Any, **options: Any) -> None:
+        self.no_rope = config.no_rope
+        super().__init__(config, *inputs, **options)
+        # The eps of `CausalAttention`.
+        self.q_norm = RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None
+
+    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        """positions: [T]; hidden_states: [T, hidden_size] -> [T, hidden_size]."""
+        qkv, _ = self.qkv_proj(hidden_states)
+        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normalized(q, self.q_norm), self._normalized(k, self.k_norm)
+        if not self.no_rope:
+            q, k = self.rotary_emb(positions, q, k)
+        o, _ = self.o_proj(self.attn(q, k, v))
+        return o
+
+    def _normalized(self, x: Tensor, norm: nn.Module) -> Tensor:
+        return norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
+
+
+class DecoderLayer(LlamaDecoderLayer):
+    """Llama's layer with the attention of our decoder."""
+
+    def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None) -> None:
+        super().__init__(vllm_config, prefix, config, attn_layer_type=DecoderAttention)
+
+
+class LucidForCausalLM(WithLucid, LlamaForCausalLM):
+    """Our decoder in vLLM."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DecoderLayer)

@@ -1,0 +1,146 @@
+"""What vLLM must not do with a LUCID checkpoint is refused in words: never softmax attention by accident."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vllm
+from transformers import CONFIG_MAPPING, AutoConfig
+from vllm.transformers_utils.config import get_config
+
+from lucid_attention.models.saved import KEY, SENTENCE
+from lucid_attention.vllm import plugin
+from lucid_attention.vllm.configs import LucidLlamaConfig, SealedConfig
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Any:
+    """The plug-in, as vLLM loads it, before and after every test."""
+    plugin.register()
+    yield
+    plugin.register()
+
+
+def changed(folder: Path, target: Path, **fields: Any) -> Path:
+    """A copy of a checkpoint with other fields in its configuration."""
+    shutil.copytree(folder, target)
+    content = json.loads((target / "config.json").read_text())
+    content[KEY][0].update(fields)
+    (target / "config.json").write_text(json.dumps(content))
+    return target
+
+
+def in_a_new_process(code: str, *words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *map(str, words)]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=600)
+
+
+OPEN = """
+import sys
+from vllm import LLM
+LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=64)
+print("opened")
+"""
+
+
+def test_without_the_plug_in_the_checkpoint_does_not_open(checkpoints: Path) -> None:
+    done = in_a_new_process(OPEN, checkpoints / "llama", VLLM_PLUGINS="")
+    assert done.returncode != 0
+    assert "opened" not in done.stdout
+    assert "pip install lucid-attention" in done.stderr
+
+
+def test_another_vllm_is_refused_with_both_versions(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.1")
+    plugin.register()
+    with pytest.raises(RuntimeError, match=r"serves LUCID with vLLM 0\.32\.0, got vLLM 0\.99\.1"):
+        get_config(str(checkpoints / "llama"), trust_remote_code=False)
+    # Plain models work as before.
+    assert get_config(str(checkpoints / "plain"), trust_remote_code=False).architectures == ["LlamaForCausalLM"]
+
+
+def test_a_vllm_whose_reader_has_moved_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", "0.99.1")
+    monkeypatch.delattr("vllm.transformers_utils.config.HFConfigParser")
+    with pytest.raises(RuntimeError, match=r"got vLLM 0\.99\.1"):
+        plugin.register()
+
+
+def test_a_process_with_enable_lucid_still_serves_lucid(checkpoints: Path) -> None:
+    """There, Transformers reads config.json of a LUCID model as that of a plain Llama."""
+    code = (
+        "import sys\n"
+        "from lucid_attention import enable_lucid\n"
+        "enable_lucid()\n"
+        "from transformers import AutoConfig\n"
+        "print(AutoConfig.from_pretrained(sys.argv[1]).architectures[0])\n"
+        "from vllm.plugins import load_general_plugins\n"
+        "load_general_plugins()\n"
+        "from vllm.transformers_utils.config import get_config\n"
+        "print(get_config(sys.argv[1], trust_remote_code=False).architectures[0])\n"
+    )
+    done = in_a_new_process(code, checkpoints / "llama")
+    assert done.stdout.split() == ["LlamaForCausalLM", "LucidLlamaForCausalLM"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "options", [{"hf_overrides": {"architectures": ["LlamaForCausalLM"]}}, {"model_impl": "transformers"}]
+)
+def test_another_implementation_of_the_model_is_refused(options: dict[str, Any], engine: Callable[..., Any]) -> None:
+    with pytest.raises(Exception, match="LucidLlamaForCausalLM"), engine("llama", **options):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "words"),
+    [
+        (
+            "llama",
+            {"model_type": "olmo2"},
+            "llama, mistral, qwen2, qwen3, gemma3_text and lucid_attention, got 'olmo2'",
+        ),
+        ("llama", {"lucid": None}, "must have the field 'lucid'"),
+        ("llama", {"lucid": {"layers": [7]}}, "0 to 2, got 7"),
+        ("llama", {"lucid": {"sharpnes": 2}}, "unknown key 'sharpnes'"),
+        ("qwen2", {"head_dim": 16}, "num_attention_heads = 32, got 16"),
+        ("gemma3", {"lucid": {"layers": [0]}}, "layer 0 has 'sliding_attention'"),
+        ("decoder", {"attention": "delta", "attention_options": {}}, "softmax, lucid, got 'delta'"),
+        ("decoder", {"attention_options": {"norm": "qk"}}, "with norm 'key', got 'qk'"),
+        ("decoder", {"attention_options": {"learn_beta": True}}, "with learn_beta False, got True"),
+        ("decoder", {"attention_options": {"rope_base": 5.0}}, "with rope_base left out, got 5.0"),
+        ("decoder", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "got 'dynamic'"),
+    ],
+)
+def test_what_cannot_be_served_is_said(
+    name: str, fields: dict[str, Any], words: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    folder = changed(checkpoints / name, tmp_path / name, **fields)
+    with pytest.raises(ValueError, match=words):
+        get_config(str(folder), trust_remote_code=False)
+
+
+def test_a_quantized_cache_is_refused(engine: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="kv_cache_dtype = 'auto', got 'fp8"), engine("llama", kv_cache_dtype="fp8"):
+        pass
+
+
+def test_the_architecture_of_a_configuration_with_lucid_stays() -> None:
+    config = LucidLlamaConfig(architectures=["LucidLlamaForCausalLM"])
+    with pytest.raises(ValueError, match="softmax attention"):
+        config.update({"architectures": ["LlamaForCausalLM"]})
+
+
+def test_the_plug_in_is_found_by_vllm_and_may_load_twice() -> None:
+    from importlib.metadata import entry_points
+
+    assert "lucid_attention" in entry_points(group="vllm.general_plugins").names
+    plugin.register()
+    plugin.register()
+    assert CONFIG_MAPPING[SENTENCE] is SealedConfig
+    assert AutoConfig.for_model("llama").architectures is None
