@@ -9,12 +9,14 @@ Needs Triton and no GPU. An hour on one core; Triton keeps what it compiled, so 
 """
 
 import argparse
+import json
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -26,20 +28,20 @@ from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
 
 from lucid_attention.ops import triton_registers
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_kernels.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RECORD = ROOT / "docs" / "gpu_kernels.md", ROOT / "records" / "gpu" / "kernels.json"
 SIZES = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
 HEAD = """# Kernels compiled for GPUs
 
 Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of
-time as the library launches it, in every configuration of `ops/*/triton_configs.py`, and must have no stack (no spilled
+time as the library launches it, in every configuration, and must have no stack (no spilled
 registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix
 instruction if it multiplies. Nothing here was run on a GPU.
 
-An entry is registers / KB of shared memory / warps / pipeline stages: the largest over the variants of a kernel (packed
-documents, step sizes, masks, adjoint) and, where they differ, over bfloat16 and float16. D is the head size of keys and
-values.
+A cell is the largest number of registers / KB of shared memory over head sizes 64, 128 and 256, dtypes and variants
+(packed documents, step sizes, masks, adjoint). `records/gpu/kernels.json` has every size, with warps and stages.
 """
 
 
@@ -118,9 +120,9 @@ def let_use_all_registers(architecture: str, kernels: set[str]) -> None:
     file.write_text(text)
 
 
-def entry(found: list[tuple[Launch, Compiled]]) -> str:
+def entry(found: list[tuple[Launch, Compiled]]) -> str | None:
     if not found:
-        return "–"
+        return None
     registers = max(result.registers for _, result in found)
     shared = max(result.shared for _, result in found)
     warps = "–".join(str(x) for x in sorted({launch.warps for launch, _ in found}))
@@ -128,22 +130,39 @@ def entry(found: list[tuple[Launch, Compiled]]) -> str:
     return f"{registers} / {-(-shared // 1024)} / {warps} / {stages}"
 
 
-def page(table: Table) -> str:
-    lines = [HEAD.format(version=triton.__version__)]
+def record(table: Table) -> dict[str, Any]:
+    """What records/gpu/kernels.json keeps."""
     columns = [(dtype, size) for dtype in ("16 bit", "float32") for size in SIZES]
+    kernels: dict[str, Any] = {}
     for kernel, entries in table.items():
-        lines += [f"## `{kernel}`", ""]
-        lines.append(
-            "| architecture | instruction | " + " | ".join(f"{dtype}, D = {size}" for dtype, size in columns) + " |"
-        )
-        lines.append("|---" * (len(columns) + 2) + "|")
+        kernels[kernel] = {}
         for architecture in TARGETS:
-            found = [entries.get((architecture, *column), []) for column in columns]
-            used = sorted({result.instruction for each in found for _, result in each} - {""})
-            cells = " | ".join(entry(each) for each in found)
-            lines.append(f"| {architecture} | {', '.join(f'`{x}`' for x in used) or '–'} | {cells} |")
-        lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+            found = {column: entries.get((architecture, *column), []) for column in columns}
+            used = sorted({result.instruction for results in found.values() for _, result in results} - {""})
+            cells = {f"{dtype}, D = {size}": entry(results) for (dtype, size), results in found.items()}
+            kernels[kernel][architecture] = {"instruction": used, **cells}
+    text = "registers / KB of shared memory / warps / pipeline stages"
+    return {"written_by": "tools/gpu_offline.py", "triton": triton.__version__, "entry": text, "kernels": kernels}
+
+
+def page(kept: dict[str, Any]) -> str:
+    """docs/gpu_kernels.md: the largest entry of every kernel and architecture."""
+    lines = [
+        HEAD.format(version=kept["triton"]),
+        "| kernel | " + " | ".join(TARGETS) + " |",
+        "|---" * (len(TARGETS) + 1) + "|",
+    ]
+    for kernel, architectures in kept["kernels"].items():
+        cells = []
+        for architecture in TARGETS:
+            parts = [
+                cell.split(" / ")
+                for name, cell in architectures[architecture].items()
+                if name != "instruction" and cell
+            ]
+            cells.append(" / ".join(str(max(int(part[at]) for part in parts)) for at in (0, 1)) if parts else "–")
+        lines.append(f"| `{kernel}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
@@ -153,8 +172,9 @@ def main() -> int:
     arguments = parser.parse_args()
     table, broken = check(arguments.only, arguments.kernels, lambda line: print(line, flush=True))
     if not broken and not arguments.kernels and len(arguments.only) == len(TARGETS):
-        PAGE.write_text(page(table))
-        print(f"{PAGE.name} written")
+        RECORD.write_text(json.dumps(record(table), indent=1, ensure_ascii=False) + "\n")
+        PAGE.write_text(page(json.loads(RECORD.read_text())))
+        print(f"{RECORD.name} and {PAGE.name} written")
     return 1 if broken else 0
 
 
