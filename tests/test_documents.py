@@ -119,79 +119,14 @@ def test_links_of_the_document_lead_to_files(path: Path) -> None:
     assert not broken_links(path, ROOT)
 
 
-PLANTED = """# Title
-
-```python
-x = 1
-```
-
-```text
-x = "not code"
-```
-
-````markdown
-```python
-raise RuntimeError("an example of a block, not a block")
-```
-````
-
-<!-- not executed: needs a GPU -->
-```python
-x = 5
-```
-
-1. In a list:
-
-   ```py
-   if x == 1:
-       x += 1
-   ```
-
-```python
-assert x == 2
-
-def fail():
-    raise KeyError(x)
-
-{call}
-```
-"""
-
-
-def test_blocks_run_in_order_in_one_namespace(tmp_path: Path) -> None:
-    path = tmp_path / "a.md"
-    path.write_text(PLANTED.format(call="x = 3"))
-    assert run(path) == 3
-    path.write_text("No code here.\n")
-    assert run(path) == 0
-
-
 def test_a_failing_block_points_to_the_line_of_the_document(tmp_path: Path) -> None:
     path = tmp_path / "a.md"
-    path.write_text(PLANTED.format(call="fail()"))
+    skipped = "<!-- not executed: needs a GPU -->\n```python\nx = 5\n```\n"
+    path.write_text("# Title\n\n```python\nx = 1\n```\n" + skipped + "```py\nassert x == 1\nraise KeyError(x)\n```\n")
     with pytest.raises(KeyError) as caught:
         run(path)
     frames = [frame for frame in traceback.extract_tb(caught.tb) if frame.filename == str(path)]
-    lines = path.read_text().splitlines()
-    assert [lines[(frame.lineno or 0) - 1].strip() for frame in frames] == ["fail()", "raise KeyError(x)"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("```python\nx = (\n```\n", "never closed"),
-        ("```python\nx = 1\n", "line 1 is not closed"),
-        ("<!-- not executed: -->\n```python\nx = 1\n```\n", "needs a reason"),
-        ("<!-- not executed: far away -->\n\n```python\n1 / 0\n```\n", "division by zero"),
-        ("```python\nx = 1\n```\n\n```Python title\nassert x == 2, 'in order'\n```\n", "in order"),
-    ],
-    ids=["syntax error", "open block", "no reason", "opt-out too early", "assertion"],
-)
-def test_a_bad_document_fails(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.md"
-    path.write_text(text)
-    with pytest.raises((SyntaxError, ValueError, ArithmeticError, AssertionError), match=message):
-        run(path)
+    assert [path.read_text().splitlines()[(frame.lineno or 0) - 1] for frame in frames] == ["raise KeyError(x)"]
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
