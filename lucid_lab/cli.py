@@ -79,6 +79,25 @@ def lucid(
 # ----------------------------------------------------------------------------------------------------- report
 
 
+@command("report", example="lucid report runs/experiments --out report.html", extra="plot")
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS", help="folders, searched at any depth, or files of other commands")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page (default: report.html)")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the tables as Markdown")] = None,
+    title: Annotated[str | None, typer.Option(help="title of the page")] = None,
+) -> None:
+    """Show experiments, training runs, evaluations and analyses as one page that opens offline.
+
+    It reads result.json of lucid experiment and lucid demo; metrics.jsonl and trainer_state.json of trainings;
+    results.json and results_*.json of lm-eval; analysis.json and maps.json of lucid analyze.
+    """
+    from .report.page import write_files
+
+    write_files(runs, out, markdown, title)
+
+
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 

@@ -101,12 +101,6 @@ COMMANDS = {
         "bench",
         kept="results of the checks so far are not kept",
     ),
-    "report": Command(
-        "lucid_lab.report.command",
-        "show experiments, training runs and evaluations as a page",
-        "lucid report runs/experiments --out report.html",
-        "plot",
-    ),
     "convert": Command(
         "lucid_attention.models.convert",
         "copy a pretrained checkpoint, with LUCID switched on, or off again",
