@@ -81,12 +81,6 @@ COMMANDS = {
         "eval",
         kept="finished jobs stay, the same command continues from there",
     ),
-    "analyze": Command(
-        "lucid_lab.analysis.command",
-        "look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps",
-        "lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
-        kept="the same command starts from the beginning",
-    ),
     "bench": Command(
         "lucid_lab.bench.command",
         "measure what LUCID costs on this machine next to softmax attention",

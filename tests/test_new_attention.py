@@ -15,9 +15,8 @@ from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.nn.causal import CausalAttention
 from lucid_lab import cli
 from lucid_lab.analysis.conditioning import condition_numbers
-from lucid_lab.analysis.hit_rate import Query, hit_rates
+from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
-from lucid_lab.analysis.maps import attention_maps
 from lucid_lab.report.figures import RESERVE, colour_of
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.nn import (

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
 from .layer import Difference, Head, Layer, PathHead
-from .progress import Progress, silent
 
 Record = dict[str, Any]
 # Queries whose ∂o/∂q is computed by default.
@@ -55,7 +54,6 @@ def jacobians(
     rows: Sequence[int] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    progress: Progress = silent,
 ) -> list[Record]:
     """The mean off-diagonal entry and ‖∂o/∂q‖, for every layer and head.
 
@@ -63,7 +61,6 @@ def jacobians(
         model, inputs, layers: as in `visit_layers`.
         rows: positions of the queries whose ∂o/∂q is computed; None for at most 64, evenly spread.
         heads: query heads, None for all.
-        progress: called with what is being done.
 
     Returns:
         {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `mean_off_diagonal` over all queries, and the mean
@@ -72,7 +69,7 @@ def jacobians(
     records: list[Record] = []
 
     def measure(layer: Layer) -> None:
-        for head in layer.heads(heads, progress):
+        for head in layer.heads(heads):
             off_diagonal = head_off_diagonal(head)
             norms = None
             if not isinstance(head, PathHead | Difference):

@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ ROLES = {
 RESERVE = ("#00747f", "#a3238e", "#4d7a12", "#4a4fd0", "#c2185b", "#8c5a3c", "#2f6f4f", "#6a737c")
 MARKERS, DASHES = ("s", "^", "D", "v", "P", "X"), ("-", (0, (5, 2.2)), (0, (1.2, 1.8)), (0, (7, 2, 1.5, 2)))
 INK, MUTED, GRID = "#1b232c", "#5a6673", "#dfe4ea"
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "font.family": ["DejaVu Sans"],
     "axes.edgecolor": MUTED,
@@ -132,18 +133,18 @@ def _parts(figure: Figure) -> Iterator[Part]:
     """(heading, size in inches, function that draws into axes) of every picture."""
     if figure["kind"] == "lines":
         rows = math.ceil(len(figure["series"]) / 2)
-        yield "", (WIDTH, 2.7 + 0.2 * rows), lambda axes: _plot_lines(axes, figure)
+        yield "", (WIDTH, 2.7 + 0.2 * rows), partial(_plot_lines, figure=figure)
     elif figure["kind"] == "bars":
         ends = _bar_limits(figure)
         for group in figure["groups"]:
             size = WIDTH, 0.75 + 0.27 * max(1, len(group["bars"]))
-            yield group["name"], size, lambda axes, group=group: _plot_bars(axes, figure, group, ends)
+            yield group["name"], size, partial(_plot_bars, figure=figure, group=group, ends=ends)
     else:
         for panel in figure["panels"]:
             rows, columns = len(panel["rows"]), len(panel["columns"])
             pixels = figure.get("numbers") is False
-            size = (3.6, 3.2) if pixels else (1.5 + 0.62 * min(columns, 12), 0.8 + 0.36 * min(rows, 16))
-            yield panel["name"], size, lambda axes, panel=panel: _plot_panel(axes, figure, panel)
+            shape = (3.6, 3.2) if pixels else (1.5 + 0.62 * min(columns, 12), 0.8 + 0.36 * min(rows, 16))
+            yield panel["name"], shape, partial(_plot_panel, figure=figure, panel=panel)
 
 
 def _described(figure: Figure) -> str:

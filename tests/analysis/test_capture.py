@@ -5,7 +5,8 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, BertConfig, BertModel, GptOssConfig, GptOssForCausalLM
+from transformers import BertConfig, BertModel, GptOssConfig, GptOssForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lucid_lab.analysis.capture import visit_layers
 from lucid_lab.analysis.hit_rate import Query, hit_rates
@@ -21,8 +22,8 @@ class Stop(Exception):
 
 
 def state(model: nn.Module) -> list:
-    own = [(vars(module).get("attend"), module.training, len(module._forward_pre_hooks)) for module in model.modules()]
-    return [AttentionInterface.get_interface, dict(AttentionInterface._global_mapping), torch.is_grad_enabled(), own]
+    own = [(vars(module).get("attend"), module.training) for module in model.modules()]
+    return [dict(ALL_ATTENTION_FUNCTIONS), torch.is_grad_enabled(), own]
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from lucid_attention import lucid_attention
 from lucid_lab.analysis import layer as layer_module
-from lucid_lab.analysis import matrix
 from lucid_lab.analysis.capture import visit_layers
 from lucid_lab.analysis.layer import Layer
 from tests.models.decoder.cases import decoder
@@ -36,7 +35,6 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than one block of rows in every test."""
-    monkeypatch.setattr(matrix, "BLOCK", 7)
     monkeypatch.setattr(layer_module, "BLOCK", 7)
 
 
@@ -167,11 +165,3 @@ def test_heads_are_shown_one_at_a_time_and_by_name():
     assert seen == [(0, [1, 0], (2, T, 6)), (1, [3], (1, T, 6))]
     with pytest.raises(ValueError, match=r"heads must be query heads of layer 0, 0 to 3, got 4"):
         visit_layers(Plain("lucid"), tokens(1, T), lambda layer: next(layer.heads([4])))
-
-
-def test_a_query_at_padding_is_refused():
-    mask = torch.ones(1, T, dtype=torch.bool)
-    mask[0, :4] = False
-    layer = layers_of(Plain("lucid"), {"input_ids": tokens(1, T), "key_mask": mask})[0]
-    with pytest.raises(ValueError, match=r"at 4 to 22 without padding, got position 2"):
-        next(layer.heads()).rows_of([5, 2])

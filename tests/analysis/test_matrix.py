@@ -5,8 +5,8 @@ import torch
 
 from lucid_attention import preconditioner
 from lucid_attention.ops.path.api import path_precondition
-from lucid_lab.analysis import matrix
-from lucid_lab.analysis.matrix import KeyMatrix, LikeKeys, LikePathKeys
+from lucid_lab.analysis import layer
+from lucid_lab.analysis.layer import KeyMatrix, LikeKeys, LikePathKeys
 from tests.ops.cases import keys_of
 
 SETTINGS = {
@@ -20,12 +20,12 @@ SETTINGS = {
 
 @pytest.fixture(params=[4, 512], ids=["many blocks", "one block"], autouse=True)
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "BLOCK", request.param)
+    monkeypatch.setattr(layer, "BLOCK", request.param)
 
 
 @pytest.fixture(params=[0, 8192], ids=["made anew", "kept"])
 def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "KEPT", request.param)
+    monkeypatch.setattr(layer, "KEPT", request.param)
 
 
 def both(settings: dict, N: int = 19) -> tuple[KeyMatrix, torch.Tensor]:
