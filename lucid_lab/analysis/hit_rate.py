@@ -7,7 +7,7 @@ Only the rows of the queries are computed, and P is never inverted: one transpos
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -161,17 +161,10 @@ def sample_hit_rates(
     return records
 
 
-class Pairs(Protocol):
-    """A task of `data.synthetic`. Its ids in order: an end token, keys, values, fillers."""
-
-    first_value: int
-    first_filler: int
-
-
-def synthetic_queries(task: Pairs, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
+def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
     """The questions in items of `Needles` or `MemoryUpdate`, each with the place where its key was last written.
 
-    task: the task of the items. input_ids: [T] or [B, T]. whole_pair: spans hold key and value, or the value alone.
+    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T]. whole_pair: spans hold key and value, or the value alone.
     """
     if input_ids.ndim == 1:
         input_ids = input_ids[None]

@@ -19,21 +19,6 @@ Record = dict[str, Any]
 ROWS = 64
 
 
-def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """The mean of a_j a_k over all rows and pairs j ≠ k of keys that the row sees: [..] for weights [.., n, N].
-
-    This is the mean size of the off-diagonal entries of the softmax Jacobian. A row that sees one key has no pair.
-
-    visible: [n], how many keys each row sees; None for 1, 2, …, n, as in a causal map.
-    """
-    n = weights.shape[-2]
-    key_counts = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
-    pairs = (key_counts * (key_counts - 1)).sum()
-    if pairs == 0:
-        raise ValueError("weights must have a row that sees at least two keys, got rows that see one")
-    return _pair_sums(weights).sum(-1) / pairs
-
-
 def _pair_sums(weights: Tensor) -> Tensor:
     """Σ_{j≠k} a_j a_k of every row: [.., n].
 
@@ -63,7 +48,7 @@ def jacobians(
         heads: query heads, None for all.
 
     Returns:
-        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `mean_off_diagonal` over all queries, and the mean
+        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: the mean of a_j a_k over all queries and pairs j ≠ k, and the mean
         of ‖∂o/∂q‖ over `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
     """
     records: list[Record] = []
@@ -91,7 +76,7 @@ def _chosen(head: Head, positions: Sequence[int] | None) -> Tensor:
 
 
 def head_off_diagonal(head: Head) -> Tensor:
-    """`mean_off_diagonal` over all queries of a head: [G]. Weights are computed in blocks of rows."""
+    """The mean of a_j a_k over all queries and pairs j ≠ k of keys that a query sees: [G]. Weights are computed in blocks of rows."""
     N = len(head.positions)
     total: Tensor | float = 0.0
     pairs = 0

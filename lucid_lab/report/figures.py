@@ -377,7 +377,7 @@ def _line_table(figure: Figure, most_rows: int) -> dict[str, Any]:
         columns.append({x: with_spread(y, by) for x, y, by in cells})
     # Counted from the end, so that the last point is kept.
     rows = [[x, *(column.get(x) for column in columns)] for x in sorted(points[::-1][::step])]
-    note = f"One of {step} points, of {len(points)}." if step > 1 else ""
+    note = f"One in {step} of {len(points)} points." if step > 1 else ""
     names = [figure["x"].get("label") or "x", *(line["name"] for line in series)]
     return {"title": figure["y"].get("label") or "", "note": note, "columns": names, "rows": rows}
 

@@ -80,7 +80,8 @@ def _rendered(template: str, results: Sequence[Result], title: str | None, autoe
         signs=SIGNS,
         kinds=KINDS,
     )
-    return page.strip() + "\n"
+    # Blank lines have no meaning beyond the first, in HTML and in Markdown.
+    return re.sub(r"\n{3,}", "\n\n", page.strip()) + "\n"
 
 
 def _drawn(figure: dict[str, Any], pictures: bool) -> dict[str, Any]:
