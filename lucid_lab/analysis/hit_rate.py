@@ -164,7 +164,8 @@ def sample_hit_rates(
 def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
     """The questions in items of `Needles` or `MemoryUpdate`, each with the place where its key was last written.
 
-    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T]. whole_pair: spans hold key and value, or the value alone.
+    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T].
+    whole_pair: spans hold key and value, or the value alone.
     """
     if input_ids.ndim == 1:
         input_ids = input_ids[None]

@@ -48,8 +48,8 @@ def jacobians(
         heads: query heads, None for all.
 
     Returns:
-        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: the mean of a_j a_k over all queries and pairs j ≠ k, and the mean
-        of ‖∂o/∂q‖ over `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
+        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `head_off_diagonal`, and the mean of ‖∂o/∂q‖ over
+        `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
     """
     records: list[Record] = []
 
@@ -76,7 +76,7 @@ def _chosen(head: Head, positions: Sequence[int] | None) -> Tensor:
 
 
 def head_off_diagonal(head: Head) -> Tensor:
-    """The mean of a_j a_k over all queries and pairs j ≠ k of keys that a query sees: [G]. Weights are computed in blocks of rows."""
+    """The mean of a_j a_k over all queries and the pairs j ≠ k of keys that a query sees: [G]."""
     N = len(head.positions)
     total: Tensor | float = 0.0
     pairs = 0
