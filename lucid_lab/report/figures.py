@@ -205,6 +205,9 @@ def _scale_axis(axes: Any, figure: Figure, name: str) -> None:
             axis.set_major_locator(MaxNLocator(5))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    elif name == "x":
+        whole = all(isinstance(x, int) for line in figure["series"] for x in line["x"])
+        axis.set_major_locator(MaxNLocator(6, integer=whole))
     if description.get("range"):
         _limit(axes, name, description["range"], bool(description.get("log") and values))
 

@@ -62,20 +62,6 @@ def test_a_repeated_key_takes_the_weight_of_its_older_value():
     assert head.effective(rows)[0, 0, [1, 4]].tolist() == pytest.approx([0.0, 0.5], abs=1e-3)
 
 
-def test_padding_moves_nothing():
-    model, ids = decoder(), tokens(1, T)
-    padded = {
-        "input_ids": torch.cat([torch.full((1, 4), 7), ids], 1),
-        "attention_mask": torch.tensor([[0] * 4 + [1] * T]),
-    }
-    plain = hit_rates(model, ids, [Query(20, ((3, 6),))])
-    moved = hit_rates(model, padded, [Query(24, ((7, 10),))])
-    for ours, theirs in zip(moved, plain, strict=True):
-        assert ours == {name: pytest.approx(x, abs=1e-5) for name, x in (theirs | {"query": 24}).items()}
-    with pytest.raises(ValueError, match="got position 3"):
-        hit_rates(model, padded, [Query(3, ((0, 1),))])
-
-
 def test_averages_are_means_of_records_that_agree():
     base = {"softmax": 1.0, "signed": 0.0, "magnitude": 0.5, "negative": 0.0}
     records = [
