@@ -15,6 +15,8 @@ FORMAT = 1
 RESULT, METRICS, STATE = "result.json", "metrics.jsonl", "trainer_state.json"
 VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judge")
 TEXTS = ("name", "scale", "title", "section", "claim", "paper", "ours", "because", "command", "machine", "finished")
+# Transformers' implementations of softmax attention.
+SOFTMAX = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Folders with the files of an experiment's jobs, and of trial runs that judge nothing.
 LEFT_OUT = {"jobs", "rehearsal"}
 
@@ -74,6 +76,8 @@ def _read(file: Path) -> Result:
         return reader(file)
     except (ValueError, OSError) as error:
         return {"kind": "damaged", "error": str(error)}
+    except (TypeError, KeyError, AttributeError) as error:
+        return {"kind": "damaged", "error": f"{file}: not in the expected form: {type(error).__name__}: {error}"}
 
 
 def read_result(file: Path) -> Result:
@@ -170,7 +174,7 @@ def _read_training(file: Path) -> Result:
     keys = ("data", "sequence_length", "batch_size", "learning_rate", "seed")
     facts = {"attention": ", ".join(names)} | {key: recipe.get(key) for key in keys}
     facts |= {key: summary.get(key) for key in ("tokens", "parameters")}
-    figure = loss_figure(entries, names[0] if len(names) == 1 else "hybrid")
+    figure = loss_figure(entries, _role(attention))
     figures = [figure] if figure["series"] else []
     return _run(
         "training", run.resolve().name, str(recipe.get("about", "")), ours, facts=_facts(facts), figures=figures
@@ -205,46 +209,69 @@ def _read_evaluation(file: Path) -> Result:
             scores.append(score | {"error": error if is_finite(error) else None, "samples": samples.get("effective")})
     if not scores:
         raise ValueError(f"{file}: results must hold at least one score, got none")
-    model = str(content.get("model_name") or file.resolve().parent.name)
-    name = Path(model).name or model
+    # Written by `lucid eval`.
+    checkpoint = content.get("checkpoint") if isinstance(content.get("checkpoint"), dict) else {}
+    model = str(checkpoint.get("name") or content.get("model_name") or file.resolve().parent.name)
+    name, role = Path(model).name or model, _role(checkpoint.get("attention") or "softmax")
     rows = [[score[key] for key in ("task", "metric", "value", "error", "samples")] for score in scores]
     table = {"title": "Scores", "columns": ["task", "metric", "score", "standard error", "samples"], "rows": rows}
     ours = "; ".join(f"{score['task']} {score['metric']} {score['value']:.4g}" for score in scores[:4])
     ours += f"; {len(scores) - 4} more" if len(scores) > 4 else ""
-    facts = {key: content.get(key) for key in ("model_name", "lm_eval_version", "transformers_version")}
-    rest = {"facts": _facts(facts), "tables": [table], "scores": scores}
+    facts = {key: checkpoint.get(key) for key in ("model_type", "attention")}
+    facts |= {key: content.get(key) for key in ("model_name", "lm_eval_version", "transformers_version")}
+    rest = {"facts": _facts(facts), "tables": [table], "scores": scores, "role": role}
     return _run(
-        "evaluation", name, f"scores on {', '.join(results)}", ours, figures=score_figures({name: scores}), **rest
+        "evaluation", name, f"scores on {', '.join(results)}", ours, figures=score_figures([(name, rest)]), **rest
     )
 
 
-def score_figures(evaluations: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Maps of tasks by length, where the names of metrics are lengths as in RULER, and bars of every other metric.
+def _role(attention: str | list[str]) -> str:
+    """The role, and so the colour, of a model. attention: a name, or a name for every layer."""
+    names = {
+        "softmax" if name in SOFTMAX else str(name)
+        for name in ([attention] if isinstance(attention, str) else attention)
+    }
+    return names.pop() if len(names) == 1 else "hybrid"
 
-    evaluations: by name, scores {"task", "metric", "value", "error"}. A task of several evaluations is a group of bars.
+
+def score_figures(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Maps of the scores that have a length, and bars of the others, for every metric.
+
+    evaluations: (name, {"role", "scores": [{"task", "metric", "value", "error"}]}). The length ends the name of a task,
+    as in `lucid eval`, or is the name of a metric, as in RULER. A task of several evaluations is a group of bars.
     """
-    figures: list[dict[str, Any]] = []
-    metrics = dict.fromkeys(score["metric"] for scores in evaluations.values() for score in scores)
-    if lengths := sorted((metric for metric in metrics if metric.isdigit()), key=int):
-        tasks = [score["task"] for scores in evaluations.values() for score in scores if score["metric"].isdigit()]
-        tasks, panels = list(dict.fromkeys(tasks)), []
-        for name, scores in evaluations.items():
-            found = {(score["task"], score["metric"]): score["value"] for score in scores}
-            values = [[found.get((task, length)) for length in lengths] for task in tasks]
-            panels.append(
-                {"name": name, "rows": tasks, "columns": [int(length) for length in lengths], "values": values}
-            )
-        labels = {"rows": {"label": "task"}, "columns": {"label": "length"}, "range": [0, 1]}
-        figures.append({"kind": "heatmaps", "title": "Score by length", "panels": panels} | labels)
-    for metric in (metric for metric in metrics if not metric.isdigit()):
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for name, scores in evaluations.items():
-            for score in (score for score in scores if score["metric"] == metric):
+    grids: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, run in evaluations:
+        for score in run["scores"]:
+            task, metric, value = score["task"], score["metric"], score["value"]
+            if metric.isdigit():
+                grids.setdefault("score", {}).setdefault(name, {})[task, int(metric)] = value
+            elif (parts := task.rpartition("-"))[2].isdigit():
+                grids.setdefault(metric, {}).setdefault(name, {})[parts[0], int(parts[2])] = value
+            else:
                 several = len(evaluations) > 1
-                bar = {"name": name if several else score["task"], "role": "lucid" if "lucid" in name else "softmax"}
-                bar |= {"value": score["value"], "spread": score["error"]}
-                groups.setdefault(score["task"] if several else "", []).append(bar)
-        listed = [{"name": task, "bars": bars} for task, bars in groups.items()]
+                bar = {"name": name if several else task, "role": run["role"], "value": value, "spread": score["error"]}
+                groups.setdefault(metric, {}).setdefault(task if several else "", []).append(bar)
+    figures: list[dict[str, Any]] = []
+    for metric, panels in grids.items():
+        cells = [cell for panel in panels.values() for cell in panel]
+        rows, columns = list(dict.fromkeys(task for task, _ in cells)), sorted({length for _, length in cells})
+        values = [value for panel in panels.values() for value in panel.values()]
+        listed = [
+            {
+                "name": name,
+                "rows": rows,
+                "columns": columns,
+                "values": [[panel.get((r, c)) for c in columns] for r in rows],
+            }
+            for name, panel in panels.items()
+        ]
+        ends = [0, 1] if min(values) >= 0 and max(values) <= 1 else [min(values), max(values)]
+        labels = {"rows": {"label": "task"}, "columns": {"label": "length"}, "range": ends}
+        figures.append({"kind": "heatmaps", "title": f"{metric} by length", "panels": listed} | labels)
+    for metric, tasks in groups.items():
+        listed = [{"name": task, "bars": bars} for task, bars in tasks.items()]
         figure = {"kind": "bars", "title": metric, "value": {"label": metric}, "groups": listed}
         figures.append(figure | {"note": "± standard error over samples."})
     return figures
@@ -260,7 +287,7 @@ def _compared(what: str, runs: Sequence[Result]) -> list[Result]:
         series = [line | {"name": name} for name, f in drawn for line in f["series"] if line["name"] == kind]
         axes = {"x": {"label": "step"}, "y": {"label": "loss"}}
         figures += [{"kind": "lines", "title": f"Loss, {kind}", "series": series} | axes] if series else []
-    figures += score_figures({run["title"]: run["scores"] for run in runs if "scores" in run})
+    figures += score_figures([(run["title"], run) for run in runs if "scores" in run])
     ours = "; ".join(f"{run['title']}: {run['ours']}" for run in runs)
     return [_run("comparison", f"{what} compared", f"{len(runs)} runs", ours, figures=figures)]
 

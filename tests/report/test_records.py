@@ -69,14 +69,14 @@ def test_scores_of_lm_eval_have_errors_samples_and_lengths(tmp_path: Path) -> No
     write_evaluation(tmp_path / "a" / "results.json", "org/model", 0.75)
     write_evaluation(tmp_path / "b" / "results.json", "org/model", 0.5)
     compared, first, second = read_results([tmp_path])
-    assert first["tables"][0]["rows"] == [
-        ["arc_easy", "acc", 0.75, 0.01, 8],
-        ["niah_single_1", "4096", 0.5, None, None],
-    ]
+    rows = [["arc_easy", "acc", 0.75, 0.01, 8], ["niah_single_1", "4096", 0.5, None, None]]
+    assert first["tables"][0]["rows"][:2] == rows
     assert (first["title"], second["title"]) == ("model (1)", "model (2)")
-    grid, bars = compared["figures"]
-    assert [panel["values"] for panel in grid["panels"]] == [[[0.5]], [[0.5]]]
-    assert grid["panels"][0]["columns"] == [4096]
+    ruler, ours, bars = compared["figures"]
+    assert [panel["values"] for panel in ruler["panels"]] == [[[0.5]], [[0.5]]]
+    assert ruler["panels"][0]["columns"] == [4096]
+    panel = ours["panels"][0]
+    assert (panel["rows"], panel["columns"], panel["values"]) == (["mniah-needles_4"], [64, 128], [[0.25, 0.25]])
     (group,) = bars["groups"]
     assert [(bar["name"], bar["value"], bar["spread"]) for bar in group["bars"]] == [
         ("model (1)", 0.75, 0.01),
@@ -100,6 +100,11 @@ DAMAGED = {
     "a state without a history": ("trainer_state.json", "{}", "log_history must be of type list"),
     "results of another tool": ("results.json", '{"results": [1]}', "results must be of type dict"),
     "results without a score": ("results.json", '{"results": {"a": {}}, "configs": {}}', "at least one score"),
+    "results of a wrong form": (
+        "results.json",
+        '{"results": {"a": {"b,none": 1}}, "configs": {}, "n-samples": 7}',
+        "not in the expected form",
+    ),
     "an analysis without figures": ("analysis.json", '{"checkpoint": {"name": "a"}, "input": {}}', "figures must be"),
 }
 
