@@ -62,7 +62,7 @@ SEQUENTIAL, DIVERGING = "Blues", "RdBu"
 # Inches of a picture: at the width of a phone its letters have ten pixels.
 WIDTH = 4.2
 # Longer names are cut in pictures; larger values would overflow in the computation of axes.
-MOST_LETTERS, LARGEST = 44, 1e100
+MOST_LETTERS, BAR_NAME, LARGEST = 44, 28, 1e100
 # A map of more cells becomes plain text on the page: thousands of table cells make a page slow.
 MOST_CELLS = 400
 MISSING = "–"
@@ -231,8 +231,12 @@ def _bar_limits(figure: Figure) -> tuple[float, float]:
     values = [value for value in _values([bar.get("value") for bar in bars], {}) if not math.isnan(value)]
     values += _values([reference["value"] for reference in figure.get("references") or []], {})
     low, high = figure["value"].get("range") or (min([0.0, *values]), max([0.0, *values]))
-    span = (high - low) or 1.0
-    return (low - (0.32 * span if low < 0 else 0.0), high + 0.34 * span)
+    # A letter has about 5.2 points. Names take their part of the width, numbers theirs of what is left.
+    names = max((len(_short(bar["name"], BAR_NAME)) for bar in bars), default=0)
+    texts = max((len(with_spread(bar.get("value"), bar.get("spread"), _places(figure))) for bar in bars), default=0)
+    share = min(0.6, (5.2 * texts + 10) / (72 * WIDTH - 5.2 * names - 16))
+    room = share / (1 - share) * ((high - low) or 1.0)
+    return (low - (room if low < 0 else 0.0), high + room)
 
 
 def _plot_bars(axes: Any, figure: Figure, group: Mapping[str, Any], ends: tuple[float, float]) -> None:
@@ -250,13 +254,15 @@ def _plot_bars(axes: Any, figure: Figure, group: Mapping[str, Any], ends: tuple[
         axes.annotate(text, where, ha=align, va="center", **offset)
     for reference in figure.get("references") or []:
         axes.axvline(reference["value"], color=MUTED, linewidth=1, linestyle="--")
-    axes.set_yticks(range(len(bars)), [_short(bar["name"], 30) for bar in bars])
+    axes.set_yticks(range(len(bars)), [_short(bar["name"], BAR_NAME) for bar in bars])
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.grid(False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlim(*ends)
+    if limits := figure["value"].get("range"):
+        axes.set_xticks([tick for tick in axes.get_xticks() if limits[0] <= tick <= limits[1]])
     axes.set_xlabel(_short(figure["value"].get("label") or "", 60))
 
 

@@ -78,7 +78,8 @@ def nasty() -> dict[str, Any]:
     bars = {"kind": "bars", "title": "Huge", "value": {"label": "ΔL"}, "groups": [{"name": NASTY, "bars": huge}]}
     panel = {"name": NASTY, "rows": ["a"], "columns": [1, 2], "values": [[1e308, float("inf")]]}
     map_ = {"kind": "heatmaps", "title": "Map", "rows": {"label": ""}, "columns": {"label": ""}, "range": [0, 1e308]}
-    figures = [lines, bars, map_ | {"panels": [panel]}, {"kind": "pie", "title": "Broken"}]
+    empty = {"kind": "bars", "title": "Empty", "value": {"label": ""}, "groups": [{"name": "", "bars": []}]}
+    figures = [lines, bars, empty, map_ | {"panels": [panel]}, {"kind": "pie", "title": "Broken"}]
     table = {"title": NASTY, "note": NASTY, "columns": [NASTY, "b"], "rows": [[None, 65536], [1e-9, -2.5]]}
     texts = {
         "title": NASTY,
