@@ -73,10 +73,117 @@ def lucid(
 # --------------------------------------------------------------------------------------------------- analysis
 
 
+def _list_of(kind: type, example: str) -> Callable[[str], list[Any]]:
+    def parse(text: str) -> list[Any]:
+        try:
+            values = [kind(part) for part in text.split(",")]
+        except ValueError:
+            values = [-1]
+        if kind is not str and min(values) < 0:
+            raise typer.BadParameter(f"expected numbers separated by commas, such as {example}, got {text!r}")
+        return values
+
+    return parse
+
+
+_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
+
+
+@command(
+    "analyze",
+    example="lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
+    extra="train",
+    kept="the same command starts from the beginning",
+)
+def analyze(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights")],
+    what: Annotated[
+        list | None,
+        typer.Option(
+            parser=_NAMES,
+            metavar="NAMES",
+            help="some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
+        ),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="file with a text, or the text itself")] = None,
+    tokens_from: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="stdlib, a text file, a folder of texts or of tokens (default: stdlib)"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="synthetic task instead of a text: memory_update, needles")] = None,
+    samples: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="prompts with places of answers, from lucid make-data, for hit_rate"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="use the first N samples (default: 100)")] = None,
+    length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512, of a task 65)")] = None,
+    lengths: Annotated[
+        list | None,
+        typer.Option(parser=_INTEGERS, metavar="N,N", help="lengths of prefixes, for κ (default: doubling from 32)"),
+    ] = None,
+    strengths: Annotated[
+        list | None,
+        typer.Option(parser=_NUMBERS, metavar="S,S", help="of all layers, for disturbance (default: 0.1,0.25,0.5)"),
+    ] = None,
+    sharpnesses: Annotated[
+        list | None,
+        typer.Option(parser=_NUMBERS, metavar="C,C", help="of all layers, for disturbance (default: 8,4,2,1 times √D)"),
+    ] = None,
+    find: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PHRASE", help="phrase that the queries should read, for hit_rate (repeatable)"),
+    ] = None,
+    last: Annotated[int | None, typer.Option(help="the last N tokens ask, for hit_rate (default: 1)")] = None,
+    layers: Annotated[
+        list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="counted from 0 (default: all)")
+    ] = None,
+    heads: Annotated[
+        list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="query heads (default: all)")
+    ] = None,
+    bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of the item of --task (default: 0)")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="of the weights: auto, float32, bfloat16, float16 (default: as saved)")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: an accelerator if there is one)")] = None,
+    out: Out = None,
+) -> None:
+    """Look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps, disturbance.
+
+    For a softmax model κ is that of the P that LUCID would have, and both maps are equal. lucid report draws the files.
+    """
+    from .analysis import command
+
+    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "out", "command")}
+    command.analyze(checkpoint, out, **options)
+
+
 # ------------------------------------------------------------------------------------------- bench and doctor
 
 
 # ----------------------------------------------------------------------------------------------------- report
+
+
+@command("report", example="lucid report runs/experiments --out report.html", extra="plot")
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUNS", help="folders, searched at any depth, or files of other commands")
+    ],
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page (default: report.html)")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the tables as Markdown")] = None,
+    title: Annotated[str | None, typer.Option(help="title of the page")] = None,
+) -> None:
+    """Show experiments, training runs, evaluations and analyses as one page that opens offline.
+
+    It reads result.json of lucid experiment and lucid demo; metrics.jsonl and trainer_state.json of trainings;
+    results.json and results_*.json of lm-eval; analysis.json and maps.json of lucid analyze.
+    """
+    from .report.page import write_files
+
+    write_files(runs, out, markdown, title)
 
 
 # ------------------------------------------------------------------------------------------------ checkpoints

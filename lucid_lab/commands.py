@@ -81,12 +81,6 @@ COMMANDS = {
         "eval",
         kept="finished jobs stay, the same command continues from there",
     ),
-    "analyze": Command(
-        "lucid_lab.analysis.command",
-        "look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps",
-        "lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
-        kept="the same command starts from the beginning",
-    ),
     "bench": Command(
         "lucid_lab.bench.command",
         "measure what LUCID costs on this machine next to softmax attention",
@@ -100,12 +94,6 @@ COMMANDS = {
         "lucid doctor --json doctor.json",
         "bench",
         kept="results of the checks so far are not kept",
-    ),
-    "report": Command(
-        "lucid_lab.report.command",
-        "show experiments, training runs and evaluations as a page",
-        "lucid report runs/experiments --out report.html",
-        "plot",
     ),
     "convert": Command(
         "lucid_attention.models.convert",

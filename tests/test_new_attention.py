@@ -15,10 +15,9 @@ from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.nn.causal import CausalAttention
 from lucid_lab import cli
 from lucid_lab.analysis.conditioning import condition_numbers
-from lucid_lab.analysis.hit_rate import Query, hit_rates
+from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
-from lucid_lab.analysis.maps import attention_maps
-from lucid_lab.report.palette import ROLES, colour_of
+from lucid_lab.report.figures import RESERVE, colour_of
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.nn import (
     contract,
@@ -164,7 +163,5 @@ def test_the_report_gives_it_a_colour_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(json.dumps(made))
     page = tmp_path / "page.html"
     assert cli.main(["report", str(tmp_path / "result.json"), "--out", str(page)]) == 0
-    assert colour_of(NAME) not in ROLES
-    # Bars of two figures, and the curve with its place in the legend.
-    assert page.read_text().count(f"var(--{colour_of(NAME)})") >= 4
+    assert colour_of(NAME) in RESERVE
     assert ToyAttention.title in page.read_text()

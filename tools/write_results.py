@@ -9,9 +9,8 @@ from pathlib import Path
 
 from lucid_attention.files import write_whole
 from lucid_lab.claims.engine import rules
-from lucid_lab.report.command import find_results
-from lucid_lab.report.markdown import markdown
-from lucid_lab.report.records import checked_all
+from lucid_lab.report.page import markdown
+from lucid_lab.report.records import read_results
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -21,7 +20,7 @@ def pages(docs: Path = DOCS) -> dict[Path, str]:
     found = {docs / "rules.md": rules.page()}
     for folder in sorted((docs / "records").glob("*/")):
         title = f"Results: {folder.name}"
-        found[docs / f"results_{folder.name}.md"] = markdown(checked_all(find_results([folder])), title)
+        found[docs / f"results_{folder.name}.md"] = markdown(read_results([folder]), title)
     return found
 
 

@@ -1,20 +1,20 @@
 """`lucid analyze`: run the analyses on a checkpoint and a text; write numbers and pictures, print a summary."""
 
-import argparse
 import hashlib
 import json
+import os
 import shlex
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
+from torch import Tensor
 
-from lucid_attention.files import write_record, write_whole
+from lucid_attention.files import parse_json, read_text, write_record, write_whole
 from lucid_attention.models.checkpoint import (
     CheckpointError,
     check_checkpoint,
@@ -25,325 +25,402 @@ from lucid_attention.models.checkpoint import (
 )
 from lucid_attention.models.limits import check_input_fits
 
-from ..data import DataError
 from ..devices import find_device
 from ..locks import locked
-from ..report.pictures import draw_condition_numbers, draw_maps
+from ..report.figures import write_png
 from ..tables import text_table
-from .arguments import DEFAULTS, WHAT
 from .conditioning import condition_numbers
-from .disturbance import disturbances
-from .hit_rate import MEASURES, Record, average, hit_rates, sample_hit_rates
-from .inputs import ModelInput, from_source, from_task, from_text, read_samples
+from .disturbance import STRENGTHS, disturbances, disturbances_together
+from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates, sample_hit_rates, synthetic_queries
 from .jacobian import jacobians
-from .maps import attention_maps
-from .progress import Progress, silent
-from .together import disturbances_together
 
+Record = dict[str, Any]
 FORMAT = 1
+WHAT = ("conditioning", "hit_rate", "jacobian", "maps", "disturbance")
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
-# From this length on, the first line of the progress comes at once; others after this many seconds in a log.
-LONG, EVERY = 8192, 10.0
 # Rows and columns of the largest map: maps.json holds every number of them.
 MOST_BINS = 1024
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
 MAP_HEADS = 4
+# Characters to read per token: above the average of any tokenizer.
+CHARACTERS_PER_TOKEN = 8
 
 
-def run(args: argparse.Namespace) -> int:
-    """`lucid analyze`. An error is printed in one message."""
-    try:
-        _check_arguments(args)
-        folder = Path(args.checkpoint)
-        out = Path(args.out) if args.out else Path("runs") / "analysis" / checkpoint_name(folder)
-        check_checkpoint(folder)
-        if args.samples is not None:
-            return _analyse_samples(args, folder, out)
-        model_input = _model_input(args, load_config(folder).get_text_config(decoder=True).vocab_size)
-        what = _what(args, model_input)
-        check_input_fits(folder, model_input.ids.shape[1], "--length", dtype=args.dtype)
-        device = find_device(args.device)
-        # The lock is taken before the work, so that a folder that cannot be written is refused first.
-        with locked(out, "lucid analyze"):
-            model = load_model(folder, args.dtype).to(device)
-            ids = model_input.ids[0].tolist()
-            digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
-            about = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
-            # Before the analyses: disturbance changes the attention of the model.
-            head = _head(args, model, folder, about)
-            with _progress(len(ids), device) as progress:
-                results = analyse(model, model_input, what, args, progress)
-            _finish(out, head, results)
-    except (ValueError, TypeError, DataError, torch.linalg.LinAlgError) as error:
-        print(f"lucid analyze: error: {error}", file=sys.stderr)
-        return 1
-    return 0
+class ModelInput(NamedTuple):
+    """ids: [1, T]; queries: tokens that ask and the places of their answers, may be empty; about: a description."""
+
+    ids: Tensor
+    queries: list[Query]
+    about: str
 
 
-def _check_arguments(args: argparse.Namespace) -> None:
-    """Refuse what can be refused before the model is loaded."""
-    if args.length is not None and not 2 <= args.length <= LONGEST:
-        raise ValueError(f"--length must be 2 to {LONGEST} tokens, got {args.length}")
-    if max(args.lengths or (0,)) > LONGEST:
-        raise ValueError(f"--lengths must be at most {LONGEST} tokens, got {max(args.lengths)}")
-    if not 1 <= args.bins <= MOST_BINS:
-        raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {args.bins}")
-    if args.limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {args.limit}")
-
-
-def _analyse_samples(args: argparse.Namespace, folder: Path, out: Path) -> int:
-    """Hit rates over many prompts."""
-    if args.what not in (None, ("hit_rate",)) or args.find:
-        raise ValueError(
-            "--samples is for --what hit_rate and has its own spans: expected no other --what and no --find"
-        )
-    samples = read_samples(Path(args.samples), args.limit)
-    tokenizer = _tokenizer(args)
-    prompts = [sample["prompt"] for sample in samples]
-    longest = max(len(ids) for ids in tokenizer(prompts, verbose=False)["input_ids"])
-    check_input_fits(folder, longest, "the prompts of --samples", dtype=args.dtype)
-    device = find_device(args.device)
-    options = {"layers": args.layers, "heads": args.heads}
+def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
+    """`lucid analyze`. options: those of the command, with underscores; None for its defaults."""
+    given = {name: value for name, value in options.items() if value is not None}
+    length, lengths, bins = (given.get(name) for name in ("length", "lengths", "bins"))
+    what: list[str] = given.get("what", [])
+    if unknown := [name for name in what if name not in WHAT]:
+        raise ValueError(f"--what must be some of {', '.join(WHAT)}, got {unknown[0]!r}")
+    for name, values in (("--length", [length]), ("--lengths", lengths or ())):
+        if wrong := [value for value in values if value is not None and not 2 <= value <= LONGEST]:
+            raise ValueError(f"{name} must be 2 to {LONGEST} tokens, got {wrong[0]}")
+    if bins is not None and not 1 <= bins <= MOST_BINS:
+        raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {bins}")
+    sources = [f"--{name.replace('_', '-')}" for name in ("text", "tokens_from", "task", "samples") if name in given]
+    if len(sources) > 1:
+        raise ValueError(f"expected one source of tokens, got {' and '.join(sources)}")
+    check_checkpoint(checkpoint)
+    out = out or Path("runs") / "analysis" / checkpoint_name(checkpoint)
+    tokenizer: Any = None if "task" in given else _tokenizer(given.get("tokenizer", checkpoint))
+    samples: list[Record] = []
+    if "samples" in given:
+        if what not in ([], ["hit_rate"]) or "find" in given:
+            raise ValueError("--samples has its own spans, for hit_rate: expected no other --what and no --find")
+        samples = read_samples(Path(given["samples"]), given.get("limit", 100))
+        tokens = max(len(ids) for ids in tokenizer([s["prompt"] for s in samples], verbose=False)["input_ids"])
+        source: Record = {"about": f"{len(samples)} samples of {Path(given['samples']).name}"}
+    else:
+        model_input = _model_input(tokenizer, load_config(checkpoint).get_text_config(decoder=True).vocab_size, given)
+        what = what or [name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries)]
+        if "hit_rate" in what and not model_input.queries:
+            raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE, or --task NAME")
+        ids = model_input.ids[0].tolist()
+        tokens, digest = len(ids), hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
+        source = {"about": model_input.about, "tokens": tokens, "sha256": digest}
+    check_input_fits(checkpoint, tokens, "--length", dtype=given.get("dtype", "auto"))
+    device = find_device(given.get("device", "auto"))
+    # The lock is taken before the work, so that a folder that cannot be written is refused first.
     with locked(out, "lucid analyze"):
-        model = load_model(folder, args.dtype).to(device)
-        with _progress(longest, device) as progress:
-            records = sample_hit_rates(model, tokenizer, samples, **options, progress=progress)
-        results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
-        about = {"about": f"{len(samples)} samples of {Path(args.samples).name}"}
-        _finish(out, _head(args, model, folder, about), results)
-    return 0
-
-
-def _head(args: argparse.Namespace, model: Any, folder: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """The command, checkpoint and input: the first entries of every file."""
-    return {"format": FORMAT, "command": _command(args), "checkpoint": _about(model, folder), "input": about}
-
-
-def _finish(out: Path, head: dict[str, Any], results: dict[str, Any]) -> None:
-    files = _write(out, head, results)
+        model = load_model(checkpoint, given.get("dtype", "auto")).to(device)
+        config = model.config.get_text_config(decoder=True)
+        attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
+        about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
+        head = {"format": FORMAT, "command": _command(checkpoint, given), "checkpoint": about, "input": source}
+        chosen = {"layers": given.get("layers"), "heads": given.get("heads")}
+        if samples:
+            records = sample_hit_rates(model, tokenizer, samples, **chosen)
+            results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
+        else:
+            results = run_analyses(model, model_input, what, given)
+        files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
 
 
-def _model_input(args: argparse.Namespace, vocabulary: int) -> ModelInput:
-    if args.task is not None:
-        if args.find or args.last != 1:
-            raise ValueError("--task brings its own questions: --find and --last are for texts")
-        return from_task(args.task, 65 if args.length is None else args.length, args.seed, vocabulary)
-    length = 512 if args.length is None else args.length
-    tokenizer = _tokenizer(args)
-    options = (tokenizer, length, args.find, args.last)
-    if args.text is not None:
-        model_input = from_text(args.text, *options)
-    else:
-        model_input = from_source(args.tokens_from or "stdlib", *options)
-    largest = int(model_input.ids.max())
-    if largest >= vocabulary:
-        raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")
-    return model_input
+def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
+    """The command line, for any machine: absolute paths are shortened to their names."""
+
+    def short(value: Any) -> str:
+        path = Path(str(value))
+        return path.name if path.is_absolute() and path.exists() else str(value)
+
+    words = ["lucid", "analyze", short(checkpoint)]
+    for name, value in given.items():
+        repeated = value if name == "find" else [",".join(map(str, value)) if isinstance(value, list) else value]
+        words += [word for item in repeated for word in (f"--{name.replace('_', '-')}", short(item))]
+    return shlex.join(words)
 
 
-def _tokenizer(args: argparse.Namespace) -> Any:
+def _tokenizer(folder: str | Path) -> Any:
     try:
-        return load_tokenizer(args.tokenizer or args.checkpoint)
+        return load_tokenizer(folder)
     except CheckpointError as error:
         raise ValueError(f"{error}: give one with --tokenizer, or a synthetic task with --task") from error
 
 
-def _what(args: argparse.Namespace, model_input: ModelInput) -> tuple[str, ...]:
-    if args.what is None:
-        # Disturbance runs the model once for every layer.
-        return tuple(name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries))
-    if "hit_rate" in args.what and not model_input.queries:
-        raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE, or --task NAME")
-    return args.what
+# ------------------------------------------------------------------------------------------------------- inputs
 
 
-@contextmanager
-def _progress(tokens: int, device: Any) -> Iterator[Progress]:
-    """A line on stderr that says what is being done, and for how long. A long text gets it at once."""
-    bar = tqdm(
-        desc=f"running the model over {tokens} tokens on {device}",
-        bar_format="{desc} [{elapsed}]",
-        delay=0 if tokens >= LONG else 5,
-        mininterval=0.5 if sys.stderr.isatty() else EVERY,
-        miniters=1,
-        leave=False,
-    )
+def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> ModelInput:
+    phrases, last = given.get("find", []), given.get("last", 1)
+    if "task" in given:
+        if phrases or "last" in given:
+            raise ValueError("--task brings its own questions: --find and --last are for texts")
+        return from_task(given["task"], given.get("length", 65), given.get("seed", 0), vocabulary)
+    length, text = given.get("length", 512), given.get("text")
+    folder = Path(given.get("tokens_from", ""))
+    if text is None and (folder / "dataset_dict.json").exists() and not phrases:
+        made = from_tokens(folder, length)
+    elif text is None:
+        name = given.get("tokens_from", "stdlib")
+        pieces, characters = [], 0
+        for document in _documents(name):
+            pieces.append(document)
+            characters += len(document)
+            if characters >= length * CHARACTERS_PER_TOKEN:
+                break
+        made = _tokenized("\n".join(pieces), f"text of {Path(name).name}", tokenizer, length, phrases, last)
+    elif os.path.isfile(text):  # os.path, because Path raises for names that no file can have
+        made = _tokenized(read_text(Path(text)), f"text of {Path(text).name}", tokenizer, length, phrases, last)
+    elif len(text.split()) == 1 and ("/" in text or "." in text):
+        raise ValueError(f"--text must be a text or a file that exists, got {text!r}, which looks like a file")
+    else:
+        made = _tokenized(text, "text on the command line", tokenizer, length, phrases, last)
+    if (largest := int(made.ids.max())) >= vocabulary:
+        raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")
+    return made
 
-    def progress(what: str) -> None:
-        bar.set_description_str(what, refresh=False)
-        bar.update()
 
-    with bar:
-        yield progress
+def _documents(name: str) -> Iterator[str]:
+    """The texts of a file, of the files in a folder, or of Python's standard library ("stdlib")."""
+    path = Path(sysconfig.get_paths()["stdlib"]) if name == "stdlib" else Path(name)
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*.py" if name == "stdlib" else "*") if file.is_file())
+        # Packages that are installed differ between machines.
+        files = [file for file in found if not {"site-packages", "dist-packages", "test"} & set(file.parts)]
+    else:
+        files = [path]
+    if not files:
+        raise ValueError(f"--tokens-from must be stdlib, a file, or a folder with texts or tokens, got {name!r}")
+    for file in files:
+        yield read_text(file)
 
 
-def analyse(
-    model: Any, model_input: ModelInput, what: tuple[str, ...], args: argparse.Namespace, progress: Progress = silent
-) -> dict[str, Any]:
-    """The records of the chosen analyses, by name."""
-    ids, layers, heads = model_input.ids.to(model.device), args.layers, args.heads
-    results: dict[str, Any] = {}
+def from_tokens(folder: Path, length: int) -> ModelInput:
+    """The first `length` tokens of a folder of `lucid tokenize`, its validation split if it has one."""
+    from datasets import load_from_disk
 
-    def of(name: str) -> Progress:
-        progress(f"{name}: running the model")
-        return lambda step: progress(f"{name}: {step}")
+    parts = load_from_disk(str(folder))
+    split = parts["validation" if "validation" in parts else next(iter(parts))]
+    ids = list(islice((token for row in split for token in row["input_ids"]), length))
+    if len(ids) < 2:
+        raise ValueError(f"{folder} must have at least two tokens, got {len(ids)}")
+    return ModelInput(torch.tensor([ids]), [], f"tokens of {folder.name}")
 
+
+def _tokenized(text: str, about: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
+    """The first `length` tokens of a text; its last `last` tokens ask for the phrases."""
+    encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
+    ids, offsets = encoded["input_ids"][:length], encoded["offset_mapping"][:length]
+    if len(ids) < 2:
+        raise ValueError(f"the {about} must have at least two tokens, got {len(ids)}")
+    if not 1 <= last <= len(ids):
+        raise ValueError(f"--last must be 1 to {len(ids)}, the number of tokens, got {last}")
+    spans = [span for phrase in phrases for span in find(phrase, text, offsets)]
+    queries = []
+    for position in range(len(ids) - last, len(ids)):
+        if before := tuple(span for span in spans if span[0] <= position):
+            queries.append(Query(position, before))
+    return ModelInput(torch.tensor([ids]), queries, about)
+
+
+def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(first, last + 1) of the tokens that hold a phrase, for every occurrence of the phrase.
+
+    offsets: (start, end) of every token in the text; (0, 0) for special tokens.
+    """
+    if not phrase:
+        raise ValueError("--find must be a phrase of the text, got an empty one")
+    spans = []
+    at = text.find(phrase)
+    while at >= 0:
+        inside = [i for i, (start, end) in enumerate(offsets) if start < at + len(phrase) and end > at]
+        # Leave out a phrase that the end of the input cuts off.
+        if inside and offsets[inside[-1]][1] >= at + len(phrase):
+            spans.append((inside[0], inside[-1] + 1))
+        at = text.find(phrase, at + 1)
+    if not spans:
+        raise ValueError(f"--find must be a phrase of the {len(offsets)} tokens that are analysed, got {phrase!r}")
+    return spans
+
+
+def from_task(name: str, length: int, seed: int, vocabulary: int) -> ModelInput:
+    """One item of a synthetic task, with the places of its answers."""
+    from ..data.synthetic import MemoryUpdate, Needles
+
+    tasks = {"memory_update": MemoryUpdate, "needles": Needles}
+    if name not in tasks:
+        raise ValueError(f"--task must be one of {', '.join(tasks)}, got {name!r}")
+    task = tasks[name](8, length, seed=seed)
+    if task.vocab_size > vocabulary:
+        raise ValueError(f"--task {name} has {task.vocab_size} ids, more than the {vocabulary} of the model")
+    ids = task[0]["input_ids"]
+    return ModelInput(ids[None], synthetic_queries(task, ids), f"item of {name}, seed {seed}")
+
+
+def read_samples(file: Path, limit: int) -> list[Record]:
+    """The first `limit` samples of `lucid make-data needles`: {"prompt": text, "spans": of the answer in tokens}."""
+    samples = []
+    for number, line in enumerate(read_text(file).splitlines()[:limit], 1):
+        try:
+            sample = parse_json(line, str(file))
+            spans = [(int(first), int(stop)) for first, stop in sample["answer_spans"]]
+            samples.append({"prompt": str(sample["prompt"]), "spans": tuple(spans)})
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{file}, line {number}: expected a prompt and its answer_spans, as `lucid make-data needles` writes "
+                f"them, got {line[:60]!r}"
+            ) from error
+    if not samples:
+        raise ValueError(f"--samples must hold at least one sample, got none in {file} with --limit {limit}")
+    return samples
+
+
+# ------------------------------------------------------------------------------------------------------ results
+
+
+def run_analyses(model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any]) -> Record:
+    """The records of the chosen analyses, by name. given: options of the command."""
+    ids, config = model_input.ids.to(model.device), model.config.get_text_config(decoder=True)
+    layers, heads = given.get("layers"), given.get("heads")
+    results: Record = {}
     if "conditioning" in what:
-        lengths = _prefixes(args.lengths, ids.shape[1])
-        groups = _groups(model, heads)
-        results["conditioning"] = condition_numbers(
-            model, ids, lengths, layers=layers, heads=groups, progress=of("conditioning")
-        )
+        # P has key/value heads; the option names query heads.
+        query_heads = config.num_attention_heads
+        per_group = query_heads // (getattr(config, "num_key_value_heads", 0) or query_heads)
+        groups = None if heads is None else sorted({head // per_group for head in heads})
+        lengths = _prefixes(given.get("lengths"), ids.shape[1])
+        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=groups)
     if "hit_rate" in what:
-        results["hit_rate"] = hit_rates(
-            model, ids, model_input.queries, layers=layers, heads=heads, progress=of("hit_rate")
-        )
+        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers, heads=heads)
         results["mean_hit_rate"] = average(results["hit_rate"], ())[0]
     if "jacobian" in what:
-        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads, progress=of("jacobian"))
+        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
     if "maps" in what:
-        count = model.config.get_text_config(decoder=True).num_hidden_layers
-        chosen = sorted({0, count // 2, count - 1}) if layers is None else layers
-        options: dict[str, Any] = {"most_heads": MAP_HEADS, "bins": args.bins, "progress": of("maps")}
-        results["maps"] = attention_maps(model, ids, layers=chosen, heads=heads, **options)
+        last = config.num_hidden_layers - 1
+        drawn = sorted({0, (last + 1) // 2, last}) if layers is None else layers
+        some = {"most_heads": MAP_HEADS, "bins": given.get("bins", 128)}
+        results["maps"] = attention_maps(model, ids, layers=drawn, heads=heads, **some)
+    # Last: it changes the attention of the model.
     if "disturbance" in what:
-        # The last one: it changes the settings of the model.
-        changes: dict[str, Any] = {"strengths": args.strengths, "sharpnesses": args.sharpnesses}
-        changes = {name: values for name, values in changes.items() if values is not None}
-        report = of("disturbance")
-        records = disturbances(model, ids, layers=layers, **changes, progress=report)
-        results["disturbance"] = [*records, *disturbances_together(model, ids, records, progress=report)]
+        settings = {"strengths": given.get("strengths", STRENGTHS), "sharpnesses": given.get("sharpnesses")}
+        found = disturbances(model, ids, layers=layers, **settings)
+        results["disturbance"] = found + disturbances_together(model, ids, found)
     return results
 
 
-def _groups(model: Any, heads: tuple[int, ...] | None) -> list[int] | None:
-    """The key/value heads of query heads."""
-    config = model.config.get_text_config(decoder=True)
-    shared = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return None if heads is None else sorted({head // (config.num_attention_heads // shared) for head in heads})
-
-
-def _prefixes(lengths: tuple[int, ...] | None, tokens: int) -> list[int]:
+def _prefixes(lengths: Sequence[int] | None, tokens: int) -> list[int]:
     if lengths is None:
         # Powers of two up to 0.75 of the tokens, so that the last step is not tiny.
         return [*(n for n in (1 << i for i in range(5, 30)) if n <= 0.75 * tokens), tokens]
-    out_of_range = [n for n in lengths if not 1 <= n <= tokens]
-    if out_of_range:
-        raise ValueError(f"--lengths must be 1 to {tokens}, the number of analysed tokens, got {out_of_range[0]}")
+    if out_of_range := [n for n in lengths if n > tokens]:
+        raise ValueError(f"--lengths must be at most {tokens}, the number of analysed tokens, got {out_of_range[0]}")
     return sorted(set(lengths))
 
 
-def _about(model: Any, folder: Path) -> dict[str, Any]:
-    config = model.config.get_text_config(decoder=True)
-    attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
-    return {"name": checkpoint_name(folder), "model_type": config.model_type, "attention": attention}
-
-
-def _command(args: argparse.Namespace) -> str:
-    """The command line, for any machine: absolute paths are shortened to their names."""
-    words = ["lucid", "analyze", _short(args.checkpoint)]
-    for name, value in vars(args).items():
-        if name in ("checkpoint", "out") or value in (None, [], DEFAULTS.get(name)):
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            text = ",".join(map(str, item)) if isinstance(item, tuple) else _short(str(item))
-            words += [f"--{name.replace('_', '-')}", text]
-    return shlex.join(words)
-
-
-def _short(text: str) -> str:
-    path = Path(text)
-    return path.name if path.is_absolute() and path.exists() else text
-
-
-def _write(out: Path, head: dict[str, Any], results: dict[str, Any]) -> list[Path]:
+def _write(out: Path, head: Record, results: Record) -> list[Path]:
     """Write numbers and pictures. Maps are large, so they have a file of their own."""
-    title = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
-    numbers = {name: records for name, records in results.items() if name != "maps"}
-    files = [write_record(out / "analysis.json", head | {"results": numbers})]
-    if "conditioning" in results:
-        files.append(out / "condition_numbers.png")
-        draw_condition_numbers(results["conditioning"], files[-1], title)
-    if "maps" in results:
-        maps = [_listed(record) for record in results["maps"]]
-        files.append(write_whole(out / "maps.json", json.dumps(head | {"maps": maps}) + "\n"))
-        for layer in dict.fromkeys(record["layer"] for record in maps):
-            files.append(out / f"maps_layer_{layer}.png")
-            draw_maps([record for record in maps if record["layer"] == layer], files[-1], f"{title}, layer {layer}")
+    about = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
+    records = {name: found for name, found in results.items() if name != "maps"}
+    figures = _figures(records)
+    files = [write_record(out / "analysis.json", head | {"results": records, "figures": figures})]
+    for figure in figures:
+        name = figure["title"].lower().replace(" ", "_")
+        files.append(write_png(figure | {"title": f"{figure['title']}: {about}"}, out / f"{name}.png"))
+    if maps := [_map_figure(record) for record in results.get("maps", ())]:
+        files.append(write_whole(out / "maps.json", json.dumps(head | {"figures": maps}) + "\n"))
+        for layer in dict.fromkeys(figure["layer"] for figure in maps):
+            members = [figure for figure in maps if figure["layer"] == layer]
+            panels = [
+                panel | {"name": f"head {figure['head']}: {panel['name']}"}
+                for figure in members
+                for panel in figure["panels"]
+            ]
+            ends = [end for figure in members for end in figure["range"]]
+            joined = {"title": f"{about}, layer {layer}", "panels": panels, "range": [min(ends), max(ends)]}
+            files.append(write_png(members[0] | joined, out / f"maps_layer_{layer}.png"))
     return files
 
 
-def _listed(record: dict[str, Any]) -> dict[str, Any]:
-    """A map as lists of numbers with five digits."""
-    lists = {
-        name: [[float(f"{x:.5g}") for x in line] for line in record[name].tolist()] for name in ("softmax", "effective")
-    }
-    return record | lists
+def _map_figure(record: Record) -> Record:
+    """A and W of one head on one scale, as a figure of the report."""
+    a, w = ([[float(f"{x:.5g}") for x in row] for row in record[name].tolist()] for name in ("softmax", "effective"))
+    # The largest 0.5 % of the weights do not set the scale: the first rows of every map are full.
+    sizes = sorted(abs(x) for values in (a, w) for row in values for x in row if x)
+    limit = sizes[int(0.995 * (len(sizes) - 1))]
+    tokens = record["borders"][:-1]
+    panels = [
+        {"name": name, "rows": tokens, "columns": tokens, "values": values}
+        for name, values in (("softmax A", a), ("effective W = A P⁻¹", w))
+    ]
+    labels = {name: record[name] for name in ("layer", "row", "head", "attention")}
+    axes = {"rows": {"label": "query of token"}, "columns": {"label": "value of token"}, "range": [-limit, limit]}
+    title = f"Layer {record['layer']}, head {record['head']}"
+    return {"kind": "heatmaps", "title": title, "signed": True, "numbers": False, "panels": panels} | axes | labels
 
 
-def summary(head: Record, results: dict[str, Any]) -> str:
-    """A table for every analysis, with a line for every layer. head: checkpoint and input, as in `_head`."""
+def _figures(results: Record) -> list[Record]:
+    """Figures of the report: κ against the length, and means over heads and queries against the layer."""
+    figures: list[Record] = []
+    if records := results.get("conditioning"):
+        series = []
+        for layer, members in _by_layer(records).items():
+            x = sorted({record["length"] for record in members})
+            y = [median(record["kappa"] for record in members if record["length"] == length) for length in x]
+            series.append({"name": f"layer {layer}", "role": f"layer {layer}", "x": x, "y": y})
+        axes: Record = {
+            "x": {"label": "tokens", "log": True},
+            "y": {"label": "κ₂(P), median of the heads", "log": True},
+        }
+        figures.append({"kind": "lines", "title": "Condition numbers", "series": series} | axes)
+    for name, title, columns in (
+        ("hit_rate", "Hit rates", MEASURES),
+        ("jacobian", "Softmax Jacobian", ("off_diagonal", "query_jacobian")),
+    ):
+        if records := results.get(name):
+            by_layer = _by_layer(records)
+            series = []
+            for column in columns:
+                y = [_mean(members, column) for members in by_layer.values()]
+                series.append({"name": column.replace("_", " "), "role": column, "x": list(by_layer), "y": y})
+            axes = {"x": {"label": "layer"}, "y": {"label": "mean of the heads", "log": name == "jacobian"}}
+            figures.append({"kind": "lines", "title": title, "series": series} | axes)
+    if records := [record for record in results.get("disturbance", ()) if len(record["layers"]) == 1]:
+        values = {f"layer {record['layers'][0]}": record["change"] for record in records}
+        bars = [{"name": name, "role": "lucid", "value": value} for name, value in values.items()]
+        axes = {"value": {"label": "change of the loss, nats"}, "groups": [{"name": "", "bars": bars}]}
+        figures.append({"kind": "bars", "title": "Disturbance of single layers"} | axes)
+    return figures
+
+
+def _by_layer(records: Sequence[Record]) -> dict[int, list[Record]]:
+    layers = dict.fromkeys(record["layer"] for record in records)
+    return {layer: [record for record in records if record["layer"] == layer] for layer in layers}
+
+
+def _mean(records: Sequence[Record], name: str) -> float | None:
+    values = [record[name] for record in records if record[name] is not None]
+    return mean(values) if values else None
+
+
+def summary(head: Record, results: Record) -> str:
+    """A table for every analysis, with a line for every layer. head: checkpoint and input."""
     checkpoint, source = head["checkpoint"], head["input"]
     size = f"{source['tokens']} tokens: " if "tokens" in source else ""
     parts = [f"{checkpoint['name']} ({checkpoint['model_type']}, {checkpoint['attention']}), {size}{source['about']}"]
-    if "conditioning" in results:
-        rows = _condition_rows(results["conditioning"])
+    if records := results.get("conditioning"):
+        lengths = sorted({record["length"] for record in records})
+        rows = [["layer", *map(str, lengths), "‖P⁻¹‖"]]
+        for layer, members in _by_layer(records).items():
+            cells = [[record["kappa"] for record in members if record["length"] == length] for length in lengths]
+            kappas = [f"{median(cell):.4g} ({max(cell):.4g})" if cell else "" for cell in cells]
+            rows.append([str(layer), *kappas, f"{max(record['inverse_norm'] for record in members):.4f}"])
         parts.append(f"κ(P) by length, median (largest) of the heads\n{text_table(rows)}")
-    if "hit_rate" in results:
-        rows = _by_layer(results["hit_rate"], {name: _mean_of(name) for name in MEASURES}, "{:.4f}")
+    if records := results.get("hit_rate"):
+        rows = _mean_rows(records, MEASURES, "{:.4f}")
         rows.append(["all", *(f"{results['mean_hit_rate'][name]:.4f}" for name in MEASURES)])
         parts.append(f"hit rate: A, W and |W|/Σ|W| on what should be read; negative share of |W|\n{text_table(rows)}")
-    if "jacobian" in results:
-        columns = {"off-diagonal": _mean_of("off_diagonal"), "‖∂o/∂q‖": _mean_of("query_jacobian")}
-        rows = _by_layer(results["jacobian"], columns, "{:.3g}")
+    if records := results.get("jacobian"):
+        rows = _mean_rows(records, ("off_diagonal", "query_jacobian"), "{:.3g}")
+        rows[0] = ["layer", "off-diagonal", "‖∂o/∂q‖"]
         parts.append(f"softmax Jacobian, mean of the heads\n{text_table(rows)}")
-    if "disturbance" in results:
-        rows = _disturbance_rows(results["disturbance"])
+    if records := results.get("disturbance"):
+        rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
+        every = max(len(record["layers"]) for record in records)
+        for record in records:
+            layers = record["layers"]
+            several = f"{len(layers)} layers" if len(layers) == every else f"the {len(layers)} cheapest"
+            where = f"layer {layers[0]}" if len(layers) == 1 else several if layers else "none (softmax)"
+            settings = [f"{record[name]:.3g}" if layers else "" for name in ("strength", "sharpness")]
+            rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if layers else ""])
         parts.append(f"loss when layers become LUCID, without training, in nats\n{text_table(rows)}")
     return "\n\n".join(parts)
 
 
-def _disturbance_rows(records: Sequence[Record]) -> list[list[str]]:
-    rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
-    every = max(len(record["layers"]) for record in records)
-    for record in records:
-        layers = record["layers"]
-        several = f"{len(layers)} layers" if len(layers) == every else f"the {len(layers)} cheapest"
-        where = f"layer {layers[0]}" if len(layers) == 1 else several if layers else "none (softmax)"
-        settings = [f"{record[name]:.3g}" if layers else "" for name in ("strength", "sharpness")]
-        rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if layers else ""])
-    return rows
-
-
-def _condition_rows(records: Sequence[Record]) -> list[list[str]]:
-    lengths = sorted({record["length"] for record in records})
-    rows = [["layer", *map(str, lengths), "‖P⁻¹‖"]]
-    for layer in dict.fromkeys(record["layer"] for record in records):
-        members = [record for record in records if record["layer"] == layer]
-        cells = [[record["kappa"] for record in members if record["length"] == length] for length in lengths]
-        kappas = [f"{median(cell):.4g} ({max(cell):.4g})" if cell else "" for cell in cells]
-        rows.append([str(layer), *kappas, f"{max(record['inverse_norm'] for record in members):.4f}"])
-    return rows
-
-
-Column = Callable[[Sequence[Record]], float | None]
-
-
-def _mean_of(name: str) -> Column:
-    def column(records: Sequence[Record]) -> float | None:
-        values = [record[name] for record in records if record[name] is not None]
-        return mean(values) if values else None
-
-    return column
-
-
-def _by_layer(records: Sequence[Record], columns: dict[str, Column], number: str) -> list[list[str]]:
+def _mean_rows(records: Sequence[Record], columns: Sequence[str], number: str) -> list[list[str]]:
     rows = [["layer", *columns]]
-    for layer in dict.fromkeys(record["layer"] for record in records):
-        values = [column([record for record in records if record["layer"] == layer]) for column in columns.values()]
+    for layer, members in _by_layer(records).items():
+        values = [_mean(members, name) for name in columns]
         rows.append([str(layer), *("-" if value is None else number.format(value) for value in values)])
     return rows

@@ -11,21 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
-from .layer import Layer
-from .matrix import KeyMatrix, LikeKeys
-from .progress import Progress, silent, within
+from .layer import KeyMatrix, Layer, LikeKeys
 
 Record = dict[str, Any]
 # Longest prefix that is decomposed. Twice the length takes eight times the time.
 EXACT_UP_TO = 1024
 # The iteration for longer prefixes stops at this relative error of a squared singular value, or after this many steps.
 TOLERANCE, STEPS = 4e-3, 200
-
-
-def condition_number(P: Tensor) -> float:
-    """κ₂ of a matrix [N, N], in float64."""
-    sizes = torch.linalg.svdvals(P.double())
-    return (sizes[0] / sizes[-1]).item()
 
 
 def condition_numbers(
@@ -36,7 +28,6 @@ def condition_numbers(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     exact_up_to: int = EXACT_UP_TO,
-    progress: Progress = silent,
 ) -> list[Record]:
     """κ of every layer and key/value head, for prefixes of these lengths.
 
@@ -47,7 +38,6 @@ def condition_numbers(
         lengths: of prefixes in tokens, without padding. Rows shorter than a length have no record for it.
         heads: key/value heads, None for all.
         exact_up_to: longest prefix whose singular values are computed exactly.
-        progress: called with what is being done.
 
     Returns:
         {"layer", "row", "head", "length", "kappa", "largest": ‖P‖, "inverse_norm": ‖P⁻¹‖, "exact"}. Values that are not
@@ -62,7 +52,7 @@ def condition_numbers(
         for chosen in heads or ():
             if not 0 <= chosen < H:
                 raise ValueError(f"heads must be key/value heads of layer {layer.index}, 0 to {H - 1}, got {chosen}")
-        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)], progress):
+        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)]):
             labels = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
             records.extend(labels | record for record in _measure(head.P, fitting, exact_up_to))
@@ -109,26 +99,13 @@ def _measure(P: KeyMatrix, lengths: Sequence[int], exact_up_to: int) -> list[Rec
             largest, inverse = sizes[0].item(), 1 / sizes[-1].item()
         else:
             start = torch.ones(n, 1, dtype=torch.float64, device=device)
-            largest = _iterated(P, "‖P‖", n, P.gram, start)
+            largest = largest_singular_value(P.gram, start)
             # For equal keys the direction of σ_min alternates: 1, −1, 1, ...
             start[1::2] = -1
-            inverse = _iterated(P, "‖P⁻¹‖", n, lambda x: P.solve_transposed(P.solve(x)), start)
+            inverse = largest_singular_value(lambda x: P.solve_transposed(P.solve(x)), start)
         norms = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
         records.append({"length": n, **norms, "exact": n <= exact_up_to})
     return records
-
-
-def _iterated(P: KeyMatrix, name: str, n: int, gram: Callable[[Tensor], Tensor], start: Tensor) -> float:
-    """`largest_singular_value`, with progress: every block of rows says for which norm and step it is."""
-    progress = P.progress
-
-    def next_step(step: str) -> None:
-        P.progress = within(f"{n} tokens, {name}, {step}", progress)
-
-    try:
-        return largest_singular_value(gram, start, progress=next_step)
-    finally:
-        P.progress = progress
 
 
 def largest_singular_value(
@@ -137,7 +114,6 @@ def largest_singular_value(
     *,
     tolerance: float = TOLERANCE,
     steps: int = STEPS,
-    progress: Progress = silent,
 ) -> float:
     """σ_max of a matrix M from gram(x) = Mᵀ M x, by Lanczos' iteration with full orthogonalisation.
 
@@ -149,8 +125,7 @@ def largest_singular_value(
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     value = 0.0
-    for step in range(min(steps, start.shape[0])):
-        progress(f"step {step + 1} of at most {steps}")
+    for _ in range(min(steps, start.shape[0])):
         w = gram(basis[:, -1:])
         diagonal.append((basis[:, -1:] * w).sum().item())
         # Orthogonalise twice, which is enough (Kahan and Parlett).

@@ -1,6 +1,6 @@
 """How much the loss of a model changes, without training, when LUCID is switched on in it.
 
-Measured for one layer at a time, for all layers at several strengths and for all layers at several sharpnesses. The
+Measured for one layer at a time, for all layers at several strengths and sharpnesses, and for sets of cheap layers. The
 layers with a small change are the ones to convert, and the sharpness with a small change is where a ramp may start.
 """
 
@@ -10,19 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
-from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.hooks import layer_types
-from lucid_attention.models.dropin.settings import full_layers
-from lucid_attention.nn.attention import LucidAttention
-
-from .progress import Progress, silent
+from lucid_attention import LucidAttention, LucidConfig, enable_lucid
 
 Record = dict[str, Any]
 STRENGTHS = (0.1, 0.25, 0.5)
 # In units of √D.
 SHARPNESSES = (8.0, 4.0, 2.0, 1.0)
+# Sizes of sets of cheap layers, as shares of the layers that were tried one by one.
+SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
 
 
 def disturbances(
@@ -32,7 +29,6 @@ def disturbances(
     layers: Sequence[int] | None = None,
     strengths: Sequence[float] = STRENGTHS,
     sharpnesses: Sequence[float] | None = None,
-    progress: Progress = silent,
 ) -> list[Record]:
     """Records {"layers", "strength", "sharpness", "loss", "change"}: the softmax model first, with a change of 0.
 
@@ -51,16 +47,38 @@ def disturbances(
     cases: list[tuple[tuple[int, ...], float, float]] = [((layer,), 1.0, root) for layer in tried]
     cases += [(tuple(able), strength, root) for strength in strengths]
     cases += [(tuple(able), 1.0, sharpness) for sharpness in sharpnesses]
-    progress("softmax")
     switch.set(tuple(able), 0.0, root)
     base = mean_loss(model, ids)
     records: list[Record] = [_record((), 0.0, root, base, base)]
-    for number, (chosen, strength, sharpness) in enumerate(cases, 1):
-        where = f"layer {chosen[0]}" if len(chosen) == 1 else f"all layers, s = {strength:g}, c = {sharpness:g}"
-        progress(f"{where} ({number} of {len(cases)})")
+    for chosen, strength, sharpness in tqdm(cases, "disturbance", leave=False, delay=5, disable=None):
         switch.set(chosen, strength, sharpness)
         records.append(_record(chosen, strength, sharpness, mean_loss(model, ids), base))
     return records
+
+
+def disturbances_together(model: Any, ids: Tensor, records: Sequence[Record]) -> list[Record]:
+    """Records of sets of the cheapest layers at strength 1 and the sharpness of the first record, √D.
+
+    Costs of single layers do not add up: `lucid convert --layers-from` chooses among the sets that were measured.
+    model: the one of `disturbances`; its settings are left as in the last record. A `LucidForCausalLM` gives no
+    records: `lucid convert` does not choose its layers. ids: [1, T]. records: of `disturbances`.
+    """
+    if isinstance(model.config, LucidConfig):
+        return []
+    switch, base = _DropIn(model), records[0]
+    alone = {
+        record["layers"][0]: record["change"]
+        for record in records
+        if len(record["layers"]) == 1 and record["strength"] == 1 and record["sharpness"] == base["sharpness"]
+    }
+    order = sorted(alone, key=lambda layer: (alone[layer], layer))
+    found = []
+    for count in sorted({round(share * len(order)) for share in SHARES}):
+        if 1 < count < len(switch.layers):
+            layers = tuple(sorted(order[:count]))
+            switch.set(layers, 1.0, base["sharpness"])
+            found.append(_record(layers, 1.0, base["sharpness"], mean_loss(model, ids), base["loss"]))
+    return found
 
 
 def _record(layers: tuple[int, ...], strength: float, sharpness: float, loss: float, base: float) -> Record:
@@ -74,12 +92,18 @@ def mean_loss(model: Any, ids: Tensor) -> float:
         return float(model(ids, labels=ids, use_cache=False).loss)
 
 
+def _full_layers(config: Any) -> list[int]:
+    """The indices of layers that see the whole past. Only these can be LUCID."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+
+
 class _DropIn:
     """LUCID on and off in a model of Transformers."""
 
     def __init__(self, model: Any) -> None:
         self.model, config = model, model.config.get_text_config(decoder=True)
-        self.layers = full_layers(layer_types(config))
+        self.layers = _full_layers(config)
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def set(self, layers: tuple[int, ...], strength: float, sharpness: float) -> None:

@@ -1,4 +1,4 @@
-"""Hit rates: how much weight a query gives to the tokens that hold the answer.
+"""Where attention looks: weights on the tokens that hold the answer (hit rates), and maps of all weights.
 
 A LUCID layer reads with W = A P⁻¹, whose entries have signs and do not sum to one, so there are several measures.
 Only the rows of the queries are computed, and P is never inverted: one transposed solve per group of heads.
@@ -7,17 +7,19 @@ Only the rows of the queries are computed, and P is never inverted: one transpos
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from .capture import Inputs, visit_layers
 from .layer import Head, Layer
-from .progress import Progress, silent, within
 
 Record = dict[str, Any]
 MEASURES = ("softmax", "signed", "magnitude", "negative")
+# Largest number of rows and columns of a map. The map of a longer text is averaged over squares.
+BINS = 256
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,6 @@ def hit_rates(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    progress: Progress = silent,
 ) -> list[Record]:
     """The weight of the spans, for every query, layer and head.
 
@@ -56,7 +57,6 @@ def hit_rates(
         model, inputs, layers: as in `visit_layers`.
         queries: positions that ask, with the spans of their answers.
         heads: query heads, None for all.
-        progress: called with what is being done.
 
     Returns:
         {"layer", "row", "head", "query", "softmax", "signed", "magnitude", "negative"}: ΣA on the spans; ΣW on the
@@ -71,7 +71,7 @@ def hit_rates(
     records: list[Record] = []
 
     def measure(layer: Layer) -> None:
-        for head in layer.heads(heads, progress):
+        for head in layer.heads(heads):
             asked = [query for query in queries if query.row == head.row]
             if asked:
                 records.extend(head_hit_rates(head, asked))
@@ -140,14 +140,13 @@ def sample_hit_rates(
     *,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    progress: Progress = silent,
 ) -> list[Record]:
     """`hit_rates` of the last token of every sample, with the index of the "sample" in each record.
 
     samples: {"prompt": text, "spans": of the answer in tokens}, from `inputs.read_samples`.
     """
     records: list[Record] = []
-    for index, sample in enumerate(samples):
+    for index, sample in enumerate(tqdm(samples, "samples", leave=False, delay=5, disable=None)):
         ids = tokenizer(sample["prompt"], return_attention_mask=False, verbose=False)["input_ids"]
         last = max(stop for _, stop in sample["spans"])
         if last > len(ids):
@@ -157,30 +156,16 @@ def sample_hit_rates(
             )
         device = next(model.parameters()).device
         query = Query(len(ids) - 1, sample["spans"])
-        where = f"sample {index + 1} of {len(samples)}"
-        rates = hit_rates(
-            model,
-            torch.tensor([ids], device=device),
-            [query],
-            layers=layers,
-            heads=heads,
-            progress=within(where, progress),
-        )
+        rates = hit_rates(model, torch.tensor([ids], device=device), [query], layers=layers, heads=heads)
         records += [{"sample": index, **record} for record in rates]
     return records
 
 
-class Pairs(Protocol):
-    """A task of `data.synthetic`. Its ids in order: an end token, keys, values, fillers."""
-
-    first_value: int
-    first_filler: int
-
-
-def synthetic_queries(task: Pairs, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
+def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
     """The questions in items of `Needles` or `MemoryUpdate`, each with the place where its key was last written.
 
-    task: the task of the items. input_ids: [T] or [B, T]. whole_pair: spans hold key and value, or the value alone.
+    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T].
+    whole_pair: spans hold key and value, or the value alone.
     """
     if input_ids.ndim == 1:
         input_ids = input_ids[None]
@@ -197,3 +182,73 @@ def synthetic_queries(task: Pairs, input_ids: Tensor, *, whole_pair: bool = True
                 at = written[token]
                 queries.append(Query(t, ((at if whole_pair else at + 1, at + 2),), row))
     return queries
+
+
+def attention_maps(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    most_heads: int | None = None,
+    bins: int = BINS,
+) -> list[dict[str, Any]]:
+    """A and W of every layer and head.
+
+    Args:
+        model, inputs, layers: as in `visit_layers`.
+        heads: query heads, None for all.
+        most_heads: without `heads`, only the first this many heads of every layer.
+        bins: size of the largest map. A longer text is averaged to this many bins of tokens, in blocks of rows.
+
+    Returns:
+        {"layer", "row", "head", "attention", "borders", "softmax", "effective"}: borders of the bins in tokens without
+        padding, [bins + 1]; both maps as tensors [bins, bins], float32, on the CPU.
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    records: list[dict[str, Any]] = []
+
+    def draw(layer: Layer) -> None:
+        first = None if most_heads is None else range(min(most_heads, layer.query_heads))
+        for head in layer.heads(first if heads is None else heads):
+            borders, a, w = head_maps(head, bins)
+            for g, name in enumerate(head.query_heads):
+                labels = {"layer": head.layer, "row": head.row, "head": name, "attention": layer.attention}
+                records.append(labels | {"borders": borders, "softmax": a[g], "effective": w[g]})
+
+    visit_layers(model, inputs, draw, layers=layers)
+    return records
+
+
+def head_maps(head: Head, bins: int = BINS) -> tuple[list[int], Tensor, Tensor]:
+    """Borders of the bins, A and W: [G, bins, bins] each.
+
+    P⁻¹ acts on columns, so the mean of rows of W follows from the mean of rows of A, with one solve per bin.
+    """
+    N = len(head.positions)
+    bins = min(bins, N)
+    borders = [round(i * N / bins) for i in range(bins + 1)]
+    device = head.q.device
+    bin_of = torch.bucketize(torch.arange(N), torch.tensor(borders[1:]), right=True).to(device)
+    sizes = torch.tensor(borders, dtype=torch.float64, device=device).diff()
+    blocks: tuple[list[Tensor], list[Tensor]] = [], []
+    for block in head.row_blocks(torch.arange(bins)):
+        first, stop = int(block[0]), int(block[-1]) + 1
+        softmaxes = _mean_rows(head, torch.arange(borders[first], borders[stop]), bin_of, sizes, first, stop)
+        for maps, rows in zip(blocks, (softmaxes[0], head.joined(softmaxes)), strict=True):
+            sums = rows.new_zeros(*rows.shape[:2], bins).index_add_(2, bin_of, rows)
+            maps.append((sums / sizes).float().cpu())
+    a, w = (torch.cat(maps, 1) for maps in blocks)
+    return borders, a, w
+
+
+def _mean_rows(head: Head, rows: Tensor, bin_of: Tensor, sizes: Tensor, first: int, stop: int) -> list[Tensor]:
+    """Means over each bin, first to stop, of the softmaxes of the rows in these bins: [G, stop − first, N] each."""
+    sums: list[Tensor] = []
+    for block in head.row_blocks(rows):
+        for i, weights in enumerate(head.softmaxes(block)):
+            if i == len(sums):
+                sums.append(weights.new_zeros(weights.shape[0], stop - first, weights.shape[2]))
+            sums[i].index_add_(1, bin_of[block.to(bin_of.device)] - first, weights)
+    return [total / sizes[first:stop, None] for total in sums]

@@ -13,26 +13,10 @@ from torch import Tensor, nn
 
 from .capture import Inputs, visit_layers
 from .layer import Difference, Head, Layer, PathHead
-from .progress import Progress, silent
 
 Record = dict[str, Any]
 # Queries whose ∂o/∂q is computed by default.
 ROWS = 64
-
-
-def mean_off_diagonal(weights: Tensor, visible: Tensor | None = None) -> Tensor:
-    """The mean of a_j a_k over all rows and pairs j ≠ k of keys that the row sees: [..] for weights [.., n, N].
-
-    This is the mean size of the off-diagonal entries of the softmax Jacobian. A row that sees one key has no pair.
-
-    visible: [n], how many keys each row sees; None for 1, 2, …, n, as in a causal map.
-    """
-    n = weights.shape[-2]
-    key_counts = torch.arange(1, n + 1, device=weights.device) if visible is None else visible.to(weights.device)
-    pairs = (key_counts * (key_counts - 1)).sum()
-    if pairs == 0:
-        raise ValueError("weights must have a row that sees at least two keys, got rows that see one")
-    return _pair_sums(weights).sum(-1) / pairs
 
 
 def _pair_sums(weights: Tensor) -> Tensor:
@@ -55,7 +39,6 @@ def jacobians(
     rows: Sequence[int] | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    progress: Progress = silent,
 ) -> list[Record]:
     """The mean off-diagonal entry and ‖∂o/∂q‖, for every layer and head.
 
@@ -63,16 +46,15 @@ def jacobians(
         model, inputs, layers: as in `visit_layers`.
         rows: positions of the queries whose ∂o/∂q is computed; None for at most 64, evenly spread.
         heads: query heads, None for all.
-        progress: called with what is being done.
 
     Returns:
-        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `mean_off_diagonal` over all queries, and the mean
-        of ‖∂o/∂q‖ over `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
+        {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `head_off_diagonal`, and the mean of ‖∂o/∂q‖ over
+        `rows`. The latter is None for PaTH and differential attention: the theorem does not cover them.
     """
     records: list[Record] = []
 
     def measure(layer: Layer) -> None:
-        for head in layer.heads(heads, progress):
+        for head in layer.heads(heads):
             off_diagonal = head_off_diagonal(head)
             norms = None
             if not isinstance(head, PathHead | Difference):
@@ -94,7 +76,7 @@ def _chosen(head: Head, positions: Sequence[int] | None) -> Tensor:
 
 
 def head_off_diagonal(head: Head) -> Tensor:
-    """`mean_off_diagonal` over all queries of a head: [G]. Weights are computed in blocks of rows."""
+    """The mean of a_j a_k over all queries and the pairs j ≠ k of keys that a query sees: [G]."""
     N = len(head.positions)
     total: Tensor | float = 0.0
     pairs = 0

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from ..analysis.hit_rate import MEASURES, Query, average, hit_rates, synthetic_queries
-from ..analysis.maps import attention_maps
+from ..analysis.hit_rate import MEASURES, Query, attention_maps, average, hit_rates, synthetic_queries
 from ..data.synthetic import Needles
 from . import memory_update, needle_grid
 from .engine.jobs import Job, Record, Work

@@ -10,7 +10,7 @@ FAMILY.png                      a heat map of a family whose cells, or their mea
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import Any
 
 from lucid_attention.files import UnreadableFile, parse_json, read_json, write_record, write_whole
 
-from ..report.pictures import draw_heatmap
-from ..report.records import checked_evaluation
+from ..report.figures import write_png
 from ..tables import text_table
 from .cells import Cell, EvalError, Record
 
@@ -333,7 +332,64 @@ def draw_results(summaries: Sequence[Summary], means: Sequence[Summary], out: Pa
             cells = [mean for mean in means if mean["family"] == family and list(mean["over"]) == ["task"]]
         axes = list(cells[0]["labels"]) if cells else []
         if len(axes) == 2:
-            values = {tuple(cell["labels"].values()): 100 * cell["mean"] / cell["out_of"] for cell in cells}
-            files.append(out / f"{family}.png")
-            draw_heatmap(values, axes, files[-1], f"{family}: {name}\n{cells[0]['metric']}, %")
+            by_labels = {tuple(cell["labels"].values()): 100 * cell["mean"] / cell["out_of"] for cell in cells}
+            rows, columns = (list(dict.fromkeys(labels[axis] for labels in by_labels)) for axis in (0, 1))
+            values = [[by_labels.get((row, column)) for column in columns] for row in rows]
+            panel = {"name": "", "rows": rows, "columns": columns, "values": values}
+            title = f"{family}: {name}\n{cells[0]['metric']}, %"
+            labels = {"rows": {"label": axes[0]}, "columns": {"label": axes[1]}, "range": [0, 100]}
+            figure = {"kind": "heatmaps", "title": title, "panels": [panel]} | labels
+            files.append(write_png(figure, out / f"{family}.png"))
     return files
+
+
+def checked_evaluation(content: Any, where: str) -> dict[str, Any]:
+    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}, and "means" if it has some."""
+    checkpoint = _expect(content, "checkpoint", dict, where)
+    _expect(checkpoint, "name", str, f"{where}: checkpoint")
+    _check_attention(checkpoint.get("attention") or "softmax", f"{where}: checkpoint")
+    for number, cell in enumerate(_expect(content, "cells", list, where)):
+        _check_cell(cell, f"{where}: cells[{number}]")
+    for number, mean in enumerate(_expect(content, "means", list, where) if "means" in content else []):
+        _expect(mean, "over", dict, f"{where}: means[{number}]")
+        _expect(mean, "cells", list, f"{where}: means[{number}]")
+        _check_cell({"name": "", **mean}, f"{where}: means[{number}]")
+    return dict(content)
+
+
+def _check_attention(attention: Any, where: str) -> None:
+    """Refuse what is neither the name of an attention nor a list of names, one for every layer."""
+    names = attention if isinstance(attention, list) else [attention]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: attention must be a name or a list of names, got {attention!r:.80}")
+
+
+def _check_cell(cell: Any, where: str) -> None:
+    for key in ("name", "family", "metric"):
+        _expect(cell, key, str, where)
+    for label, value in _expect(cell, "labels", dict, where).items():
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"{where}: the label {label!r} must be a text or a number, got {value!r:.80}")
+    if _expect(cell, "samples", int, where) < 1:
+        raise ValueError(f"{where}: samples must be at least 1, got {cell['samples']}")
+    _expect(cell, "mean", (int, float), where)
+    for key, expected in {
+        "standard_error": (int, float),
+        "out_of": (int, float),
+        "versions": dict,
+        "sha256": str,
+    }.items():
+        if cell.get(key) is not None:
+            _expect(cell, key, expected, where)
+    if cell.get("out_of") and not math.isnan(cell["mean"]) and not 0 <= cell["mean"] <= cell["out_of"]:
+        raise ValueError(f"{where}: mean must be 0 to out_of, {cell['out_of']}, got {cell['mean']}")
+
+
+def _expect(holder: Any, key: str, expected: Any, where: str) -> Any:
+    """The value of `key`, which must be of a type, or of one of a tuple of types."""
+    value = holder.get(key) if isinstance(holder, Mapping) else None
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        types = expected if isinstance(expected, tuple) else (expected,)
+        names = " or ".join(kind.__name__ for kind in types)
+        raise ValueError(f"{where}: {key} must be of type {names}, got {value!r:.80}")
+    return value

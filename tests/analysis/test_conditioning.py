@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from lucid_attention import preconditioner
-from lucid_lab.analysis import matrix
+from lucid_lab.analysis import layer as matrix
 from lucid_lab.analysis.conditioning import (
-    condition_number,
     condition_numbers,
     key_condition_numbers,
-    largest_singular_value,
 )
 from tests.models.decoder.cases import decoder
 from tests.ops.cases import keys_of
@@ -72,43 +70,6 @@ def test_long_prefixes_are_estimated_from_below(kind, kept, monkeypatch):
             assert exact[name] * (1 - 1e-3) < about[name] <= exact[name] * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    "options", [{"sharpness": 0.8}, {"strength": 0.3}, {"norm": "row_max"}, {"beta": True}], ids=str
-)
-def test_settings_of_p_count(options):
-    k = keys_of("close", 1, 1, 30, 6)
-    if "beta" in options:
-        options = {"beta": torch.rand(1, 1, 30, dtype=torch.float64)}
-    truth = condition_number(preconditioner(k, **options)[0, 0])
-    if "beta" in options:
-        options = {"beta": options["beta"][0, 0]}
-    for exact_up_to in (10, 30):
-        (record,) = key_condition_numbers(k[0, 0], [30], exact_up_to=exact_up_to, **options)
-        assert record["kappa"] == pytest.approx(truth, rel=1e-3)
-    assert truth != pytest.approx(condition_number(preconditioner(k)[0, 0]), rel=1e-2)
-
-
-def test_the_inverse_stays_below_two_and_the_condition_number_grows():
-    for kind in ("shifted", "close", "closest", "equal", "repeated"):
-        records = key_condition_numbers(keys_of(kind, 1, 1, 200, 4)[0, 0], [1, 10, 50, 200])
-        assert all(each["inverse_norm"] <= 2 for each in records)
-        kappas = [each["kappa"] for each in records]
-        assert kappas == sorted(kappas)
-        assert kappas[0] == 1
-
-
-def test_padding_is_no_part_of_a_prefix():
-    model = decoder()
-    ids = tokens(1, 12)
-    padded = {
-        "input_ids": torch.cat([torch.full((1, 5), 7), ids], 1),
-        "attention_mask": torch.tensor([[0] * 5 + [1] * 12]),
-    }
-    plain = condition_numbers(model, ids, [6, 12])
-    for ours, theirs in zip(condition_numbers(model, padded, [6, 12, 17]), plain, strict=True):
-        assert ours == {name: pytest.approx(value, rel=1e-5) for name, value in theirs.items()}
-
-
 def test_a_layer_that_is_switched_off_tells_what_p_would_be():
     on, off = (condition_numbers(Plain("lucid", strength=strength), tokens(1, 12), [12]) for strength in (1.0, 0.0))
     assert off == on
@@ -146,20 +107,6 @@ def test_a_long_input_is_never_one_matrix(monkeypatch):
     assert largest >= N * N
 
 
-def test_lanczos_finds_a_value_behind_a_gap_and_in_a_crowd():
-    for values in (torch.linspace(1, 2, 200), torch.cat([torch.ones(199), torch.tensor([5.0])])):
-        Q = torch.linalg.qr(torch.randn(200, 200, dtype=torch.float64))[0]
-        M = Q * values.double() @ Q.T
-        found = largest_singular_value(lambda x, M=M: M.T @ (M @ x), torch.ones(200, 1, dtype=torch.float64))
-        assert found == pytest.approx(values.max().item(), rel=1e-3)
-
-
-def test_lanczos_run_to_its_end_is_exact():
-    M = torch.randn(12, 12, dtype=torch.float64)
-    found = largest_singular_value(lambda x: M.T @ (M @ x), torch.ones(12, 1, dtype=torch.float64), tolerance=0)
-    assert found == pytest.approx(torch.linalg.matrix_norm(M, 2).item(), rel=1e-13)
-
-
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [([], "at least one"), ([0, 5], "at least one"), ([99], r"got \[99\] for a shorter input")],
@@ -167,8 +114,3 @@ def test_lanczos_run_to_its_end_is_exact():
 def test_bad_lengths_are_refused(lengths, message):
     with pytest.raises(ValueError, match=message):
         condition_numbers(Plain("lucid"), tokens(1, 9), lengths)
-
-
-def test_bad_keys_are_refused():
-    with pytest.raises(ValueError, match=r"k must be \[N, D\] with N of at least 9, got shape \[8, 3\]"):
-        key_condition_numbers(torch.ones(8, 3), [9])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lucid_lab.analysis import layer as layer_module
-from lucid_lab.analysis import matrix
 from lucid_lab.analysis.hit_rate import Query, average, hit_rates, synthetic_queries
 from lucid_lab.data.synthetic import MemoryUpdate, Needles
 from lucid_lab.labels import IGNORED
@@ -61,46 +60,6 @@ def test_a_repeated_key_takes_the_weight_of_its_older_value():
     rows = torch.tensor([4])
     assert head.weights(rows)[0, 0, [1, 4]].tolist() == pytest.approx([0.5, 0.5], abs=1e-6)
     assert head.effective(rows)[0, 0, [1, 4]].tolist() == pytest.approx([0.0, 0.5], abs=1e-3)
-
-
-def test_padding_moves_nothing():
-    model, ids = decoder(), tokens(1, T)
-    padded = {
-        "input_ids": torch.cat([torch.full((1, 4), 7), ids], 1),
-        "attention_mask": torch.tensor([[0] * 4 + [1] * T]),
-    }
-    plain = hit_rates(model, ids, [Query(20, ((3, 6),))])
-    moved = hit_rates(model, padded, [Query(24, ((7, 10),))])
-    for ours, theirs in zip(moved, plain, strict=True):
-        assert ours == {name: pytest.approx(x, abs=1e-5) for name, x in (theirs | {"query": 24}).items()}
-    with pytest.raises(ValueError, match="got position 3"):
-        hit_rates(model, padded, [Query(3, ((0, 1),))])
-
-
-def test_only_the_rows_that_are_asked_for_are_computed(monkeypatch):
-    """A long input and one query: nothing of size N × N, in whatever operation."""
-    monkeypatch.setattr(matrix, "BLOCK", 16)
-    monkeypatch.setattr(matrix, "KEPT", 0)
-    N, largest = 400, 0
-    head = next(layers_of(Plain("lucid"), tokens(1, N))[0].heads())
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            out = func(*args, **(kwargs or {}))
-            for each in torch.utils._pytree.tree_leaves(out):
-                if isinstance(each, torch.Tensor):
-                    largest = max(largest, each.numel())
-            return out
-
-    with Watch():
-        head.effective(torch.tensor([N - 1]))
-    assert 0 < largest <= 16 * N
-
-
-def test_records_are_those_of_the_chosen_layers_and_heads():
-    records = hit_rates(llama("lucid"), tokens(2, T), QUERIES[:1], layers=[1], heads=[3, 0])
-    assert [(each["layer"], each["head"], each["row"]) for each in records] == [(1, 0, 0), (1, 3, 0)]
 
 
 def test_averages_are_means_of_records_that_agree():

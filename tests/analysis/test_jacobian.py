@@ -8,7 +8,7 @@ import torch
 from lucid_attention import lucid_attention
 from lucid_attention.ops.softmax.attention import softmax_attention
 from lucid_lab.analysis import layer as layer_module
-from lucid_lab.analysis.jacobian import head_off_diagonal, jacobians, mean_off_diagonal, query_jacobian_norms
+from lucid_lab.analysis.jacobian import head_off_diagonal, jacobians, query_jacobian_norms
 from lucid_lab.analysis.layer import Layer
 from tests.models.decoder.cases import decoder
 from tests.ops.cases import keys_of
@@ -25,44 +25,6 @@ def off_diagonal(A: torch.Tensor) -> float:
         J = torch.diag(a) - torch.outer(a, a)
         entries += [J[j, k].abs().item() for j in range(i + 1) for k in range(i + 1) if j != k]
     return sum(entries) / len(entries)
-
-
-def test_the_mean_off_the_diagonal_is_that_of_the_written_out_jacobians():
-    scores = torch.randn(3, 2, 7, 7, dtype=torch.float64)
-    A = scores.masked_fill(~torch.ones(7, 7, dtype=torch.bool).tril(), -math.inf).softmax(-1)
-    found = mean_off_diagonal(A)
-    assert found.shape == (3, 2)
-    for b in range(3):
-        for h in range(2):
-            assert found[b, h].item() == pytest.approx(off_diagonal(A[b, h]), rel=1e-12)
-    rows = mean_off_diagonal(A[..., 4:, :], torch.tensor([5, 6, 7]))
-    each = [[(torch.outer(a, a) - torch.diag(a * a)).sum() for a in A[0, 0, 4:]]]
-    assert rows[0, 0].item() == pytest.approx(sum(each[0]).item() / (20 + 30 + 42), rel=1e-12)
-
-
-def test_even_weights_have_the_largest_mean_and_one_hot_ones_none():
-    even = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
-    assert mean_off_diagonal(even).item() == pytest.approx(sum(1 - 1 / n for n in range(1, 6)) / 40)
-    assert mean_off_diagonal(torch.eye(5)).item() == 0
-    with pytest.raises(ValueError, match="two keys"):
-        mean_off_diagonal(torch.ones(1, 1))
-
-
-def test_almost_saturated_weights_keep_their_digits_in_float32():
-    """(Σa)² − Σa² would be a difference of ones, and zero here."""
-    small = 1e-9
-    A = torch.tensor([[1.0, 0.0, 0.0], [small, 1 - small, 0.0], [small, 2 * small, 1 - 3 * small]])
-    # 2 and 6 pairs, which sum to twice and six times that.
-    assert mean_off_diagonal(A).item() == pytest.approx(small, rel=1e-5)
-
-
-def test_the_mean_can_be_learned_from():
-    scores = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
-
-    def measure(x):
-        return mean_off_diagonal(x.masked_fill(~torch.ones(4, 4, dtype=torch.bool).tril(), -math.inf).softmax(-1))
-
-    assert torch.autograd.gradcheck(measure, scores)
 
 
 def jacobian_norm(q: torch.Tensor, k: torch.Tensor, row: int, lucid: bool, **options) -> float:
@@ -129,25 +91,6 @@ def test_capped_scores_have_the_slope_of_their_cap():
 
     truth = torch.autograd.functional.jacobian(weights, q[0, 0, -1]).norm().item()
     assert query_jacobian_norms(head, torch.tensor([T - 1])).item() == pytest.approx(truth, rel=1e-9)
-
-
-@pytest.mark.parametrize("lucid", [True, False])
-def test_saturation_takes_the_gradient_away_from_lucid_too(lucid):
-    """The theorem leaves one-hot weights out by assumption: there the gradient vanishes, P⁻¹ or not."""
-    k, q = keys_of("shifted", 1, 1, T, 5), torch.randn(1, 1, T, 5, dtype=torch.float64)
-    rows = torch.tensor([T - 1])
-
-    def size(factor: float) -> float:
-        layer = Layer(0, "lucid", factor * q, k, k, preconditioned=lucid)
-        return query_jacobian_norms(next(layer.heads()), rows).item()
-
-    sizes = [size(factor) for factor in (1, 10, 100, 10_000)]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > 1e-2
-    assert sizes[-1] < 1e-12
-    # Where it has not vanished, ‖P‖ ≤ n and ‖P⁻¹‖ ≤ 2 say how far LUCID's can be from the softmax's.
-    plain = query_jacobian_norms(next(Layer(0, "softmax", q, k, k).heads()), rows).item()
-    assert plain / T <= sizes[0] <= 2 * plain
 
 
 def test_windows_count_the_pairs_that_are_seen():

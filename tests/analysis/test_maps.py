@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from lucid_lab.analysis import layer as layer_module
-from lucid_lab.analysis import maps
-from lucid_lab.analysis.maps import attention_maps
+from lucid_lab.analysis.hit_rate import attention_maps
 from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 
@@ -51,22 +50,6 @@ def test_maps_are_means_over_squares(build, bins, rows_at_once, monkeypatch):
         assert (record["softmax"] - record["effective"]).abs().max() > 1e-3 or not layer.preconditioned
 
 
-def test_rows_of_a_long_text_are_made_in_blocks_and_solved_for_once_a_bin(monkeypatch):
-    N, made, solved = 300, [], []
-    monkeypatch.setattr(layer_module, "NUMBERS", 2 * N * 20)
-    head = next(layers_of(Plain("lucid"), tokens(1, N))[0].heads())
-    kind = type(head)
-    weights, through = kind.weights, kind.through
-    monkeypatch.setattr(kind, "weights", lambda self, rows: made.append(len(rows)) or weights(self, rows))
-    monkeypatch.setattr(kind, "through", lambda self, a: solved.append(a.shape[1]) or through(self, a))
-    _, a, w = maps.head_maps(head, 30)
-    assert a.shape == w.shape == (2, 30, 30)
-    assert max(made) == 20
-    assert sum(made) == N
-    assert max(solved) <= 20
-    assert sum(solved) == 30
-
-
 def test_both_softmaxes_of_a_difference_are_averaged():
     model, ids = Plain("diff"), tokens(1, T)
     full, few = (attention_maps(model, ids, bins=bins) for bins in (T, 4))
@@ -75,10 +58,3 @@ def test_both_softmaxes_of_a_difference_are_averaged():
         part = fine["effective"][borders[2] : borders[3], borders[1] : borders[2]].mean()
         torch.testing.assert_close(coarse["effective"][2, 1], part, rtol=1e-4, atol=1e-6)
         assert (fine["effective"] - fine["softmax"]).abs().max() > 0.01
-
-
-def test_heads_can_be_chosen_and_bad_bins_are_refused():
-    records = attention_maps(Plain("lucid", "softmax"), tokens(1, T), layers=[1], heads=[2])
-    assert [(each["layer"], each["head"]) for each in records] == [(1, 2)]
-    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
-        attention_maps(Plain("lucid"), tokens(1, T), bins=0)

@@ -1,6 +1,5 @@
 """`lucid demo`, with made-up records."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def test_a_report_and_its_numbers_are_written_and_a_summary_shown(
     monkeypatch.setattr(demo, "run_together", fake_run_together)
     assert cli.main(["demo", "--out", str(tmp_path / "demo"), *words]) == 0
     page = (tmp_path / "demo" / "report.html").read_text()
-    numbers = json.loads((tmp_path / "demo" / "report.json").read_text())
     shown = capsys.readouterr().out
     for name in demo.PARTS:
         title = load(name).CLAIM.title
@@ -65,7 +63,7 @@ def test_a_report_and_its_numbers_are_written_and_a_summary_shown(
         assert f"HOLDS          {title}" in shown
     assert ("Gated DeltaNet" in page) == bool(words)
     assert ("ARGS=--full" in shown) != bool(words)
-    assert "99.9" in json.dumps(numbers)
+    assert "99.9" in page
     assert " ".join(["lucid demo", *words]) in page
     assert str(tmp_path / "demo" / "report.html") in shown
 

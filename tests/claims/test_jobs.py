@@ -40,7 +40,7 @@ def test_other_work_is_another_job(other: str) -> None:
     assert OTHERS[other] != ONE
 
 
-@pytest.mark.parametrize(("edited", "again"), [("ops.lucid.blockwise", True), ("report.command", False)])
+@pytest.mark.parametrize(("edited", "again"), [("ops.lucid.blockwise", True), ("report.page", False)])
 def test_edited_code_does_again_the_work_that_depends_on_it(
     edited: str, again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

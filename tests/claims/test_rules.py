@@ -9,8 +9,7 @@ from lucid_lab.claims.engine.result import Conclusion
 from lucid_lab.claims.engine.rules import RULES, Change, Rule
 from lucid_lab.claims.engine.scale import SMALL
 from lucid_lab.claims.engine.study import EXPERIMENTS, load, save_result
-from lucid_lab.report.markdown import markdown
-from lucid_lab.report.page import page_html
+from lucid_lab.report.page import markdown, page_html
 from lucid_lab.report.records import VERDICTS
 
 

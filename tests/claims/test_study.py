@@ -26,7 +26,7 @@ from lucid_lab.claims.engine.study import (
     run_together,
 )
 from lucid_lab.locks import FolderInUse, locked
-from lucid_lab.report.records import ReportError, read_result
+from lucid_lab.report.records import read_result
 
 from .probing import Probes, probing
 
@@ -81,7 +81,7 @@ def test_the_result_is_what_the_report_reads(probes: Probes, tmp_path: Path) -> 
     file = tmp_path / "probe-smoke" / "result.json"
     assert read_json(file) == result
     file.write_text(file.read_text().replace('"seconds": ', '"seconds": 1'))
-    with pytest.raises(ReportError, match=r"result\.json: was altered"):
+    with pytest.raises(ValueError, match=r"result\.json: was altered"):
         read_result(file)
     assert set(result) == {
         *("format", "name", "scale", "title", "section", "claim", "paper", "ours", "verdict", "because", "rule"),

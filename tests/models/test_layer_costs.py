@@ -11,8 +11,7 @@ from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
 from lucid_attention.files import read_json, write_record
 from lucid_attention.models.layer_costs import layers_within
 from lucid_lab import cli
-from lucid_lab.analysis.disturbance import disturbances
-from lucid_lab.analysis.together import disturbances_together
+from lucid_lab.analysis.disturbance import disturbances, disturbances_together
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 200}
 # Changes by layers, at strength 1 and c = √D.

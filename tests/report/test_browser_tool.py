@@ -5,11 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TOOL = Path(__file__).parents[2] / "tools" / "browser.py"
-# The tool as some user.
-AS_USER = "import os, runpy; os.geteuid = lambda: {user}; runpy.run_path({tool!r}, run_name='__main__')"
+# The tool as root.
+AS_ROOT = "import os, runpy; os.geteuid = lambda: 0; runpy.run_path({tool!r}, run_name='__main__')"
 
 
 def executable(file: Path, script: str) -> Path:
@@ -18,8 +16,8 @@ def executable(file: Path, script: str) -> Path:
     return file
 
 
-def run(folder: Path, user: int = 0, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", AS_USER.format(user=user, tool=str(TOOL))]
+def run(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", AS_ROOT.format(tool=str(TOOL))]
     return subprocess.run(command, env={"PATH": str(folder), **more}, capture_output=True, text=True, timeout=60)
 
 
@@ -40,35 +38,12 @@ def test_the_variable_is_obeyed_or_refused(tmp_path: Path) -> None:
     assert "CHROMIUM must be the path of a browser" in done.stderr
 
 
-@pytest.mark.parametrize("user", [0, 1000], ids=["root", "with sudo"])
-def test_where_there_is_none_apt_installs_one(user: int, tmp_path: Path) -> None:
-    log, browser = tmp_path / "log", tmp_path / "chromium"
-    # Installing goes on after a failed update, and after a package that is unknown.
-    script = f"""echo "$@" >> {log}
-case "$*" in
-*update*|*headless-shell) echo no >&2; exit 100;;
-*install*chromium) : > {browser}; /bin/chmod +x {browser};;
-esac"""
-    executable(tmp_path / "apt-get", script)
-    executable(tmp_path / "sudo", 'test "$1" = -n && shift && exec "$@"')
-    done = run(tmp_path, user)
-    assert done.returncode == 0
-    assert done.stdout.strip() == str(browser)
-    calls = log.read_text().splitlines()
-    assert [call.split()[-1] for call in calls] == ["update", "chromium-headless-shell", "chromium"]
-
-
-@pytest.mark.parametrize("case", ["no apt", "apt fails", "no sudo", "sudo asks"])
-def test_where_none_can_be_had_it_says_how_to_get_one_and_goes_on(case: str, tmp_path: Path) -> None:
-    if case != "no apt":
-        executable(tmp_path / "apt-get", f"echo x >> {tmp_path}/log; echo unreachable >&2; exit 100")
-    if case == "sudo asks":
-        executable(tmp_path / "sudo", 'echo "a password is required" >&2; exit 1')
-    done = run(tmp_path, 1000 if "sudo" in case else 0)
+def test_where_none_can_be_had_it_says_how_to_get_one_and_goes_on(tmp_path: Path) -> None:
+    executable(tmp_path / "apt-get", f"echo x >> {tmp_path}/log; exit 100")
+    done = run(tmp_path)
     assert done.returncode == 0
     assert "no Chromium found: install" in done.stderr
-    assert "CHROMIUM" in done.stderr
-    assert (tmp_path / "log").exists() == (case == "apt fails")
+    assert (tmp_path / "log").exists()
 
 
 def test_a_missing_browser_fails_the_tests_that_need_it_with_advice(tmp_path: Path) -> None:

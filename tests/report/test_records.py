@@ -1,176 +1,165 @@
-"""Results are found and checked; one that cannot be shown is refused by name."""
+"""Results are read from the files of other commands; a damaged file takes nothing else with it."""
 
-import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lucid_lab.report.command import find_results
-from lucid_lab.report.records import ReportError, checked
+from lucid_lab import cli
+from lucid_lab.report.figures import shown, tick, with_spread
+from lucid_lab.report.records import checked, read_results
 
-from .samples import attention_maps, learnability, memory_update, needle_grid, result
+from .samples import memory_update, result, write_analysis, write_evaluation, write_json, write_state, write_training
 
-
-def put(folder: Path, made: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "result.json"
-    file.write_text(made if isinstance(made, str) else json.dumps(made))
-    return file
+RECORDS = Path(__file__).parents[2] / "docs" / "records"
 
 
-def test_files_and_folders_in_the_order_given_and_none_twice(tmp_path: Path) -> None:
-    put(tmp_path / "runs" / "b", result("b"))
-    put(tmp_path / "runs" / "a" / "deep", result("a"))
-    (tmp_path / "runs" / "a" / "other.json").write_text("[]")
-    alone = tmp_path / "x.json"
-    alone.write_text(json.dumps(result("x")))
-    found = find_results([alone, tmp_path / "runs", tmp_path / "runs" / "b" / "result.json", tmp_path / "runs"])
-    assert [each["name"] for each in found] == ["x", "a", "b"]
+def titles(results: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(made["kind"], made.get("title", made.get("error", ""))) for made in results]
 
 
-def test_rehearsals_are_left_out_of_a_folder_unless_they_are_asked_for(tmp_path: Path) -> None:
-    put(tmp_path / "a", result("a"))
-    put(tmp_path / "rehearsal" / "b", result("b"))
-    assert [each["name"] for each in find_results([tmp_path])] == ["a"]
-    assert [each["name"] for each in find_results([tmp_path / "rehearsal"])] == ["b"]
+def test_every_kind_of_file_is_found_and_runs_of_a_kind_are_compared(tmp_path: Path) -> None:
+    write_json(tmp_path / "b" / "result.json", result("b", verdict="does not hold"))
+    write_json(tmp_path / "c" / "result.json", result("c"))
+    write_training(tmp_path / "runs" / "lucid", "lucid")
+    write_training(tmp_path / "runs" / "softmax", "softmax")
+    write_evaluation(tmp_path / "eval" / "results_2026-11-18.json", "/models/lucid", 0.75)
+    write_evaluation(tmp_path / "other" / "results.json", "softmax", 0.5)
+    write_analysis(tmp_path / "analysis.json")
+    # Jobs of an experiment are part of its result.
+    write_training(tmp_path / "jobs" / "1", "softmax")
+    assert titles(read_results([tmp_path, tmp_path / "c"])) == [
+        ("experiment", "C"),
+        ("experiment", "B"),
+        ("comparison", "Training runs compared"),
+        ("comparison", "Evaluations compared"),
+        ("training", "lucid"),
+        ("training", "softmax"),
+        ("evaluation", "softmax"),
+        ("evaluation", "lucid"),
+        ("analysis", "model"),
+    ]
 
 
-def test_of_a_folder_what_holds_comes_first(tmp_path: Path) -> None:
-    for name, verdict in (("a", "too small to judge"), ("b", "does not hold"), ("c", "holds"), ("d", "holds")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "result.json").write_text(json.dumps({**memory_update(), "name": name, "verdict": verdict}))
-    assert [each["name"] for each in find_results([tmp_path])] == ["c", "d", "b", "a"]
+def test_a_training_run_is_read_also_if_it_was_killed(tmp_path: Path) -> None:
+    write_training(tmp_path / "run", "lucid")
+    (run,) = read_results([tmp_path])
+    assert run["ours"] == "step 300 of 300, validation loss 4.25"
+    training, validation = run["figures"][0]["series"]
+    # NaN is left out.
+    assert training["x"] == [0, 200, 300]
+    assert (validation["x"], validation["y"], validation["role"]) == ([300], [4.25], "lucid")
 
 
-def test_a_missing_path_and_an_empty_folder_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match="nowhere: no such"):
-        find_results([tmp_path / "nowhere"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ReportError, match=r"empty: no result\.json, recipe\.json or results\.json in it"):
-        find_results([tmp_path / "empty"])
+def test_a_run_of_transformers_trainer_shows_its_newest_state(tmp_path: Path) -> None:
+    for step, loss in ((9, 3.0), (20, 2.0)):
+        write_state(tmp_path / "run" / f"checkpoint-{step}" / "trainer_state.json", step, loss)
+    (run,) = read_results([tmp_path])
+    assert (run["title"], run["ours"]) == ("run", "step 20 of 40, validation loss 2")
+    write_state(tmp_path / "run" / "trainer_state.json", 40, 1.5)
+    (run,) = read_results([tmp_path])
+    assert run["ours"] == "step 40 of 40, validation loss 1.5"
+    write_training(tmp_path / "run", "lucid")
+    (run,) = read_results([tmp_path])
+    assert run["ours"].startswith("step 300")
 
 
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("{broken", "not JSON"),
-        ("", "not JSON"),
-        ("[1]", "expected an object, got a list"),
-        (json.dumps(result("a", format=2)), "format must be 1, got 2"),
-        (json.dumps({"name": "a"}), "format must be 1, got None"),
-    ],
-)
-def test_a_broken_file_is_named(text: str, complaint: str, tmp_path: Path) -> None:
-    put(tmp_path / "good", result("good"))
-    file = put(tmp_path / "wrong", text)
-    with pytest.raises(ReportError) as raised:
-        find_results([tmp_path])
-    assert str(file) in str(raised.value)
-    assert complaint in str(raised.value)
+def test_scores_of_lm_eval_have_errors_samples_and_lengths(tmp_path: Path) -> None:
+    write_evaluation(tmp_path / "a" / "results.json", "org/model", 0.75)
+    write_evaluation(tmp_path / "b" / "results.json", "org/model", 0.5)
+    compared, first, second = read_results([tmp_path])
+    rows = [["arc_easy", "acc", 0.75, 0.01, 8], ["niah_single_1", "4096", 0.5, None, None]]
+    assert first["tables"][0]["rows"][:2] == rows
+    assert (first["title"], second["title"]) == ("model (1)", "model (2)")
+    ruler, ours, bars = compared["figures"]
+    assert [panel["values"] for panel in ruler["panels"]] == [[[0.5]], [[0.5]]]
+    assert ruler["panels"][0]["columns"] == [4096]
+    panel = ours["panels"][0]
+    assert (panel["rows"], panel["columns"], panel["values"]) == (["mniah-needles_4"], [64, 128], [[0.25, 0.25]])
+    (group,) = bars["groups"]
+    assert [(bar["name"], bar["value"], bar["spread"]) for bar in group["bars"]] == [
+        ("model (1)", 0.75, 0.01),
+        ("model (2)", 0.5, 0.01),
+    ]
 
 
-Change = Callable[[Any], object]
-WRONG: dict[str, tuple[Callable[[], dict[str, Any]], Change, str]] = {
-    "no title": (memory_update, lambda r: r.pop("title"), "title must be of type str, got None"),
-    "a number as text": (memory_update, lambda r: r.update(ours=3), "ours must be of type str, got 3"),
-    "a new verdict": (memory_update, lambda r: r.update(verdict="true"), "verdict must be one of holds"),
-    "figures missing": (memory_update, lambda r: r.pop("figures"), "figures must be of type list"),
-    "a new kind": (
-        memory_update,
-        lambda r: r["figures"][0].update(kind="pie"),
-        "figures[0]: kind must be one of lines",
+DAMAGED = {
+    "cut off": ("result.json", json.dumps(result("a"))[:60], "not JSON"),
+    "not text": ("result.json", b"\xff\xfe", "expected text in UTF-8"),
+    "altered": ("result.json", json.dumps(result("a") | {"content_sha256": "0"}), "was altered"),
+    "nested too deeply": ("result.json", "[" * 100_000, "nested too deeply"),
+    "of another format": ("result.json", json.dumps(result("a") | {"format": 2}), "format must be 1, got 2"),
+    "without a verdict": ("result.json", json.dumps(result("a") | {"verdict": "good"}), "verdict must be one of"),
+    "a table with a gap": (
+        "result.json",
+        json.dumps(result("a", tables=[{"title": "", "columns": ["a", "b"], "rows": [["1"]]}])),
+        "every row must have 2 cells",
     ),
-    "a figure that is none": (memory_update, lambda r: r["figures"].append(3), "figures[3]: kind"),
-    "a role that is no name": (
-        memory_update,
-        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(role=3),
-        "figures[0]: groups[1]: bars[2]: role must be of type str, got 3",
+    "metrics with a broken line": ("metrics.jsonl", '{"step": 1}\n{"st\n', "line 2: not JSON"),
+    "a state without a history": ("trainer_state.json", "{}", "log_history must be of type list"),
+    "results of another tool": ("results.json", '{"results": [1]}', "results must be of type dict"),
+    "results without a score": ("results.json", '{"results": {"a": {}}, "configs": {}}', "at least one score"),
+    "results of a wrong form": (
+        "results.json",
+        '{"results": {"a": {"b,none": 1}}, "configs": {}, "n-samples": 7}',
+        "not in the expected form",
     ),
-    "an empty role": (
-        memory_update,
-        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(role=""),
-        "bars[2]: role must be the name of an attention or 'control', got ''",
-    ),
-    "a new kind of result": (memory_update, lambda r: r.update(kind="poll"), "kind must be one of experiment"),
-    "unequal lengths": (
-        learnability,
-        lambda r: r["figures"][0]["series"][1]["y"].pop(),
-        "figures[0]: series[1]: y must be as long as x, 200, got 199",
-    ),
-    "unequal spreads": (
-        learnability,
-        lambda r: r["figures"][0]["series"][0].update(spread=[1]),
-        "spread must be as long",
-    ),
-    "a missing row": (
-        attention_maps,
-        lambda r: r["figures"][0]["panels"][1]["values"].pop(),
-        "panels[1]: values must be 64",
-    ),
-    "a short row": (
-        needle_grid,
-        lambda r: r["figures"][0]["panels"][0]["values"][2].pop(),
-        "values must be 4 rows of 4",
-    ),
-    "no range": (needle_grid, lambda r: r["figures"][0].update(range=None), "range must be of type list"),
-    "half a range": (needle_grid, lambda r: r["figures"][0].update(range=[0, None]), "range must be [low, high]"),
-    "an object as a value": (
-        learnability,
-        lambda r: r["figures"][0]["series"][0]["y"].__setitem__(3, {}),
-        "series[0]: y: expected numbers, got {}",
-    ),
-    "a text on an axis": (
-        learnability,
-        lambda r: r["figures"][0]["series"][0]["x"].__setitem__(3, "x"),
-        "series[0]: x: expected numbers, got 'x'",
-    ),
-    "a list in a map": (
-        needle_grid,
-        lambda r: r["figures"][0]["panels"][0]["values"][0].__setitem__(0, [1]),
-        "panels[0]: values: expected numbers, got [1]",
-    ),
-    "a bar of text": (
-        memory_update,
-        lambda r: r["figures"][0]["groups"][1]["bars"][2].update(value="x"),
-        "bars[2]: expected numbers, got 'x'",
-    ),
-    "a note that is a number": (needle_grid, lambda r: r["figures"][0].update(note=3), "note must be of type str"),
-    "a mark that is none": (learnability, lambda r: r["figures"][0].update(marks=[3]), "marks[0]: name must be"),
-    "half an axis": (
-        learnability,
-        lambda r: r["figures"][0]["y"].update(range=[1]),
-        "figures[0]: y: range must be [low, high], got [1]",
-    ),
-    "a short line in a table": (
-        needle_grid,
-        lambda r: r["tables"][0]["rows"][1].pop(),
-        "tables[0]: every row must have 4",
-    ),
+    "an analysis without figures": ("analysis.json", '{"checkpoint": {"name": "a"}, "input": {}}', "figures must be"),
 }
 
 
-@pytest.mark.parametrize(("make", "change", "complaint"), WRONG.values(), ids=WRONG)
-def test_a_wrong_result_is_refused(make: Callable[[], dict[str, Any]], change: Change, complaint: str) -> None:
-    wrong = make()
-    assert checked(wrong, "the file")["name"] == wrong["name"]
-    change(wrong)
-    with pytest.raises(ReportError) as raised:
-        checked(wrong, "the file")
-    assert str(raised.value).startswith("the file: ")
-    assert complaint in str(raised.value)
+@pytest.mark.parametrize(("name", "content", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_file_is_one_line_and_the_rest_is_shown(
+    name: str, content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(tmp_path / "good" / "result.json", memory_update())
+    file = tmp_path / "bad" / name
+    file.parent.mkdir()
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    page = tmp_path / "page.html"
+    assert cli.main(["report", str(tmp_path), "--out", str(page)]) == 0
+    shown_page = page.read_text()
+    assert shown_page.count('class="damaged"') == 1
+    assert message in shown_page
+    assert "Memory update" in shown_page
+    assert message in capsys.readouterr().err
+    # With nothing else to show it is an error.
+    assert cli.main(["report", str(file), "--out", str(page)]) == 1
+    assert message in capsys.readouterr().err
 
 
-def test_numbers_that_json_lacks_become_nothing_and_the_given_result_stays(tmp_path: Path) -> None:
-    given = needle_grid()
-    before = copy.deepcopy(given)
-    assert checked(given, "here")["tables"][0]["rows"][3][1] is None
-    assert repr(given) == repr(before)
-    given["tables"][0]["rows"][3][1] = 10**400
-    assert checked(given, "here")["tables"][0]["rows"][3][1] is None
-    # Python writes NaN to JSON files and reads it back.
-    given = needle_grid()
-    put(tmp_path, given)
-    assert find_results([tmp_path])[0]["tables"][0]["rows"][3][1] is None
+def test_wrong_words_are_errors_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(tmp_path / "result.json", result("a"))
+    (tmp_path / "empty").mkdir()
+    same = str(tmp_path / "page.html")
+    for words, message in (
+        ([str(tmp_path / "nowhere")], "nowhere"),
+        ([str(tmp_path / "empty")], "expected one of result.json, metrics.jsonl"),
+        ([str(tmp_path), "--out", str(tmp_path / "page.json")], "ends with .html"),
+        ([str(tmp_path), "--out", same, "--markdown", same], "--markdown must be another file"),
+    ):
+        assert cli.main(["report", *words]) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_the_published_records_are_read(tmp_path: Path) -> None:
+    results = read_results([RECORDS])
+    assert len(results) == len(list(RECORDS.rglob("result.json")))
+    assert {made["kind"] for made in results} == {"experiment"}
+
+
+def test_numbers_that_are_not_finite_are_missing() -> None:
+    rows = [[float("nan"), 10**400], [-float("inf"), "text"]]
+    table = {"title": "", "columns": ["a", "b"], "rows": rows}
+    assert checked(result("a", tables=[table]))["tables"][0]["rows"] == [[None, None], [None, "text"]]
+
+
+def test_numbers_are_written_as_people_read_them() -> None:
+    values = [None, "text", 7, -0.0123456, 12345.6, 1e-9, 1.2e308, -2.5]
+    assert [*map(shown, values)] == ["–", "text", "7", "−0.01235", "12346", "1.00·10⁻⁹", "1.20·10³⁰⁸", "−2.5"]
+    assert with_spread(99.94, 0.06) == "99.940 ± 0.060"
+    assert with_spread(-99.94, 0.06, 1) == "−99.9 ± 0.1"
+    assert [tick(value) for value in (64, 2048, 3 << 20, 0.01, 1e6, 0)] == ["64", "2K", "3M", "0.01", "10⁶", "0"]

@@ -14,8 +14,6 @@ from lucid_attention.files import read_json
 from lucid_lab.data.tokenize import tokenize
 from lucid_lab.data.tokenizer import train as train_tokenizer
 from lucid_lab.locks import locked
-from lucid_lab.report.records import ReportError
-from lucid_lab.report.runs import read_training
 from lucid_lab.training.checkpoints import checkpoints
 from lucid_lab.training.recipe import Recipe
 
@@ -118,8 +116,6 @@ def test_altered_numbers_of_a_finished_run_are_named_and_written_again(whole: Pa
         ended = lucid(words("tiny_needle", run))
         assert ended.code == 1
         assert str(file) in ended.err
-        with pytest.raises(ReportError, match=name):
-            read_training(run)
         if name == "summary.json":
             file.write_bytes(before)
     files["summary.json"].unlink()

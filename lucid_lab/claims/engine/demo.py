@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"lucid demo: error: {error}", file=sys.stderr)
         return 1
     show(results)
-    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
+    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}")
     if not args.full:
         print(f"Every attention, with several seeds: lucid demo --full, or make demo ARGS=--full ({DEMO.about})")
     return 0

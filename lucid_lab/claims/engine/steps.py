@@ -10,7 +10,6 @@ from pathlib import Path
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from ...analysis.arguments import analyze_arguments
 from ...bench.arguments import bench_arguments
 from ...data.arguments import tokenize_arguments
 from ...data.sources import DOLMA
@@ -21,6 +20,14 @@ from ...training.estimate import Estimate, estimate
 from ...training.inputs import new_config
 from ...training.recipe import Recipe
 from .arguments import experiment_arguments
+
+
+def analyze_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of `lucid analyze` that steps use."""
+    parser.add_argument("checkpoint")
+    for name in ("what", "samples", "tokens-from", "tokenizer", "text", "length", "lengths", "limit", "layers", "out"):
+        parser.add_argument(f"--{name}")
+
 
 # The arguments of the commands that a step may be.
 ARGUMENTS = {

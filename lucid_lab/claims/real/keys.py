@@ -15,8 +15,7 @@ from torch import Tensor
 from ...analysis.capture import visit_layers
 from ...analysis.conditioning import key_condition_numbers
 from ...analysis.hit_rate import Query, hit_rates
-from ...analysis.layer import Layer
-from ...analysis.matrix import KeyMatrix, LikeKeys
+from ...analysis.layer import KeyMatrix, Layer, LikeKeys
 from ..engine.jobs import Job, Record, Work
 from .given import TEST, Given, open_model, read_tokens
 from .questions import Haystacks, needle_prompts
