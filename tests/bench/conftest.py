@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lucid_lab import cli
 from lucid_lab.bench.cases import linear, path, path_decode, solve
 from lucid_lab.bench.results import Settings
+
+from lucid_lab import cli
 
 Bench = Callable[..., tuple[int, str]]
 

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lucid_lab.bench import command, results
-from lucid_lab.bench.arguments import CATALOGUE
 from lucid_lab.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
 from lucid_lab.bench.cases.memory import Job, measure_cost
 from lucid_lab.bench.cases.path import LUCID_PATH
 from lucid_lab.bench.cases.peers import OURS
 from lucid_lab.bench.command import BENCHMARKS, _publish
-from lucid_lab.bench.gate import Shape
-from lucid_lab.bench.harness import Spread, machine
 from lucid_lab.bench.pages import Published
 from lucid_lab.bench.report import PAGES
 from lucid_lab.bench.results import Check, Entry, Record, Results, Settings
+
+from lucid_lab.bench import command, results
+from lucid_lab.bench.arguments import CATALOGUE
+from lucid_lab.bench.gate import Shape
+from lucid_lab.bench.harness import Spread, machine
 from lucid_lab.fingerprint import sources
 from lucid_lab.locks import locked
 from tests.bench.conftest import Bench

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from lucid_lab.bench.cases import decode, linear, path, path_decode, peers, solve
 from lucid_lab.bench.cases.path import LUCID_PATH, PATH
+from torch import Tensor
+
 from lucid_lab.bench.gate import WrongAnswer
 from tests.bench.conftest import Bench
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from lucid_lab.bench import harness
 from lucid_lab.bench.cases import on_device
 from lucid_lab.bench.cases.whole_models import FULL, GEMMA_1B, GEMMA_4B, PAPER_1B, QWEN, SLIDING
+
+from lucid_lab.bench import harness
 from lucid_lab.bench.harness import device_clock
 from tests.bench.conftest import Bench
 

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
-
 from lucid_lab.bench.cases import model_decode, model_training, whole_models
 from lucid_lab.bench.cases.model_decode import with_growth
 from lucid_lab.bench.cases.model_training import compose, head_step
@@ -26,9 +23,12 @@ from lucid_lab.bench.cases.whole_models import (
     pairs,
 )
 from lucid_lab.bench.command import BENCHMARKS, _publish
+from lucid_lab.bench.results import Results, Settings
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
+
 from lucid_lab.bench.gate import WrongAnswer
 from lucid_lab.bench.harness import machine
-from lucid_lab.bench.results import Results, Settings
 from tests.bench.conftest import Bench
 
 pytestmark = pytest.mark.usefixtures("short_runs")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from lucid_lab.bench.cases import decode, model_decode, model_training, peers, solve
+from lucid_lab.bench.results import Settings
 from torch import Tensor
 
 from lucid_lab.bench import harness
-from lucid_lab.bench.cases import decode, model_decode, model_training, peers, solve
 from lucid_lab.bench.gate import WrongAnswer
-from lucid_lab.bench.results import Settings
 from lucid_lab.claims import decode_latency, training_overhead
 from lucid_lab.claims.engine import timing
 from lucid_lab.claims.engine.jobs import Job, Store, Work

@@ -11,7 +11,6 @@ from pathlib import Path
 from lucid_attention.nn.attention import ATTENTIONS
 
 from ...analysis.arguments import analyze_arguments
-from ...bench.arguments import bench_arguments
 from ...data.arguments import tokenize_arguments
 from ...data.sources import DOLMA
 from ...evals.arguments import eval_arguments, make_data_arguments
@@ -21,6 +20,15 @@ from ...training.estimate import Estimate, estimate
 from ...training.inputs import new_config
 from ...training.recipe import Recipe
 from .arguments import experiment_arguments
+
+
+def bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid bench` that steps use."""
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+
 
 # The arguments of the commands that a step may be.
 ARGUMENTS = {
