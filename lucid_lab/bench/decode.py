@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -95,16 +94,11 @@ def by_lucid(cache: Cache) -> Decoded:
     return step.o, step.y
 
 
-class Decoder(NamedTuple):
-    run: Callable[[Cache], Decoded]
-    solves: bool
-
-
-DECODERS = {
-    SDPA: Decoder(by_sdpa, solves=False),
-    PRODUCTS: Decoder(by_products, solves=False),
-    SOFTMAX_STEP: Decoder(by_softmax_step, solves=False),
-    LUCID: Decoder(by_lucid, solves=True),
+DECODERS: dict[str, Callable[[Cache], Decoded]] = {
+    SDPA: by_sdpa,
+    PRODUCTS: by_products,
+    SOFTMAX_STEP: by_softmax_step,
+    LUCID: by_lucid,
 }
 
 
@@ -115,7 +109,8 @@ def check_truth(shape: Shape) -> None:
     y, where = gate.true_values(k, v), f"decode, {shape}, context {GATE_CONTEXT}"
     truths = [(gate.true_attention(q, k, v, solves)[:, :, -1:], (v, y)[solves][:, :, -1:]) for solves in (False, True)]
     gate.check_sharp(where, truths[1][0], truths[0][0])
-    for name, (run, solves) in DECODERS.items():
+    for name, run in DECODERS.items():
+        solves = name == LUCID
         cache = Cache.of(q, k, v, (v, y.float())[solves][:, :, :-1])
         gate.check(where, name, run(cache), truths[solves], gate.DECODER_PARTS)
 
@@ -132,8 +127,8 @@ def measure(shape: Shape, context: int, settings: Settings) -> Result:
     expected = by_sdpa(filled)
     for name in (PRODUCTS, SOFTMAX_STEP):
         where = f"decode, {shape}, context {context}"
-        gate.check(where, name, DECODERS[name].run(filled), expected, gate.DECODER_PARTS, repr(SDPA))
-    runs: dict[str, Run] = {name: partial(decoder.run, filled) for name, decoder in DECODERS.items()}
+        gate.check(where, name, DECODERS[name](filled), expected, gate.DECODER_PARTS, repr(SDPA))
+    runs: dict[str, Run] = {name: partial(run, filled) for name, run in DECODERS.items()}
     times = race(runs, budget=settings.budget, seed=f"{shape} {context}", least=settings.least)
     seconds = {name: Spread.of(times[name]) for name in times}
     best = min(TORCH, key=lambda name: seconds[name].median)

@@ -19,10 +19,9 @@ import torch
 SHORT_SECONDS = 0.05
 # The first round counts if all calls are longer than this. Otherwise it warms up.
 LONG_SECONDS = 0.5
-# The fewest rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if it takes more than 20.
-ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
-LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
-MOST_ROUNDS = 500
+# The fewest rounds, even beyond the budget, by the seconds of a round: long ones average over slow spells.
+ROUNDS = {4.0: 5, 20.0: 3, float("inf"): 2}
+BRIEF_ROUNDS, MOST_ROUNDS = 3, 500
 # Environment variables that change times: the instructions that may be used, and the size above which glibc returns
 # memory to the system at once (at most 32 MiB by default), so that the next tensor of that size gets fresh pages.
 SETTINGS = (
@@ -46,7 +45,7 @@ class Spread(NamedTuple):
     def of(cls, values: list[float]) -> "Spread":
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, median, high = (float(f"{x:.5g}") for x in statistics.quantiles(values, n=4, method="inclusive"))
         return cls(median, low, high, len(values))
 
 
@@ -78,25 +77,19 @@ def race(
         short = min(first.values()) < SHORT_SECONDS
         if min(first.values()) > LONG_SECONDS:
             times = {name: [seconds] for name, seconds in first.items()}
-        least = least or _least_rounds(sum(seconds for name, seconds in first.items() if name not in brief))
+        one_round = sum(seconds for name, seconds in first.items() if name not in brief)
+        least = least or next(rounds for longest, rounds in ROUNDS.items() if one_round <= longest)
         start, done = time.perf_counter(), len(times[order[0]])
         while done < least or (done < most and time.perf_counter() - start < budget):
             shuffle(order)
             for name in order:
-                if name in brief and done >= LONG_ROUNDS:
+                if name in brief and done >= BRIEF_ROUNDS:
                     continue
                 if short:
                     runs[name]()
                 times[name].append(clock(runs[name]))
             done += 1
     return times
-
-
-def _least_rounds(round_seconds: float) -> int:
-    """Long rounds need fewer repetitions: each one averages over slow spells."""
-    if round_seconds > LONGEST_ROUND_SECONDS:
-        return LONGEST_ROUNDS
-    return ROUNDS if round_seconds < LONG_ROUND_SECONDS else LONG_ROUNDS
 
 
 def ratios(times: list[float], peer: list[float]) -> Spread:
@@ -111,7 +104,12 @@ def device_clock(device: torch.device) -> Clock:
 
     def clock(run: Run) -> float:
         torch.accelerator.synchronize(device)
-        return _seconds(lambda: (run(), torch.accelerator.synchronize(device)))
+
+        def whole() -> None:
+            run()
+            torch.accelerator.synchronize(device)
+
+        return _seconds(whole)
 
     return clock
 

@@ -91,7 +91,8 @@ def measure(N: int, *, backward: bool, grows: bool, settings: Settings) -> Resul
         runs[SDPA] = partial(gate.evaluate, sdpa, gate.inputs(*SHAPE, N), backward)
     # Twice the usual budget: many contestants share it, and the limit is close to the expected ratio of 2.
     times = race(runs, budget=2 * settings.budget, seed=f"linear {N}", brief={SDPA}, least=settings.least)
-    measured, limits = {}, {}
+    measured: dict[str, Spread] = {}
+    limits: dict[str, float] = {}
     for name in MEMBERS:
         if SDPA in times:
             measured[f"{name} / {SDPA}"] = ratios(times[name], times[SDPA])

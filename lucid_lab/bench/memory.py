@@ -1,17 +1,15 @@
-"""The case `memory`: peak memory and its growth with the length.
+"""The case `memory`: peak memory of one call, and its growth with the length.
 
-`python -m lucid_lab.bench.memory JOB` measures one call and prints JSON. Each call has its own process: a peak never
-falls, so an earlier call would hide the peak of the next one.
+Each call has its own process: a peak never falls, so an earlier call would hide the peak of the next one.
 """
 
-import json
+import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -24,14 +22,13 @@ from .records import Case, Point, Result, Settings
 from .solve import DENSE, LUCID, PASSES, SDPA
 
 WARM_UP_LENGTH, REPEATS = 300, 3
-# Limits on the memory over that of SDPA, by heads.
-LIMITS = {Shape(64, 8, 8): 2.2, Shape(64, 32, 4): 1.1}
-# Limits on the share of the memory of the matrices P, and on memory(N) / memory(N/2). Quadratic memory gives 4.
-SHARE_LIMIT, GROWTH_LIMIT = 0.01, 2.3
+# Limits on the memory over that of SDPA, by heads, and on memory(N) / memory(N/2). Quadratic memory gives 4.
+LIMITS, GROWTH_LIMIT = {Shape(64, 8, 8): 2.2, Shape(64, 32, 4): 1.1}, 2.3
 GROWTH_SHAPE, GROWTH_LENGTHS, DENSE_LENGTH = Shape(64, 2, 2), (1024, 2048, 4096, 8192, 16384), 8192
-LONG = 65536
 PATH_SHAPE, PATH_LENGTHS = Shape(64, 4, 4), (2048, 4096, 8192)
-SHARE, GROWTH = "share of N × N", "{}, N over N/2".format
+# A length at which N × N matrices would not fit.
+LONG, QUICK_LENGTH = 65536, 1024
+MALLOC = "MALLOC_MMAP_THRESHOLD_"
 
 
 @dataclass(frozen=True)
@@ -39,42 +36,29 @@ class Job:
     """One call. name: of `solve.CONTESTANTS` or `path.ATTENTIONS`."""
 
     name: str
-    D: int
-    heads: int
-    kv_heads: int
+    shape: Shape
     N: int
     backward: bool = True
     threads: int = 1
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Peak memory of a call, inputs excluded, and its time."""
-
-    megabytes: float
-    seconds: float
-
-
-def measure_cost(job: Job) -> Cost:
-    """Run `job` in a process of its own. Needs /proc of Linux."""
+def measure_cost(job: Job) -> tuple[float, float]:
+    """Peak memory of a call in a process of its own, in MB without its inputs; and its seconds. Needs Linux's /proc."""
+    before = os.environ.get(MALLOC)
     # With this threshold glibc maps each tensor by itself. Otherwise it keeps freed memory, which would count.
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, "-m", "lucid_lab.bench.memory", json.dumps(asdict(job))]
-    # `-m` looks in the current folder first: the process measures the same package as this one.
-    process = subprocess.run(command, cwd=Path(__file__).parents[2], env=env, capture_output=True, text=True)
-    if process.returncode:
-        raise RuntimeError(
-            f"the memory of {job} could not be measured (exit code {process.returncode}): {process.stderr}"
-        )
-    return Cost(**json.loads(process.stdout))
+    os.environ[MALLOC] = "65536"
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(_measure, job).result()
+    finally:
+        del os.environ[MALLOC]
+        os.environ |= {} if before is None else {MALLOC: before}
 
 
 def _call(job: Job) -> Callable[[], object]:
     if job.name in path.ATTENTIONS:
-        path_tensors = path.inputs(Shape(job.D, job.heads, job.kv_heads), job.N)
-        return lambda: path.evaluate(job.name, path_tensors, job.backward)
-    tensors = gate.inputs(job.D, job.heads, job.kv_heads, job.N)
-    return lambda: gate.evaluate(solve.CONTESTANTS[job.name].run, tensors, job.backward)
+        return partial(path.evaluate, job.name, path.inputs(job.shape, job.N), job.backward)
+    return partial(gate.evaluate, solve.CONTESTANTS[job.name], gate.inputs(*job.shape, job.N), job.backward)
 
 
 def _status(name: str) -> float:
@@ -82,7 +66,7 @@ def _status(name: str) -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
-def _measure(job: Job) -> Cost:
+def _measure(job: Job) -> tuple[float, float]:
     torch.set_num_threads(job.threads)
     # Memory that libraries take on first use is not counted.
     _call(replace(job, N=WARM_UP_LENGTH))()
@@ -92,79 +76,65 @@ def _measure(job: Job) -> Cost:
     result = call()
     seconds, peak = time.perf_counter() - start, _status("VmHWM")
     del result
-    return Cost(peak - before, seconds)
+    return peak - before, seconds
 
 
 @cache
 def _cost(job: Job, repeats: int) -> tuple[float, Spread]:
     """Median megabytes, and seconds, of `repeats` processes."""
     costs = [measure_cost(job) for _ in range(repeats)]
-    return statistics.median(cost.megabytes for cost in costs), Spread.of([cost.seconds for cost in costs])
+    return statistics.median(size for size, _ in costs), Spread.of([seconds for _, seconds in costs])
 
 
-def _one(value: float) -> Spread:
-    return Spread(value, value, value, 1)
-
-
-def compare(shape: Shape, N: int, names: tuple[str, ...], *, grows: bool, settings: Settings) -> Result:
-    """Forward+backward of several contestants; with `grows`, also at half the length."""
+def measure(
+    shape: Shape, N: int, names: tuple[str, ...], *, settings: Settings, backward: bool = True, grows: bool = False
+) -> Result:
+    """Memory of the contestants `names`, over that of SDPA; with `grows`, also over that at half the length."""
     if path.PATH in names:
-        path.check_truth(shape, path.GATE_LENGTH, True)
+        path.check_truth(shape, path.GATE_LENGTH, backward)
     else:
-        solve.check_truth(shape, solve.GATE_LENGTH, True, torch.float32, names)
+        solve.check_truth(shape, solve.GATE_LENGTH, backward, torch.float32, names)
     repeats = 1 if settings.quick else REPEATS
-    jobs = {name: Job(name, *shape, N, threads=settings.threads[0]) for name in names}
+    jobs = {name: Job(name, shape, N, backward, settings.threads[0]) for name in names}
     costs = {name: _cost(job, repeats) for name, job in jobs.items()}
-    megabytes = {name: cost[0] for name, cost in costs.items()}
-    others = [name for name in names if name != SDPA]
-    measured = {f"{name} / {SDPA}": _one(megabytes[name] / megabytes[SDPA]) for name in others}
-    limits = {f"{LUCID} / {SDPA}": LIMITS[shape]} if shape in LIMITS else {}
-    for name in others if grows else ():
-        if name != DENSE:
-            measured[GROWTH(name)] = _one(megabytes[name] / _cost(replace(jobs[name], N=N // 2), repeats)[0])
-            limits[GROWTH(name)] = GROWTH_LIMIT
-    return Result({name: cost[1] for name, cost in costs.items()}, measured, {}, limits, megabytes)
-
-
-def reach(shape: Shape, N: int, settings: Settings) -> Result:
-    """One forward pass at a length at which N × N matrices would not fit."""
-    solve.check_truth(shape, solve.GATE_LENGTH, False, torch.float32, (LUCID,))
-    megabytes, seconds = _cost(Job(LUCID, *shape, N, False, settings.threads[0]), 1)
-    share = megabytes / (4e-6 * shape.kv_heads * N**2)
-    return Result({LUCID: seconds}, {SHARE: _one(share)}, {}, {SHARE: SHARE_LIMIT}, {LUCID: megabytes})
+    megabytes = {name: size for name, (size, _) in costs.items()}
+    measured, limits = {}, {f"{LUCID} / {SDPA}": LIMITS[shape]} if shape in LIMITS else {}
+    for name, size in megabytes.items():
+        if SDPA in names and name != SDPA:
+            measured[f"{name} / {SDPA}"] = Spread.of([size / megabytes[SDPA]])
+        if grows and name not in (SDPA, DENSE):
+            growth = f"{name}, N over N/2"
+            measured[growth] = Spread.of([size / _cost(replace(jobs[name], N=N // 2), repeats)[0]])
+            limits[growth] = GROWTH_LIMIT
+    return Result({name: seconds for name, (_, seconds) in costs.items()}, measured, {}, limits, megabytes)
 
 
 def _points(settings: Settings) -> list[Point]:
-    quick = settings.quick
-    jobs: list[tuple[Shape, int, tuple[str, ...], bool]] = []
-    jobs += [(shape, 1024 if quick else 4096, (SDPA, LUCID), False) for shape in LIMITS]
-    for N in (1024,) if quick else GROWTH_LENGTHS:
+    quick = (QUICK_LENGTH,) if settings.quick else ()
+    calls: list[tuple[Shape, int, tuple[str, ...], bool, bool]] = []
+    for shape in LIMITS:
+        calls += [(shape, N, (SDPA, LUCID), True, False) for N in quick or (4096,)]
+    for N in quick or GROWTH_LENGTHS:
         names = (SDPA, LUCID, DENSE) if N <= DENSE_LENGTH else (SDPA, LUCID)
-        jobs.append((GROWTH_SHAPE, N, names, GROWTH_LENGTHS[0] < N))
-    for N in (1024,) if quick else PATH_LENGTHS:
-        jobs.append((PATH_SHAPE, N, (SDPA, *path.ATTENTIONS), not quick and PATH_LENGTHS[0] < N))
+        calls.append((GROWTH_SHAPE, N, names, True, GROWTH_LENGTHS[0] < N))
+    for N in quick or PATH_LENGTHS:
+        calls.append((PATH_SHAPE, N, (SDPA, *path.ATTENTIONS), True, PATH_LENGTHS[0] < N))
+    for N in quick or (LONG,):
+        calls.append((GROWTH_SHAPE, N, (LUCID,), False, True))
     threads = settings.threads[0]
-    points = [
+    return [
         Point(
-            {"threads": threads, "heads": shape.label, "pass": PASSES[True], "N": N},
-            partial(compare, shape, N, names, grows=grows, settings=settings),
+            {"threads": threads, "heads": shape.label, "pass": PASSES[backward], "N": N},
+            partial(measure, shape, N, names, backward=backward, grows=grows, settings=settings),
         )
-        for shape, N, names, grows in jobs
+        for shape, N, names, backward, grows in calls
     ]
-    N = 4096 if quick else LONG
-    sizes = {"threads": threads, "heads": GROWTH_SHAPE.label, "pass": PASSES[False], "N": N}
-    return [*points, Point(sizes, partial(reach, GROWTH_SHAPE, N, settings))]
 
 
 CASE = Case(
     "memory",
     "Peak memory of one float32 call, D = 64, without that of its inputs, in a fresh process after a small call "
-    f"(median of {REPEATS} processes), and a length that only linear memory reaches. Limits: 2.2 × SDPA for 8/8 heads, "
-    f"1.1 × for 32/4; {GROWTH_LIMIT} × the memory at half the length; {SHARE_LIMIT:.0%} of the N × N matrices. Memory "
-    "over its limit is an error.",
+    f"(median of {REPEATS} processes), up to a length at which N × N matrices would not fit. Limits: 2.2 × SDPA for "
+    f"8/8 heads, 1.1 × for 32/4; {GROWTH_LIMIT} × the memory at half the length. Memory over its limit is an error.",
     _points,
 )
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_measure(Job(**json.loads(sys.argv[1]))))))

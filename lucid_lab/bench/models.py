@@ -15,7 +15,7 @@ from torch import Tensor
 from ..devices import find_device
 from . import gate
 from .harness import Run, Spread, device_clock, race, ratios
-from .records import Case, Point, Result, Settings
+from .records import Case, Point, Result, Settings, Sizes
 from .solve import LUCID, SDPA
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -32,8 +32,8 @@ ABOUT_ZERO = 0.005
 DECODE_AT, DECODE_LIMIT, PAPER_CONTEXT, PAPER_TOKENS = 8192, 1.15, 32768, 100
 # Tokens of one run of decoding, and rounds: caches grow by the tokens in every one.
 TOKENS, QUICK_TOKENS, MOST_ROUNDS = 8, 2, 16
-# Seconds of timing.
-TRAINING_BUDGET, DECODING_BUDGET, DEVICE_BUDGET = 90.0, 12.0, 60.0
+# Of the usual seconds of timing.
+LONGER = 10
 # The first tokens of a cache run through the model. The others repeat them.
 SEED_TOKENS = 32
 
@@ -170,7 +170,7 @@ def filled_cache(model: Any, kind: str, context: int, room: int) -> Any:
     A prefill of 32K tokens would take minutes, and the time of a step does not depend on the values.
     """
     past = empty_cache(model, kind, context + room)
-    model(input_ids=torch.arange(SEED_TOKENS, device=model.device)[None], past_key_values=past)
+    model(input_ids=torch.arange(1, 1 + SEED_TOKENS, device=model.device)[None], past_key_values=past)
     for layer in past.layers:
         if layer.is_sliding:
             more = layer.keys[:, :, :1].expand(-1, -1, context - SEED_TOKENS, -1)
@@ -275,8 +275,7 @@ def measure_training(shape: ModelShape, T: int, settings: Settings, *, whole: bo
         name: partial(training_step, model.train(), ids, optimizer)
         for name, model in ((SDPA, softmax), (LUCID, with_lucid(softmax)))
     }
-    budget = settings.budget if settings.quick else DEVICE_BUDGET if whole else TRAINING_BUDGET
-    times = race(runs, budget=budget, seed=f"{shape.name} {T}", least=settings.least, clock=device_clock(device))
+    times = _race(runs, device, settings)
     limits = {} if shape.paper is None or whole else {RATIO: 1 + (shape.paper or ABOUT_ZERO)}
     return _result(times, shape.layers / measured.layers, {RATIO: shape.counted(T)}, limits)
 
@@ -301,11 +300,14 @@ def measure_decoding(shape: ModelShape, kind: str, context: int, settings: Setti
     gate.check(where, AT_STRENGTH_0, first[AT_STRENGTH_0], first[SDPA], against=repr(SDPA))
     del caches[AT_STRENGTH_0]
     runs: dict[str, Run] = {name: partial(generate, contestants[name], caches[name], token, count) for name in caches}
-    budget = settings.budget if settings.quick else DEVICE_BUDGET if whole else DECODING_BUDGET
-    rounds, seed = {"least": settings.least, "most": MOST_ROUNDS}, f"{shape.name} {kind} {context}"
-    times = race(runs, budget=budget, seed=seed, clock=device_clock(device), **rounds)
+    times = _race(runs, device, settings)
     limits = {RATIO: DECODE_LIMIT} if context == DECODE_AT and not whole else {}
     return _result(times, shape.layers / measured.layers / count, {}, limits)
+
+
+def _race(runs: dict[str, Run], device: torch.device, settings: Settings) -> dict[str, list[float]]:
+    budget, clock = LONGER * settings.budget, device_clock(device)
+    return race(runs, budget=budget, seed="models", least=settings.least, most=MOST_ROUNDS, clock=clock)
 
 
 def _result(
@@ -340,7 +342,7 @@ def _decoding_points(settings: Settings) -> list[Point]:
 
 
 def _device_points(settings: Settings) -> list[Point]:
-    sizes = {"threads": max(settings.threads), "device": str(find_device(settings.device))}
+    sizes: Sizes = {"threads": max(settings.threads), "device": str(find_device(settings.device))}
     points = []
     for shape in DECODING_SHAPES:
         for T in (QUICK_LENGTH,) if settings.quick else LENGTHS:

@@ -21,7 +21,7 @@ from . import gate
 from .decode import DECODERS, TORCH, Cache
 from .gate import Shape
 from .harness import Run, Spread, race, ratios
-from .records import Case, Point, Result, Settings
+from .records import Case, Point, Result, Settings, Sizes
 from .solve import PASSES, SDPA, sdpa
 
 PATH, LUCID_PATH = "PaTH", "LUCID-PaTH"
@@ -34,16 +34,13 @@ GATE_LENGTH = 300
 DENSE_LENGTH = 2048
 PARTS = (*gate.ATTENTION_PARTS, "the gradient of w", "the gradient of β")
 LEAF = 64
-# The limit of a pass is this multiple of the counted ratio; at length AT there are fixed limits too, that of LUCID-PaTH
-# for grouped heads. The limits of decoding are for the longest context.
-SLACK, AT, FIXED = 1.4, 4096, {PATH: 1.6, LUCID_PATH: 1.8}
-DECODE_LIMITS = {PATH: 1.15, LUCID_PATH: 1.25}
+# The limit of a pass is this multiple of the counted ratio. The limits of decoding are for the longest context.
+SLACK, DECODE_LIMITS = 1.4, {PATH: 1.15, LUCID_PATH: 1.25}
 DECODING, MOVE = "one token", "move of all keys"
 # Live keys of an average step.
 LIVE = APPLY_EVERY // 2
 
-PathAttention = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-ATTENTIONS: dict[str, PathAttention] = {PATH: path_attention, LUCID_PATH: lucid_path_attention}
+ATTENTIONS: dict[str, Callable[..., Tensor]] = {PATH: path_attention, LUCID_PATH: lucid_path_attention}
 
 
 def inputs(shape: Shape, N: int, far: bool = False) -> list[Tensor]:
@@ -107,15 +104,11 @@ def measure(shape: Shape, N: int, *, backward: bool, settings: Settings) -> Resu
     runs: dict[str, Run] = {name: partial(evaluate, name, tensors, backward) for name in (SDPA, *ATTENTIONS)}
     times = race(runs, budget=settings.budget, seed=f"{shape} {N}", least=settings.least)
     counted = {name: flop_ratio(name, shape, N, backward) for name in ATTENTIONS}
-    limits = {name: SLACK * ratio for name, ratio in counted.items()}
-    if N == AT:
-        grouped = shape.heads > shape.kv_heads
-        limits |= {name: min(limits[name], FIXED[name]) for name in ATTENTIONS if name == PATH or grouped}
     return Result(
         {name: Spread.of(times[name]) for name in runs},
         {f"{name} / {SDPA}": ratios(times[name], times[SDPA]) for name in ATTENTIONS},
         {f"{name} / {SDPA}": ratio for name, ratio in counted.items()},
-        {f"{name} / {SDPA}": limit for name, limit in limits.items()},
+        {f"{name} / {SDPA}": SLACK * ratio for name, ratio in counted.items()},
     )
 
 
@@ -155,7 +148,7 @@ def measure_decoding(shape: Shape, context: int, settings: Settings) -> Result:
     del q, k, v
     check_step(shape, context, cache, w, beta)
     old_keys = cache.k[:, :, :context]
-    runs: dict[str, Run] = {name: partial(DECODERS[name].run, cache) for name in TORCH}
+    runs: dict[str, Run] = {name: partial(DECODERS[name], cache) for name in TORCH}
     runs |= {name: partial(path_step, cache, w, beta, product, name == LUCID_PATH) for name in ATTENTIONS}
     runs[MOVE] = lambda: apply_factors(old_keys, product, out=old_keys)
     times = race(runs, budget=settings.budget, seed=f"{shape} {context}", least=settings.least)
@@ -172,7 +165,7 @@ def _points(settings: Settings) -> list[Point]:
     points = []
     for threads in settings.threads:
         for shape in SHAPES:
-            sizes = {"threads": threads, "heads": shape.label}
+            sizes: Sizes = {"threads": threads, "heads": shape.label}
             for backward, what in PASSES.items():
                 for N in QUICK_LENGTHS if settings.quick else LENGTHS:
                     run = partial(measure, shape, N, backward=backward, settings=settings)
@@ -188,7 +181,6 @@ CASE = Case(
     "PaTH and LUCID-PaTH in float32, D = 64, w of length 1 and β uniform in [0, 2], against SDPA. Counted: operations "
     "of the tree, its re-basing and leaves included. One token after a cache of N, with all writes and a share of the "
     f"move of all keys every {APPLY_EVERY} tokens, against the faster of SDPA and two matrix products. Limits: {SLACK} "
-    f"× counted; at N = {AT} at most {FIXED[PATH]} for PaTH and {FIXED[LUCID_PATH]} for LUCID-PaTH with grouped heads; "
-    f"{DECODE_LIMITS[PATH]} and {DECODE_LIMITS[LUCID_PATH]} for a token at {CONTEXTS[-1]}.",
+    f"× counted; {DECODE_LIMITS[PATH]} and {DECODE_LIMITS[LUCID_PATH]} for a token at {CONTEXTS[-1]}.",
     _points,
 )

@@ -54,11 +54,8 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Result":
-        spreads = {what: {name: Spread(*values) for name, values in data[what].items()} for what in SPREADS}
-        return cls(**spreads, **{what: data[what] for what in ("counted", "limits", "megabytes")})
-
-
-SPREADS = ("seconds", "ratios")
+        seconds, ratios = ({name: Spread(*x) for name, x in data[what].items()} for what in ("seconds", "ratios"))
+        return cls(seconds, ratios, data["counted"], data["limits"], data["megabytes"])
 
 
 class Point(NamedTuple):
@@ -98,10 +95,7 @@ class CaseFile:
     def add(self, sizes: Sizes, result: Result) -> None:
         self.records.append((sizes, result))
         head = json.dumps({"case": self.case, **self.made}, indent=1, ensure_ascii=False)
-        lines = (
-            json.dumps(_rounded({"sizes": sizes, **asdict(result)}), ensure_ascii=False)
-            for sizes, result in self.records
-        )
+        lines = (json.dumps({"sizes": sizes, **asdict(result)}, ensure_ascii=False) for sizes, result in self.records)
         write_whole(self.path, head.removesuffix("\n}") + ',\n "records": [\n' + ",\n".join(lines) + "\n]}\n")
 
 
@@ -114,15 +108,6 @@ def read_case(path: Path) -> tuple[dict[str, Any], list[tuple[Sizes, Result]]]:
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} must be a file of `lucid bench`, got {type(error).__name__}: {error}") from error
     return data, records
-
-
-def _rounded(value: Any) -> Any:
-    """The same JSON with five significant digits."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}")
-    if isinstance(value, dict):
-        return {name: _rounded(item) for name, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def number(x: float) -> str:

@@ -153,7 +153,7 @@ def _look(settings: Settings) -> None:
     print(f"{about['CPU']}, torch {about['torch']}, threads: {settings.threads[0]}; about a minute")
     points = []
     for shape in LOOK_SHAPES:
-        sizes = {"threads": settings.threads[0], "heads": shape.label}
+        sizes: Sizes = {"threads": settings.threads[0], "heads": shape.label}
         for backward, what in ((True, "training"), (False, "prompt")):
             run = partial(solve.measure, shape, LOOK_LENGTH, backward=backward, settings=settings)
             points.append(Point({**sizes, "pass": what, "tokens": LOOK_LENGTH}, run))

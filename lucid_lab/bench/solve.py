@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import product
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from lucid_attention.ops.lucid.api import lucid_attention, precondition
 from . import gate
 from .gate import Shape
 from .harness import Run, Spread, race, ratios
-from .records import Case, Point, Result, Settings
+from .records import Case, Point, Result, Settings, Sizes
 
 SDPA, LUCID, DENSE = "SDPA", "LUCID", "dense solve"
 # The limit is this multiple of the ratio that the count of operations gives.
@@ -30,13 +29,6 @@ DENSE_LENGTH, GATE_LENGTHS = 4096, (4096, 2048)
 PASSES = {False: "forward", True: "forward+backward"}
 
 
-class Contestant(NamedTuple):
-    """run: from q, k, v to the output. solves: whether it computes LUCID, and not softmax attention."""
-
-    run: Callable[[Tensor, Tensor, Tensor], Tensor]
-    solves: bool
-
-
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Torch's causal softmax attention, which LUCID replaces. q: [B, H·G, T, D]; k, v: [B, H, T, D]."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -48,10 +40,11 @@ def dense_solve(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sdpa(q, k, precondition(k, v, impl="reference").contiguous())
 
 
-CONTESTANTS = {
-    SDPA: Contestant(sdpa, solves=False),
-    LUCID: Contestant(lucid_attention, solves=True),
-    DENSE: Contestant(dense_solve, solves=True),
+# From q, k, v to the output. All but SDPA compute LUCID.
+CONTESTANTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    SDPA: sdpa,
+    LUCID: lucid_attention,
+    DENSE: dense_solve,
 }
 
 
@@ -62,8 +55,7 @@ def check_truth(shape: Shape, N: int, backward: bool, dtype: torch.dtype, names:
     truths = [gate.evaluate(partial(gate.true_attention, solves=solves), tensors, backward) for solves in (False, True)]
     gate.check_sharp(where, truths[1][0], truths[0][0], dtype)
     for name in names:
-        run, solves = CONTESTANTS[name]
-        gate.check(where, name, gate.evaluate(run, tensors, backward), truths[solves])
+        gate.check(where, name, gate.evaluate(CONTESTANTS[name], tensors, backward), truths[name != SDPA])
 
 
 def measure(
@@ -81,7 +73,7 @@ def measure(
     check_truth(shape, GATE_LENGTH, backward, dtype, names)
     check_truth(Shape(shape.D, 1, 1), min(N, GATE_LENGTHS[backward]), backward, dtype, names)
     tensors = gate.inputs(*shape, N, dtype)
-    runs: dict[str, Run] = {name: partial(gate.evaluate, CONTESTANTS[name].run, tensors, backward) for name in names}
+    runs: dict[str, Run] = {name: partial(gate.evaluate, CONTESTANTS[name], tensors, backward) for name in names}
     times = race(runs, budget=settings.budget, seed=f"{shape} {N}", brief={DENSE}, least=settings.least)
     main = f"{LUCID} / {SDPA}"
     return Result(
@@ -105,7 +97,7 @@ def _points(settings: Settings) -> list[Point]:
             dense = first and dtype == torch.float32 and N <= DENSE_LENGTH
             names = (SDPA, LUCID, DENSE) if dense else (SDPA, LUCID)
             name = str(dtype).removeprefix("torch.")
-            sizes = {"threads": threads, "dtype": name, "D": shape.D, "heads": shape.label}
+            sizes: Sizes = {"threads": threads, "dtype": name, "D": shape.D, "heads": shape.label}
             run = partial(
                 measure, shape, N, backward=backward, settings=settings, dtype=dtype, names=names, limit=limit
             )

@@ -99,10 +99,8 @@ def cost_job(
         "backward": backward,
         "quick": quick,
     }
-    operations = sum(
-        2.0 * length**2 * head_dim * (heads + 7 * kv_heads) * (3.5 if backward else 1) for length in lengths
-    )
-    seconds = 1 + 4 * len(lengths) + 5 * operations / SPEED
+    work = sum(2.0 * length**2 * head_dim * (heads + 7 * kv_heads) for length in lengths)
+    seconds = 1 + 4 * len(lengths) + 5 * work * (3.5 if backward else 1) / SPEED
     default = f"cost {heads}/{kv_heads} heads, {'forward+backward' if backward else 'forward'}"
     return Job("engine.timing:operator_cost", arguments, label or default, seconds, alone=True)
 
