@@ -256,8 +256,10 @@ def check(shape: ModelShape) -> None:
             gate.check(where, name, (o,), truth, (f"its output from a {kind} cache",))
 
 
-def _measured(shape: ModelShape, settings: Settings, whole: bool) -> ModelShape:
-    return shape.small() if settings.quick else shape if whole else shape.part()
+def _measured(shape: ModelShape, settings: Settings, whole: bool) -> tuple[torch.device, ModelShape]:
+    """Where to run, and what."""
+    device = find_device(settings.device if whole else "cpu")
+    return device, shape.small() if settings.quick else shape if whole else shape.part()
 
 
 def measure_training(shape: ModelShape, T: int, settings: Settings, *, whole: bool = False) -> Result:
@@ -266,7 +268,7 @@ def measure_training(shape: ModelShape, T: int, settings: Settings, *, whole: bo
     whole: run all layers on `settings.device`, with AdamW; otherwise a part of them on the CPU, without it.
     """
     check(shape)
-    device, measured = find_device(settings.device), _measured(shape, settings, whole)
+    device, measured = _measured(shape, settings, whole)
     softmax = build(measured, device=device)
     ids = torch.randint(measured.vocab, (1, T), device=device)
     # The contestants share weights, so one optimiser serves both; its rate is 0, so that both do the same work.
@@ -287,7 +289,7 @@ def measure_decoding(shape: ModelShape, kind: str, context: int, settings: Setti
     whole: run all layers on `settings.device`, 100 tokens at a time; otherwise a part of them on the CPU.
     """
     check(shape)
-    device, measured = find_device(settings.device), _measured(shape, settings, whole)
+    device, measured = _measured(shape, settings, whole)
     softmax = build(measured, device=device).eval()
     count = QUICK_TOKENS if settings.quick else PAPER_TOKENS if whole else TOKENS
     # Doubled, because each round may have a call that is not timed.

@@ -20,7 +20,7 @@ class Settings:
 
     threads: tuple[int, ...] = (1,)
     quick: bool = False
-    device: str = "cpu"
+    device: str = "auto"
 
     @property
     def budget(self) -> float:

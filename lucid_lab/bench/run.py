@@ -57,11 +57,17 @@ def run(
         if name not in CASES:
             raise ValueError(f"unknown case {name!r}{did_you_mean(name, CASES)}: expected some of {', '.join(CASES)}")
     if everything:
-        names = [name for name in CASES if name != models.ON_DEVICE.name]
-    settings = Settings(_thread_counts(thread_counts, everything and not quick), quick, device or _device(names))
+        names = list(dict.fromkeys([*(name for name in CASES if name != models.ON_DEVICE.name), *names]))
+    if not names and (quick or resume or out):
+        raise ValueError("--quick, --resume and --out are for named cases or --all, got none")
+    if device and models.ON_DEVICE.name not in names:
+        raise ValueError(f"--device is for the case {models.ON_DEVICE.name}, got {', '.join(names) or 'no case'}")
+    settings = Settings(_thread_counts(thread_counts, everything and not quick), quick, device or "auto")
     if publish:
-        if quick or out or not (ROOT / "docs").is_dir():
-            raise ValueError(f"--publish needs a checkout, no --quick and no --out: got a package in {ROOT}")
+        if quick or out:
+            raise ValueError("--publish needs full sizes, and chooses the folder: leave out --quick and --out")
+        if not (ROOT / "docs").is_dir():
+            raise ValueError(f"--publish writes into a checkout of the project, got an installed package in {ROOT}")
         out = ROOT / "records" / "bench" / _slug(machine())
     if names:
         _measure(names, settings, out or OUT, resume)
@@ -69,10 +75,6 @@ def run(
         _look(settings)
     if publish:
         print(f"wrote {write_whole(ROOT / 'docs' / 'benchmarks.md', page(ROOT / 'records' / 'bench', CASES.values()))}")
-
-
-def _device(names: Sequence[str]) -> str:
-    return "auto" if models.ON_DEVICE.name in names else "cpu"
 
 
 def _thread_counts(counts: Sequence[int], two: bool) -> tuple[int, ...]:
@@ -111,6 +113,7 @@ def _measure(names: Sequence[str], settings: Settings, out: Path, resume: bool) 
         with FileLock(out / ".lock", timeout=0):
             for name in names:
                 _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
+            (out / ".lock").unlink()
     except Timeout:
         raise ValueError(f"--out must be a folder that no other run writes, got {out}") from None
 

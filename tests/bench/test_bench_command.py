@@ -144,7 +144,9 @@ def test_the_quick_look_ends_with_a_sentence_and_writes_nothing(
 
 REFUSED = {
     "unknown": (("solv", "--quick"), "unknown case 'solv' (did you mean 'solve'?)"),
-    "published quick run": (("solve", "--quick", "--publish"), "--publish needs a checkout, no --quick"),
+    "published quick run": (("solve", "--quick", "--publish"), "--publish needs full sizes"),
+    "no case": (("--quick",), "--quick, --resume and --out are for named cases or --all"),
+    "device of another case": (("solve", "--device", "cpu"), "--device is for the case on_device, got solve"),
     "threads": (("solve", "--threads", "9999"), "--threads must be between 1 and the"),
     "second thread count": (("solve", "--threads", "1", "9999"), "--threads must be between 1 and the"),
     "device": (("on_device", "--quick", "--device", "warp"), "--device must be auto, cpu, or an accelerator"),
@@ -183,7 +185,7 @@ def test_every_case_has_points_of_different_sizes() -> None:
             assert len(set(sizes)) == len(sizes) > 0
             # One table: the same keys in the same order, the length at the end.
             assert len({tuple(point.sizes) for point in points}) == 1
-            assert list(points[0].sizes)[0] == "threads"
+            assert next(iter(points[0].sizes)) == "threads"
             assert all(isinstance(list(point.sizes.values())[-1], int) for point in points)
 
 
