@@ -102,7 +102,7 @@ def bench(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="device of on_device (default: an accelerator if there is one)")
     ] = "",
-    quick: Annotated[bool, typer.Option(help="small sizes and few rounds: a test that cases run")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="small sizes and few rounds: a test that cases run")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="skip the points whose records are in --out")] = False,
     publish: Annotated[
         bool,

@@ -42,6 +42,8 @@ MEMBERS: dict[str, Callable[..., Any]] = {
     "gla": gla_attention,
     "gsa": gsa_attention,
 }
+# The recurrences, token by token.
+REFERENCES = {name: partial(run, impl="reference") for name, run in MEMBERS.items()}
 
 
 def inputs(name: str, shape: Shape, N: int) -> list[Tensor]:
@@ -74,7 +76,7 @@ def check_truth(shape: Shape, N: int, backward: bool) -> None:
     parts = (*gate.ATTENTION_PARTS, *["the gradient of a gate"] * 2)
     for name, run in MEMBERS.items():
         tensors = inputs(name, shape, N)
-        truth = evaluate(partial(run, impl="reference"), [x.double() for x in tensors], backward)
+        truth = evaluate(REFERENCES[name], [x.double() for x in tensors], backward)
         gate.check(f"linear, {shape}, N={N}", name, evaluate(run, tensors, backward), truth, parts)
 
 

@@ -41,6 +41,10 @@ DECODING, MOVE = "one token", "move of all keys"
 LIVE = APPLY_EVERY // 2
 
 ATTENTIONS: dict[str, Callable[..., Tensor]] = {PATH: path_attention, LUCID_PATH: lucid_path_attention}
+REFERENCES: dict[str, Callable[..., Tensor]] = {
+    PATH: partial(path_attention, impl="reference"),
+    LUCID_PATH: partial(lucid_path_attention, impl="reference"),
+}
 
 
 def inputs(shape: Shape, N: int, far: bool = False) -> list[Tensor]:
@@ -72,8 +76,7 @@ def check_truth(shape: Shape, N: int, backward: bool) -> None:
     tensors, where = inputs(shape, N, far=True), f"path, {shape}, N={N}"
     wide = [x.double() for x in tensors]
     truths = {SDPA: gate.evaluate(partial(gate.true_attention, solves=False), [*wide[:3], wide[-1]], backward)}
-    for name, attention in ATTENTIONS.items():
-        truths[name] = gate.evaluate(partial(attention, impl="reference"), wide, backward)
+    truths |= {name: gate.evaluate(reference, wide, backward) for name, reference in REFERENCES.items()}
     gate.check_sharp(where, truths[PATH][0], truths[SDPA][0])
     gate.check_sharp(where, truths[LUCID_PATH][0], truths[PATH][0])
     for name, truth in truths.items():
@@ -131,8 +134,8 @@ def check_step(shape: Shape, context: int, cache: Cache, w: Tensor, beta: Tensor
     new = [x.double() for x in (cache.new_q, cache.new_k, cache.new_v, w, beta)]
     keys, values, norms = (x[:, :, :context].clone() for x in (cache.k, cache.values, cache.inverse_norms))
     pasts = {PATH: (keys.double(), values.double()), LUCID_PATH: (keys.double(), values.double(), norms.double())}
-    for name, attention in ATTENTIONS.items():
-        expected = attention(*new, past=pasts[name], impl="reference")
+    for name, reference in REFERENCES.items():
+        expected = reference(*new, past=pasts[name])
         o = path_step(cache, w, beta, identity_factors(cache.k), name == LUCID_PATH)
         cache.k[:, :, :context] = keys
         gate.check(f"path, {shape}, context {context}", name, (o,), (expected,))

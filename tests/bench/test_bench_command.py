@@ -37,9 +37,7 @@ def test_a_quick_run_leaves_records_and_can_be_resumed(
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", data["date"])
     assert data["commit"] == run.commit()
     (_, solved), (_, decoded) = (read_case(tmp_path / f"{case}.json") for case in ("solve", "decode"))
-    assert [tuple(sizes.values())[1:] for sizes, _ in solved] == [
-        (dtype, 64, "32/4", what, 300) for dtype in ("float32", "bfloat16") for what in ("forward", "forward+backward")
-    ]
+    assert [sizes["dtype"] for sizes, _ in solved] == ["float32"] * 2 + ["bfloat16"] * 2
     for sizes, result in [*solved, *decoded]:
         assert sizes["threads"] == 1
         assert not result.limits  # too small to judge

@@ -45,21 +45,12 @@ def softmax_at_length(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (solve.sdpa if k.shape[2] >= 400 else solve.lucid_attention)(q, k, v)
 
 
-def softmax_for_path(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, **options: Any) -> Tensor:
-    return path.path_attention(q, k, v, w, beta, **options) if options else solve.sdpa(q, k, v)
+def path_without_gradient(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor) -> Tensor:
+    return path.path_attention(q, k, v, w.detach() + 0 * w, beta)
 
 
-def path_without_gradient(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, **options: Any) -> Tensor:
-    return path.path_attention(q, k, v, w if options else w.detach() + 0 * w, beta, **options)
-
-
-def path_for_lucid(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, **options: Any) -> Tensor:
-    return (path.lucid_path_attention if options else path.path_attention)(q, k, v, w, beta, **options)
-
-
-def without_decay(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor, **options: Any) -> Any:
-    given = {"log_decay": log_decay, **options} if options else {}
-    return linear.delta_attention(q, k, v, beta, **given)
+def without_decay(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Any:
+    return linear.delta_attention(q, k, v, beta)
 
 
 SOLVE, PASS = solve.check_truth.__wrapped__, path.check_truth.__wrapped__
@@ -78,12 +69,11 @@ WRONG: dict[str, Wrong] = {
     "a standard decoder for LUCID": (
         decode.DECODERS, LUCID, decode.by_products, partial(decode.check_truth.__wrapped__, GROUPED), "its output",
     ),
-    "softmax for PaTH": (path.ATTENTIONS, PATH, softmax_for_path, partial(PASS, GROUPED, 150, False), "its output"),
     "no gradient of w": (
         path.ATTENTIONS, PATH, path_without_gradient, partial(PASS, GROUPED, 150, True), "the gradient of w",
     ),
     "PaTH for LUCID-PaTH": (
-        path.ATTENTIONS, LUCID_PATH, path_for_lucid, partial(PASS, GROUPED, 150, False), "its output",
+        path.ATTENTIONS, LUCID_PATH, path.path_attention, partial(PASS, GROUPED, 150, False), "its output",
     ),
     "no decay": (
         linear.MEMBERS, "gated_delta", without_decay,
