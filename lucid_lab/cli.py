@@ -92,9 +92,7 @@ def bench(
             "look of a minute",
         ),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="run all cases but on_device: about 80 minutes on two cores")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="run all cases but on_device: more than an hour")] = False,
     threads: Annotated[
         list[int] | None,
         typer.Option(metavar="N", help="thread counts, such as --threads 1 2 (default: 1; for --all 1 2)"),
@@ -118,7 +116,8 @@ def bench(
 ) -> None:
     """Measure what LUCID costs on this machine next to softmax attention.
 
-    Every contestant first has to agree with the defining equation in float64. Results are ratios within one run.
+    Every contestant first has to agree with the defining equation in float64. Results are ratios within one run: a busy
+    machine makes them scatter. Some virtual machines need a setting for bfloat16, which `make bench` finds.
     """
     from .bench.run import run
 

@@ -40,7 +40,7 @@ SEED_TOKENS = 32
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A published model. window: 0 if no layer has one; otherwise every sixth layer has full attention.
+    """A published model. family: its model_type. window: 0 if no layer has one; else every sixth layer is without.
 
     paper: the share that LUCID adds to the cost of training, according to the paper.
     """
@@ -97,8 +97,8 @@ def visible_pairs(T: int, window: int) -> float:
 
 # From config.json of google/gemma-3-1b-pt, the text model in google/gemma-3-4b-pt, and Qwen/Qwen2.5-1.5B. tests/bench
 # counts their parameters: 999 885 952, 3 880 263 168 (with 262 208 tokens), 1 543 714 304.
-GEMMA_1B = ModelShape("Gemma-3-1B", "gemma3", 1152, 6912, 4, 1, 256, 512, 26, 262_144, 0.0)
-GEMMA_4B = ModelShape("Gemma-3-4B", "gemma3", 2560, 10_240, 8, 4, 256, 1024, 34, 262_208, 0.035)
+GEMMA_1B = ModelShape("Gemma-3-1B", "gemma3_text", 1152, 6912, 4, 1, 256, 512, 26, 262_144, 0.0)
+GEMMA_4B = ModelShape("Gemma-3-4B", "gemma3_text", 2560, 10_240, 8, 4, 256, 1024, 34, 262_208, 0.035)
 QWEN = ModelShape("Qwen-2.5-1.5B", "qwen2", 1536, 8960, 12, 2, 128, 0, 28, 151_936, 0.055)
 # The paper's own model (section 4.1), whose cost it does not report.
 PAPER_1B = ModelShape("paper's 1B", "llama", 2048, 5632, 32, 4, 68, 0, 22, 32_000, None)
@@ -107,27 +107,25 @@ TRAINING_SHAPES, DECODING_SHAPES = (GEMMA_1B, GEMMA_4B, QWEN), (GEMMA_1B, GEMMA_
 
 def config(shape: ModelShape, kinds: Sequence[str] | None = None) -> Any:
     """A Transformers configuration, with these kinds of layers in place of the shape's own."""
-    from transformers import Gemma3TextConfig, LlamaConfig, Qwen2Config
+    from transformers import AutoConfig
 
     kinds = kinds or shape.kinds
-    common = {
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": len(kinds),
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": 131_072,
+    window = {"sliding_window": shape.window, "layer_types": list(kinds)} if shape.window else {}
+    return AutoConfig.for_model(
+        shape.family,
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=len(kinds),
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=True,
         # Larger than usual: otherwise the residual stream hides errors of attention from the gate.
-        "initializer_range": 2 * shape.hidden**-0.5,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    if shape.family == "gemma3":
-        return Gemma3TextConfig(**common, sliding_window=shape.window, layer_types=list(kinds))
-    return {"qwen2": Qwen2Config, "llama": LlamaConfig}[shape.family](**common, tie_word_embeddings=True)
+        initializer_range=2 * shape.hidden**-0.5,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **window},
+    )
 
 
 def build(shape: ModelShape, kinds: Sequence[str] | None = None, device: torch.device | None = None) -> Any:

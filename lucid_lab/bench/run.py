@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import subprocess
 import textwrap
 import time
@@ -93,10 +94,10 @@ def _slug(about: dict[str, str]) -> str:
 
 def commit() -> str:
     """The commit of the checkout, "-dirty" after changes; empty outside of a checkout."""
-    described = subprocess.run(
-        ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"], capture_output=True, text=True
-    )
-    return described.stdout.strip() if (ROOT / ".git").exists() else ""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return ""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
 
 
 def _measure(names: Sequence[str], settings: Settings, out: Path, resume: bool) -> None:
@@ -111,9 +112,11 @@ def _measure(names: Sequence[str], settings: Settings, out: Path, resume: bool) 
     out.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(out / ".lock", timeout=0):
-            for name in names:
-                _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
-            (out / ".lock").unlink()
+            try:
+                for name in names:
+                    _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
+            finally:
+                (out / ".lock").unlink()
     except Timeout:
         raise ValueError(f"--out must be a folder that no other run writes, got {out}") from None
 
