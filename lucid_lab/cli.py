@@ -164,6 +164,66 @@ def analyze(
 # ------------------------------------------------------------------------------------------- bench and doctor
 
 
+@command(
+    "bench",
+    example="lucid bench solve decode --threads 1 2",
+    extra="bench",
+    kept="finished points of named cases are kept: --resume continues from there",
+)
+def bench(
+    cases: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CASE",
+            show_default=False,
+            help="solve, decode, path, linear, memory, model_training, model_decode, on_device; without any, a quick "
+            "look of a minute",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="run all cases but on_device: more than an hour")] = False,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="thread counts, such as --threads 1 2 (default: 1; for --all 1 2)"),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="device of on_device (default: an accelerator if there is one)")
+    ] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="small sizes and few rounds: a test that cases run")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="skip the points whose records are in --out")] = False,
+    publish: Annotated[
+        bool,
+        typer.Option(
+            "--publish",
+            help="write into records/bench of a checkout, and docs/benchmarks.md from all records; without cases, only "
+            "the page",
+        ),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="for CASE.json (default: bench_results)", show_default=False)
+    ] = None,
+) -> None:
+    """Measure what LUCID costs on this machine next to softmax attention.
+
+    Every contestant first has to agree with the defining equation in float64. Results are ratios within one run: a busy
+    machine makes them scatter. Some virtual machines need a setting for bfloat16, which `make bench` finds.
+    """
+    from .bench.run import run
+
+    # An option takes one value: the other thread counts of `--threads 1 2` arrive among the cases.
+    counts = [*(threads or []), *(int(word) for word in cases or [] if word.isdecimal())]
+    names = [word for word in cases or [] if not word.isdecimal()]
+    run(
+        names,
+        everything=everything,
+        thread_counts=counts,
+        device=device,
+        quick=quick,
+        resume=resume,
+        publish=publish,
+        out=out,
+    )
+
+
 # ----------------------------------------------------------------------------------------------------- report
 
 

@@ -81,13 +81,6 @@ COMMANDS = {
         "eval",
         kept="finished jobs stay, the same command continues from there",
     ),
-    "bench": Command(
-        "lucid_lab.bench.command",
-        "measure what LUCID costs on this machine next to softmax attention",
-        "lucid bench solve decode --threads 1 2",
-        "bench",
-        kept="finished cases of named benchmarks are kept: --resume continues from there",
-    ),
     "doctor": Command(
         "lucid_lab.bench.doctor",
         "check every implementation on this machine's device, and say what impl='auto' uses there",

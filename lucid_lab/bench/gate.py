@@ -5,7 +5,7 @@ would pass.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,13 +13,18 @@ from torch import Tensor
 
 # Limits on ‖x − truth‖ / ‖truth‖. Correct contestants stay five times below; without the solve the error is near 1.
 TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+TRUTH = "the float64 truth"
+ATTENTION_PARTS = ("its output", "the gradient of q", "the gradient of k", "the gradient of v")
+DECODER_PARTS = ("its output", "its stored value")
 
 
-class WrongAnswer(Exception):
+class WrongAnswer(ValueError):
     """The result of a contestant differs from the definition."""
 
 
 class Shape(NamedTuple):
+    """Heads of attention: D features, `heads` query heads over `kv_heads` key/value heads."""
+
     D: int
     heads: int
     kv_heads: int
@@ -28,6 +33,10 @@ class Shape(NamedTuple):
     def flop_ratio(self) -> float:
         """LUCID over softmax attention by the count of operations: a solve is one more attention per key/value head."""
         return 1 + self.kv_heads / self.heads
+
+    @property
+    def label(self) -> str:
+        return f"{self.heads}/{self.kv_heads}"
 
 
 def inputs(D: int, heads: int, kv_heads: int, N: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -72,19 +81,15 @@ def distance(x: Tensor, truth: Tensor) -> float:
     return float((x.double() - truth).norm() / truth.norm())
 
 
-ATTENTION_PARTS = ("its output", "the gradient of q", "the gradient of k", "the gradient of v")
-DECODER_PARTS = ("its output", "what it stored")
-
-
 def check(
     where: str,
     name: str,
     got: Sequence[Tensor],
-    against: str,
     expected: Sequence[Tensor],
     parts: Sequence[str] = ATTENTION_PARTS,
+    against: str = TRUTH,
 ) -> None:
-    """Compare the tensors of contestant `name` with those of `against` ("the float64 truth", or another contestant)."""
+    """Compare the tensors of contestant `name` with the expected ones, which come from `against`."""
     tolerance = TOLERANCE[got[0].dtype]
     for x, truth, part in zip(got, expected, parts, strict=False):
         error = distance(x, truth)
@@ -95,19 +100,7 @@ def check(
             )
 
 
-def check_agreement(where: str, results: Mapping[str, tuple[bool, Sequence[Tensor]]]) -> None:
-    """Compare each decoder with the first decoder of the same kind, LUCID or softmax attention.
-
-    results: by name, whether the decoder solves, and its tensors.
-    """
-    for solving in (False, True):
-        same = {name: tensors for name, (solves, tensors) in results.items() if solves == solving}
-        first = next(iter(same), "")
-        for name, tensors in same.items():
-            check(where, name, tensors, repr(first), same[first], DECODER_PARTS)
-
-
-def check_sharp(where: str, lucid: Tensor, softmax: Tensor, dtype: torch.dtype) -> None:
+def check_sharp(where: str, lucid: Tensor, softmax: Tensor, dtype: torch.dtype = torch.float32) -> None:
     """Refuse inputs on which a contestant that computes softmax attention would pass as LUCID."""
     error = distance(lucid, softmax)
     if error < 5 * TOLERANCE[dtype]:

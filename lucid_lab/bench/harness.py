@@ -8,24 +8,20 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 # Before a shorter call, run the same contestant untimed: short times depend on the processor's caches.
 SHORT_SECONDS = 0.05
-# The first round counts if all calls are longer than this. Otherwise it is a rehearsal for the cold start.
+# The first round counts if all calls are longer than this. Otherwise it warms up.
 LONG_SECONDS = 0.5
-# The fewest rounds, even beyond the budget: 5; 3 if a round takes more than 4 seconds; 2 if it takes more than 20.
-ROUNDS, LONG_ROUNDS, LONG_ROUND_SECONDS = 5, 3, 4.0
-LONGEST_ROUNDS, LONGEST_ROUND_SECONDS = 2, 20.0
-MOST_ROUNDS = 500
+# The fewest rounds, even beyond the budget, by the seconds of a round: long ones average over slow spells.
+ROUNDS = {4.0: 5, 20.0: 3, float("inf"): 2}
+BRIEF_ROUNDS, MOST_ROUNDS = 3, 500
 # Environment variables that change times: the instructions that may be used, and the size above which glibc returns
 # memory to the system at once (at most 32 MiB by default), so that the next tensor of that size gets fresh pages.
 SETTINGS = (
@@ -37,8 +33,7 @@ Run = Callable[[], object]
 Clock = Callable[[Run], float]
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Median and quartiles over rounds."""
 
     median: float
@@ -50,15 +45,8 @@ class Spread:
     def of(cls, values: list[float]) -> "Spread":
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+        low, median, high = (float(f"{x:.5g}") for x in statistics.quantiles(values, n=4, method="inclusive"))
         return cls(median, low, high, len(values))
-
-
-def least_rounds(round_seconds: float) -> int:
-    """The fewest rounds to run. Long rounds need fewer, because each one averages over slow spells."""
-    if round_seconds > LONGEST_ROUND_SECONDS:
-        return LONGEST_ROUNDS
-    return ROUNDS if round_seconds < LONG_ROUND_SECONDS else LONG_ROUNDS
 
 
 def race(
@@ -73,7 +61,7 @@ def race(
 ) -> dict[str, list[float]]:
     """Seconds of each contestant in each round; every round runs all of them in a new order.
 
-    budget: seconds after which no round starts. least: the fewest rounds, even beyond it; default `least_rounds`.
+    budget: seconds after which no round starts. least: the fewest rounds, even beyond the budget; default by duration.
     brief: slow contestants, which take part in the first three rounds only.
     clock: from a run to its seconds; default the wall clock. See `device_clock`.
     """
@@ -83,18 +71,19 @@ def race(
     with _no_garbage_collection():
         for _ in range(2):
             shuffle(order)
-            rehearsal = {name: clock(runs[name]) for name in order}
-            if min(rehearsal.values()) > SHORT_SECONDS:
+            first = {name: clock(runs[name]) for name in order}
+            if min(first.values()) > SHORT_SECONDS:
                 break
-        short = min(rehearsal.values()) < SHORT_SECONDS
-        if min(rehearsal.values()) > LONG_SECONDS:
-            times = {name: [seconds] for name, seconds in rehearsal.items()}
-        least = least or least_rounds(sum(seconds for name, seconds in rehearsal.items() if name not in brief))
+        short = min(first.values()) < SHORT_SECONDS
+        if min(first.values()) > LONG_SECONDS:
+            times = {name: [seconds] for name, seconds in first.items()}
+        one_round = sum(seconds for name, seconds in first.items() if name not in brief)
+        least = least or next(rounds for longest, rounds in ROUNDS.items() if one_round <= longest)
         start, done = time.perf_counter(), len(times[order[0]])
         while done < least or (done < most and time.perf_counter() - start < budget):
             shuffle(order)
             for name in order:
-                if name in brief and done >= LONG_ROUNDS:
+                if name in brief and done >= BRIEF_ROUNDS:
                     continue
                 if short:
                     runs[name]()
@@ -109,34 +98,20 @@ def ratios(times: list[float], peer: list[float]) -> Spread:
 
 
 def device_clock(device: torch.device) -> Clock:
-    """A clock for work that a device does on its own: events on CUDA, elsewhere the wall clock around all of it."""
+    """The wall clock; around synchronised runs for a device that works asynchronously."""
     if device.type == "cpu":
         return _seconds
-    if device.type == "cuda":
-        return partial(_event_seconds, device)
-    return partial(_synchronised_seconds, getattr(torch, device.type).synchronize)
 
+    def clock(run: Run) -> float:
+        torch.accelerator.synchronize(device)
 
-def _event_seconds(device: torch.device, run: Run) -> float:
-    with torch.cuda.device(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        start.record()
-        result = run()
-        end.record()
-        torch.cuda.synchronize()
-    del result
-    return start.elapsed_time(end) / 1000
+        def whole() -> None:
+            run()
+            torch.accelerator.synchronize(device)
 
+        return _seconds(whole)
 
-def _synchronised_seconds(synchronize: Callable[[], object], run: Run) -> float:
-    def whole() -> object:
-        result = run()
-        synchronize()
-        return result
-
-    synchronize()
-    return _seconds(whole)
+    return clock
 
 
 def _seconds(run: Run) -> float:
@@ -168,17 +143,8 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def attention_speed() -> float:
-    """Floating point operations per second of torch's attention on one thread, for estimates of duration."""
-    H, N, D = 4, 1024, 64
-    q = torch.randn(1, H, N, D)
-    with threads(1):
-        times = [_seconds(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True)) for _ in range(7)]
-    return 2 * H * N * N * D / statistics.median(times)
-
-
 def machine() -> dict[str, str]:
-    """What the numbers depend on."""
+    """What times depend on: hardware, versions, environment variables."""
     import psutil
 
     description = {
@@ -194,10 +160,6 @@ def machine() -> dict[str, str]:
     if torch.cuda.is_available():
         description["GPU"] = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}"
     return description | {name: os.environ[name] for name in SETTINGS if name in os.environ}
-
-
-def today() -> str:
-    return datetime.now(UTC).date().isoformat()
 
 
 def cpu_model() -> str:

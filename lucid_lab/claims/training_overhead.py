@@ -10,7 +10,7 @@ length and on the number of query heads that share a key/value head, so no singl
 
 from collections.abc import Mapping, Sequence
 
-from ..bench.cases import whole_models
+from ..bench.solve import LUCID
 from .engine.jobs import Job, Record
 from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 from .engine.scale import Scale
@@ -39,7 +39,7 @@ RATIOS = {
         "Table 1",
         f"{name}, LUCID over standard, a step of 2048 tokens",
         1 + added / 100,
-        Place("training_overhead", f"{whole_models.LUCID}, ratio", f"{name} 2048"),
+        Place("training_overhead", f"{LUCID}, ratio", f"{name} 2048"),
     )
     for name, added in PAPER.items()
 }
@@ -179,7 +179,7 @@ def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
 
 def paper() -> list[Step]:
     """A training step of whole models on one GPU; then the first steps of pretraining with each, on all of them."""
-    measured = Step(("bench", "whole_training", "--resume", "--out", "results/paper/training_overhead"))
+    measured = Step(("bench", "on_device", "--resume", "--out", "results/paper/training_overhead"))
     return [measured, tokenized()] + [
         train(
             "pretrain_2k",

@@ -7,22 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from filelock import FileLock
 
-from lucid_lab.bench import command, results
-from lucid_lab.bench.arguments import CATALOGUE
-from lucid_lab.bench.cases import decode, memory, path, path_decode, peers, quick_look, solve
-from lucid_lab.bench.cases.memory import Job, measure_cost
-from lucid_lab.bench.cases.path import LUCID_PATH
-from lucid_lab.bench.cases.peers import OURS
-from lucid_lab.bench.command import BENCHMARKS, _publish
+from lucid_lab.bench import decode, harness, linear, memory, path, run, solve
 from lucid_lab.bench.gate import Shape
-from lucid_lab.bench.harness import Spread, machine
-from lucid_lab.bench.pages import Published
-from lucid_lab.bench.report import PAGES
-from lucid_lab.bench.results import Check, Entry, Record, Results, Settings
-from lucid_lab.fingerprint import sources
-from lucid_lab.locks import locked
+from lucid_lab.bench.harness import Spread, race, ratios
+from lucid_lab.bench.memory import Job, measure_cost
+from lucid_lab.bench.records import CaseFile, Result, Settings, page, read_case, table
+from lucid_lab.bench.run import CASES
+from lucid_lab.bench.solve import LUCID, SDPA
 from tests.bench.conftest import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,187 +24,130 @@ GROUPED = Shape(64, 32, 4)
 pytestmark = pytest.mark.usefixtures("short_runs")
 
 
-def loaded(folder: Path) -> Results:
-    file = Results(folder, {"machine": machine(), "quick": True}, BENCHMARKS)
-    assert file.load() == ""
-    return file
-
-
-def test_a_quick_run_leaves_tables_and_data_and_can_be_resumed(
+def test_a_quick_run_leaves_records_and_can_be_resumed(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(solve, "SHAPES", (GROUPED,))
+    for module in (solve, decode):
+        monkeypatch.setattr(module, "SHAPES", (GROUPED,))
+    code, printed = bench("solve", "decode", "--quick", "--threads", "1")
+    assert code == 0, printed
+    data = json.loads((tmp_path / "solve.json").read_text())
+    assert {"CPU", "cores", "torch", "lucid_attention"} <= data["machine"].keys()
+    assert data["command"] == "lucid bench solve decode --threads 1 --quick"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", data["date"])
+    assert data["commit"] == run.commit()
+    (_, solved), (_, decoded) = (read_case(tmp_path / f"{case}.json") for case in ("solve", "decode"))
+    assert [sizes["dtype"] for sizes, _ in solved] == ["float32"] * 2 + ["bfloat16"] * 2
+    for sizes, result in [*solved, *decoded]:
+        assert sizes["threads"] == 1
+        assert not result.limits  # too small to judge
+        for spread in (*result.seconds.values(), *result.ratios.values()):
+            assert 0 < spread.low <= spread.median <= spread.high
+            assert spread.rounds >= 3
+    assert set(decoded[0][1].seconds) == {SDPA, "two products", "softmax step", LUCID}
+    assert "LUCID / best of torch" in printed
+
+    before = (tmp_path / "solve.json").read_text()
+    code, printed = bench("solve", "--quick", "--resume")
+    assert code == 0, printed
+    assert "[1/" not in printed
+    assert (tmp_path / "solve.json").read_text() == before
+    monkeypatch.setattr(run, "machine", lambda: {"CPU": "another"})
+    code, printed = bench("solve", "--quick", "--resume")
+    assert code == 1
+    assert "--resume needs records of the same machine: expected {'CPU': 'another'}" in printed
+
+
+def test_a_quick_run_of_the_family(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "SHAPES", (Shape(64, 8, 2),))
+    monkeypatch.setattr(linear, "RECURRENT_LENGTH", 150)
+    code, printed = bench("path", "linear", "--quick")
+    assert code == 0, printed
+    passes = [sizes["pass"] for sizes, _ in read_case(tmp_path / "path.json")[1]]
+    assert passes == ["forward", "forward+backward", "one token"]
+    for _, result in read_case(tmp_path / "linear.json")[1]:
+        assert {f"{name}, N over N/2" for name in linear.MEMBERS} <= result.ratios.keys()
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"records": [{}]}', '{"case": "solve", "rec'])
+def test_damaged_records_are_refused(content: str, bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "solve.json").write_text(content)
+    code, printed = bench("solve", "--quick", "--resume")
+    assert code == 1
+    assert str(tmp_path / "solve.json") in printed
+    assert (tmp_path / "solve.json").read_text() == content
+
+
+def made(cpu: str) -> dict[str, object]:
+    machine = {"CPU": cpu, "cores": "2", "memory": "24 GB", "torch": "2.13", "lucid_attention": "0.1.0"}
+    return {"date": "2000-01-01", "command": "lucid bench x", "commit": "abc", "quick": False, "machine": machine}
+
+
+def test_the_page_shows_the_records_of_all_machines_by_length(tmp_path: Path) -> None:
+    for cpu, ratio in (("Old", 1.9), ("New", 2.2)):
+        file = CaseFile(tmp_path / cpu, "solve", made(cpu))
+        for N in (2048, 1024):
+            name = "LUCID / SDPA"
+            result = Result({LUCID: Spread(1, 1, 1, 5)}, {name: Spread(ratio, 1, 3, 5)}, {name: 2.0}, {name: N / 1000})
+            file.add({"threads": 1, "heads": "8/8", "N": N}, result)
+    text = page(tmp_path, CASES.values())
+    assert "## decode" not in text
+    old, new = text.split("**Old**")[1], text.split("**New**")[1].split("**Old**")[0]
+    assert "|threads|heads||counted|limit|N 1024|2048|" in old
+    assert "|1|8/8|LUCID / SDPA|2.00|2.05–1.024|**1.90**|1.90|" in old
+    assert "|1|8/8|LUCID / SDPA|2.00|2.05–1.024|**2.20**|**2.20**|" in new
+    assert "`lucid bench x`, 2000-01-01, lucid-attention 0.1.0 (abc)" in new
+    assert table(read_case(tmp_path / "New" / "solve.json")[1])[1][-1] == "**2.20**"
+
+
+def test_the_published_page_is_that_of_the_records() -> None:
+    published = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert published == page(ROOT / "records" / "bench", CASES.values())
+    assert len(published.split()) < 3000
+
+
+def test_publishing_writes_records_and_the_page(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    assert bench("decode", "--publish")[0] == 1  # no checkout
+    (tmp_path / "docs").mkdir()
     monkeypatch.setattr(decode, "SHAPES", (GROUPED,))
-    code, printed = bench("solve", "decode", "--quick")
+    monkeypatch.setattr(decode, "CONTEXTS", (64,))
+    code, printed = bench("decode", "--publish")
     assert code == 0, printed
-
-    data = json.loads((tmp_path / "results.json").read_text())
-    assert {"CPU", "cores", "torch"} <= data["about"]["machine"].keys()
-    assert data["commands"][0]["command"] == "lucid bench solve decode --threads 1 --quick"
-    assert {record["benchmark"] for record in data["records"].values()} == {"solve", "decode"}
-    for record in data["records"].values():
-        assert record["code"] == BENCHMARKS[record["benchmark"]].code
-        for entry in record["entries"].values():
-            assert 0 < entry["seconds"]["low"] <= entry["seconds"]["median"] <= entry["seconds"]["high"]
-            assert entry["seconds"]["rounds"] >= 3
-
-    page = (tmp_path / "results.md").read_text()
-    assert "### solve, 1 thread" in page
-    assert "### decode, 1 thread" in page
-    rows = [line for line in page.splitlines() if line.startswith("| 64 | 32/4 |")]
-    assert len(rows) == 4  # forward, forward+backward; two contexts
-    assert str(ROOT) not in page
-
-    code, printed = bench("solve", "decode", "--quick", "--resume")
-    assert code == 0, printed
-    assert "0 cases" in printed
-    assert json.loads((tmp_path / "results.json").read_text())["records"] == data["records"]
+    (file,) = (tmp_path / "records" / "bench").glob("*/decode.json")
+    assert re.fullmatch(r"[a-z0-9-]+", file.parent.name)
+    before = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "LUCID / softmax step" in before
+    (tmp_path / "docs" / "benchmarks.md").unlink()
+    assert bench("--publish")[0] == 0  # the page alone
+    assert (tmp_path / "docs" / "benchmarks.md").read_text() == before
 
 
-def test_results_of_edited_code_are_put_aside_and_measured_again(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert bench("accuracy", "--quick")[0] == 0
-    before = (tmp_path / "results.json").read_text()
-    monkeypatch.setattr(results, "fingerprint", lambda module: f"edited {module}")
-    code, printed = bench("accuracy", "--quick", "--resume")
-    assert code == 0
-    assert "the code has changed since these results, which no longer count: accuracy" in printed
-    assert "5 cases, about" in printed
-    assert (tmp_path / "results.old.json").read_text() == before
-    codes = {record["code"] for record in json.loads((tmp_path / "results.json").read_text())["records"].values()}
-    assert codes == {"edited lucid_lab.bench.cases.accuracy"}
-
-
-def test_results_of_another_machine_are_put_aside_and_not_resumed(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert bench("accuracy", "--quick")[0] == 0
-    before = (tmp_path / "results.json").read_text()
-    monkeypatch.setattr(command, "machine", lambda: {"CPU": "another"})
-    code, printed = bench("accuracy", "--quick", "--resume")
-    assert code == 2
-    assert "was made with another machine" in printed
-    assert (tmp_path / "results.json").read_text() == before
-    assert bench("accuracy", "--quick")[0] == 0
-    assert (tmp_path / "results.old.json").read_text() == before
-    assert json.loads((tmp_path / "results.json").read_text())["about"]["machine"] == {"CPU": "another"}
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"about": [], "records": {}}', "[" * 100_000], ids=lambda c: c[:9]
-)
-def test_damaged_results_are_put_aside_and_not_resumed(content: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(content)
-    file = Results(tmp_path, {"machine": machine(), "quick": True}, BENCHMARKS)
-    assert file.load().startswith(f"{tmp_path / 'results.json'} is damaged (")
-    assert file.records == {}
-
-
-def test_a_quick_run_of_the_family_leaves_tables_a_picture_and_a_page(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (path, path_decode):
-        monkeypatch.setattr(module, "SHAPES", (Shape(64, 8, 2),))
-    code, printed = bench("path", "path_decode", "linear", "--quick")
-    assert code == 0, printed
-    page = (tmp_path / "results.md").read_text()
-    for name in ("path", "path_decode", "linear"):
-        assert f"### {name}, 1 thread" in page
-    assert len(re.findall(r"^\| 8/2 \| forward", page, re.MULTILINE)) == 2
-    assert "| one token |" in page
-    assert (tmp_path / "linear_growth.png").stat().st_size > 10_000
-
-    file = loaded(tmp_path)
-    file.add_command("lucid bench solve", "2000-01-01", ["solve"])
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "benchmarks.md").touch()
-    _publish(file, ["family"], docs)
-    assert sorted(path.name for path in docs.rglob("*.*")) == [
-        "benchmarks.md",
-        "benchmarks_family.md",
-        "linear_growth.png",
-    ]
-    page = (docs / "benchmarks_family.md").read_text()
-    assert "](images/linear_growth.png)" in page
-    assert "](benchmarks.md)" in page
-    assert "`lucid bench path path_decode linear --threads 1 --quick`" in page
-    assert "solve" not in page.split("## path")[0]  # a command of the other page
-
-
-def test_publishing_replaces_own_tables_and_keeps_those_of_other_machines(tmp_path: Path) -> None:
-    def results(cpu: str, folder: str, value: float, *names: str) -> Results:
-        about = machine() | {"CPU": cpu}
-        file = Results(tmp_path / folder, {"machine": about, "quick": False}, BENCHMARKS)
-        file.add_command(f"lucid bench {' '.join(names)}", "2000-01-01", names)
-        for name in names:
-            entries = {peers.SDPA: Entry(Spread(value, value, value, 1))}
-            facts: dict[str, int | str] = {"D": 64, "heads": 8, "kv_heads": 8, "N": 10, "pass": "forward"}
-            file.records[name] = Record(name, 1, facts, entries, {"ratio": Check(value, 5.0)}, flop_ratio=2.0)
-        return file
-
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    for file in (
-        results("Old", "a", 1.0, "solve", "bf16"),
-        results("New", "b", 2.0, "solve"),
-        results("New", "c", 9.0, "solve"),
-    ):
-        _publish(file, ["benchmarks"], docs)
-    published = Published.of((docs / "benchmarks.md").read_text())
-    old, new = (f"{cpu}, {torch.backends.cpu.get_cpu_capability()}" for cpu in ("Old", "New"))
-    assert {where: " 1000 " in lines[-1] for where, lines in published.tables.items()} == {
-        ("solve, 1 thread", old): True,
-        ("solve, 1 thread", new): False,
-        ("bf16, 1 thread", old): True,
-    }
-    assert " 9000 " in published.tables["solve, 1 thread", new][-1]
-    page = (docs / "benchmarks.md").read_text()
-    assert page.count("| limits | 0 of 2 cases that have a limit are over it |") == 1
-    assert page.count("| limits | 1 of 1 cases that have a limit are over it |") == 1
-    assert published.machines[new]["CPU"] == "New"
-
-
-def test_the_published_pages_are_read_as_they_were_written() -> None:
-    for name, page in PAGES.items():
-        published = Published.of((ROOT / "docs" / page.file).read_text())
-        assert published.tables
-        assert published.machines
-        assert Published.of(published.render(page.title, command._on_page(name), [])) == published
-
-
-def test_the_quick_look_prints_a_table_and_writes_nothing(
+def test_the_quick_look_ends_with_a_sentence_and_writes_nothing(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(quick_look, "SHAPES", (GROUPED,))
-    monkeypatch.setattr(quick_look, "LENGTHS", (40, 200))
-    monkeypatch.setattr(quick_look, "CONTEXTS", (64,))
+    monkeypatch.setattr(run, "LOOK_LENGTH", 100)
+    monkeypatch.setattr(run, "LOOK_CONTEXT", 64)
     monkeypatch.setattr(Settings, "least", 2)
     code, printed = bench()
-    assert code == 0
-    rows = re.findall(
-        r"^(training|prefill|decoding): .*?(\d+/\d+) +(\d+) +[\d.]+ \(.* ([\d.]+)$", printed, re.MULTILINE
+    assert code == 0, printed
+    sentence = " ".join(printed.split("With 8/8 and 32/4 query/key-value heads, ")[1].split())
+    assert re.match(
+        r"attention with LUCID takes [\d.]+ and [\d.]+ times as long as torch's softmax attention", sentence
     )
-    assert rows == [
-        ("training", "32/4", "40", "1.12"),
-        ("training", "32/4", "200", "1.12"),
-        ("prefill", "32/4", "40", "1.12"),
-        ("prefill", "32/4", "200", "1.12"),
-        ("decoding", "32/4", "64", "1.01"),
-    ]
-    assert "lucid bench --help" in printed
+    assert "(2 and 1.12 by the count of operations)" in sentence
     assert not list(tmp_path.iterdir())
 
 
 REFUSED = {
-    "unknown": (("solv", "--quick"), "unknown benchmark 'solv' (did you mean 'solve'?)"),
-    "all and a name": (("solve", "--all"), "--all runs every benchmark: leave out solve, or --all"),
-    "quick without names": (("--quick",), "--quick, --out: name the benchmarks to run, or add --all"),
-    "published quick run": (("solve", "--quick", "--publish"), "leave out --quick"),
+    "unknown": (("solv", "--quick"), "unknown case 'solv' (did you mean 'solve'?)"),
+    "published quick run": (("solve", "--quick", "--publish"), "--publish needs full sizes"),
+    "no case": (("--quick",), "--quick, --resume and --out are for named cases or --all"),
+    "device of another case": (("solve", "--device", "cpu"), "--device is for the case on_device, got solve"),
     "threads": (("solve", "--threads", "9999"), "--threads must be between 1 and the"),
-    "no page": (("whole_decode", "--publish"), "--publish: no page of docs/ has tables of whole_decode"),
+    "second thread count": (("solve", "--threads", "1", "9999"), "--threads must be between 1 and the"),
+    "device": (("on_device", "--quick", "--device", "warp"), "--device must be auto, cpu, or an accelerator"),
 }
 
 
@@ -219,95 +155,83 @@ REFUSED = {
 def test_arguments_that_cannot_be_obeyed_are_refused(words: str, bench: Bench, tmp_path: Path) -> None:
     arguments, message = REFUSED[words]
     code, printed = bench(*arguments)
-    assert code == 2
+    assert code == 1
     assert message in printed
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.json"))
 
 
 def test_a_folder_that_another_run_writes_is_refused(bench: Bench, tmp_path: Path) -> None:
-    with locked(tmp_path, "lucid bench"):
-        code, printed = bench("accuracy", "--quick")
+    with FileLock(tmp_path / ".lock"):
+        code, printed = bench("decode", "--quick")
     assert code == 1
-    assert f"{tmp_path} is being written by another `lucid bench`" in printed
-    assert not (tmp_path / "results.json").exists()
+    assert f"--out must be a folder that no other run writes, got {tmp_path}" in printed
 
 
-def test_publishing_needs_a_checkout(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "ROOT", tmp_path)
-    code, printed = bench("accuracy", "--publish")
-    assert code == 2
-    assert f"there is no {tmp_path / 'docs'}" in printed
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_needs_no_transformers_and_names_every_benchmark() -> None:
-    program = "import sys; sys.modules['transformers'] = None; from lucid_lab.cli import main; main(['bench', '-h'])"
+def test_help_needs_no_torch_and_names_every_case() -> None:
+    program = "import sys; sys.modules['torch'] = None; from lucid_lab.cli import main; main(['bench', '-h'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(f"\n  {name} " in done.stdout for name in BENCHMARKS)
-    assert list(CATALOGUE) == list(BENCHMARKS)
+    assert all(name in done.stdout for name in CASES)
+    assert len(CASES) == 8
+
+
+def test_every_case_has_points_of_different_sizes() -> None:
+    for quick in (False, True):
+        for case in CASES.values():
+            points = case.points(Settings((1, 2), quick))
+            sizes = [tuple(point.sizes.items()) for point in points]
+            assert len(set(sizes)) == len(sizes) > 0
+            # One table: the same keys in the same order, the length at the end.
+            assert len({tuple(point.sizes) for point in points}) == 1
+            assert next(iter(points[0].sizes)) == "threads"
+            assert all(isinstance(list(point.sizes.values())[-1], int) for point in points)
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     """Forward of 2048 tokens: the output takes 1 MB, the matrices would take 34 MB."""
-    cost = measure_cost(Job(OURS, 64, 2, 2, 2048, False, 1))
-    assert 1 < cost.megabytes < 20
-    assert cost.seconds > 0
+    megabytes, seconds = measure_cost(Job(LUCID, Shape(64, 2, 2), 2048, backward=False))
+    assert 1 < megabytes < 20
+    assert seconds > 0
 
 
-def test_memory_that_cannot_be_measured_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MODULE", "no_such_module")
-    with pytest.raises(RuntimeError, match=r"(?s)the memory of .* could not be measured.*no_such_module"):
-        measure_cost(Job(OURS, 64, 2, 2, 64, False, 1))
-
-
-def test_records_of_memory_have_ratios_and_growth(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    megabytes = {OURS: 30.0, LUCID_PATH: 50.0}
-
-    def cost(job: Job) -> memory.Cost:
-        return memory.Cost(megabytes.get(job.name, 20.0) * job.N, 0.5)
-
-    monkeypatch.setattr(memory, "measure_cost", cost)
-    for module in (memory, path):
-        monkeypatch.setattr(module, "check_truth", lambda *case: None)
-    memory._path_entry.cache_clear()
+def test_memory_that_is_not_linear_is_an_error(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "measure_cost", lambda job: (job.N ** (2 if job.name == LUCID else 1) / 1000, 0.5))
+    memory._cost.cache_clear()
     try:
-        code, printed = bench("memory", "path_memory", "--quick")
+        code, printed = bench("memory")
     finally:
-        memory._path_entry.cache_clear()
-    assert code == 0, printed
-    records = json.loads((tmp_path / "results.json").read_text())["records"].values()
-    checks = {
-        f"{record['benchmark']} {name}": value[0] for record in records for name, value in record["checks"].items()
-    }
-    assert checks == {
-        "memory ratio": 1.5,
-        "path_memory path_attention, N over N/2": 2.0,
-        "path_memory lucid_path_attention, N over N/2": 2.0,
-    }
+        memory._cost.cache_clear()
+    assert code == 1
+    assert "memory must be linear in the length" in printed
+    records = {tuple(sizes.values()): result for sizes, result in read_case(tmp_path / "memory.json")[1]}
+    growth = records[1, "2/2", "forward", memory.LONG]
+    assert growth.ratios["LUCID, N over N/2"].median == 4
+    assert records[1, "4/4", "forward+backward", 4096].ratios["PaTH, N over N/2"].median == 2
 
 
-def test_the_harness_depends_on_no_other_room() -> None:
-    for module in ("harness", "gate", "results", "report"):
-        rooms = {name.split(".")[1] for name in sources(f"lucid_lab.bench.{module}")}
-        assert rooms <= {
-            "bench",
-            "files",
-            "messages",
-            "memory",
-            "processes",
-            "devices",
-            "tables",
-            "labels",
-            "locks",
-            "fingerprint",
-        }
+def test_a_race_takes_turns_in_changing_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    runs = {name: lambda name=name: calls.append(name) for name in "abc"}
+    seconds = {"a": 1.0, "b": 2.0, "c": 40.0}
+
+    def clock(contestant: harness.Run) -> float:
+        contestant()
+        return seconds[calls[-1]]
+
+    times = race(runs, budget=0.0, seed="x", least=5, brief={"c"}, clock=clock)
+    assert times == {"a": [1.0] * 5, "b": [2.0] * 5, "c": [40.0] * 3}
+    rounds = ["".join(calls[start : start + 3]) for start in range(0, 9, 3)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in rounds)
+    assert len(set(rounds)) > 1
+    assert ratios(times["b"], times["a"]) == Spread(2.0, 2.0, 2.0, 5)
+    # A round of a and b takes 3 s, so five are run; one of all takes 43 s, so two are.
+    assert len(race(runs, budget=0.0, seed="x", brief={"c"}, clock=clock)["a"]) == 5
+    assert len(race(runs, budget=0.0, seed="x", clock=clock)["a"]) == 2
 
 
-def test_every_benchmark_has_cases_with_keys_of_their_own() -> None:
-    for quick in (False, True):
-        cases = [case for benchmark in BENCHMARKS.values() for case in benchmark.cases(Settings((1, 2), quick))]
-        assert len({case.key for case in cases}) == len(cases) > 30
-        assert all(case.estimate(30e9) > 0 for case in cases)
+def test_the_fastest_standard_decoder_is_one_of_three() -> None:
+    ratios = {decode.TO_TORCH: Spread(1.1, 1, 1, 5), decode.TO_STEP: Spread(1.3, 1, 1, 5)}
+    for fastest, ratio in ((SDPA, 1.1), ("two products", 1.1), ("softmax step", 1.3)):
+        seconds = {name: Spread(1.0 if name == fastest else 2.0, 1, 1, 5) for name in decode.STANDARD}
+        name, spread = decode.fastest_standard(Result(seconds, ratios))
+        assert (name, spread.median) == (fastest, ratio)

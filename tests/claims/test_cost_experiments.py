@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_lab.bench import harness
-from lucid_lab.bench.cases import decode, model_decode, model_training, peers, solve
+from lucid_lab.bench import decode, harness, models, solve
 from lucid_lab.bench.gate import WrongAnswer
-from lucid_lab.bench.results import Settings
+from lucid_lab.bench.records import Settings
 from lucid_lab.claims import decode_latency, training_overhead
 from lucid_lab.claims.engine import timing
 from lucid_lab.claims.engine.jobs import Job, Store, Work
@@ -83,17 +82,16 @@ def test_the_times_are_those_of_the_contestants(tmp_path: Path, monkeypatch: pyt
         return run
 
     monkeypatch.setattr(harness, "time", Clock())
-    for name, seconds in ((peers.SDPA, 2.0), (peers.OURS, 3.0), (peers.DENSE, 10.0)):
-        monkeypatch.setitem(peers.ATTENTIONS, name, peers.Peer(slow(seconds), solves=name != peers.SDPA))
-    for check in ("check_truth", "check_length"):
-        monkeypatch.setattr(solve, check, lambda *case: None)
+    for name, seconds in ((solve.SDPA, 2.0), (solve.LUCID, 3.0), (solve.DENSE, 10.0)):
+        monkeypatch.setitem(solve.CONTESTANTS, name, slow(seconds))
+    monkeypatch.setattr(solve, "check_truth", lambda *case: None)
     record = small_cost(tmp_path, backward=False)
     assert record["milliseconds"] == {"sdpa": [2000.0] * 3, "lucid": [3000.0] * 3, "dense": [10000.0] * 3}
     assert record["ratio"] == [1.5] * 3
 
 
 def test_nothing_is_timed_that_computes_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(peers.ATTENTIONS, peers.OURS, peers.Peer(peers.sdpa, solves=True))
+    monkeypatch.setitem(solve.CONTESTANTS, solve.LUCID, solve.sdpa)
     with pytest.raises(WrongAnswer, match="Nothing was timed"):
         small_cost(tmp_path, head_dim=24)  # a shape that no other test has checked
 
@@ -126,9 +124,9 @@ def test_the_smallest_scale_runs_and_judges_nothing(name: str, smoke: Store) -> 
 
 def test_every_case_that_is_planned_is_one_of_the_benchmarks() -> None:
     cases = {
-        (module.BENCHMARK.name, case.key)
-        for module in (model_training, model_decode, decode)
-        for case in module.BENCHMARK.cases(Settings(threads=(1,), quick=False))
+        (case.name, f"{case.name} {' '.join(map(str, point.sizes.values()))}")
+        for case in (models.TRAINING, models.DECODING, decode.CASE)
+        for point in case.points(Settings(threads=(1,), quick=False))
     }
     planned = [job for name in ("training_overhead", "decode_latency") for job in load(name).plan(SMALL, {})]
     planned_cases = {
@@ -141,16 +139,16 @@ def test_every_case_that_is_planned_is_one_of_the_benchmarks() -> None:
 
 
 def test_the_number_of_layers_is_that_of_the_benchmarks() -> None:
-    shapes = {shape.name: shape for shape in model_decode.SHAPES}
+    shapes = {shape.name: shape for shape in models.DECODING_SHAPES}
     for name, model in decode_latency.MODELS.items():
-        assert model.layers == shapes[name].full_layers
-        assert f"heads={shapes[name].heads}, kv_heads={shapes[name].kv_heads})" in model.heads
+        assert model.layers == shapes[name].kinds.count(models.FULL)
+        assert model.heads.endswith(f" {shapes[name].heads}/{shapes[name].kv_heads}")
     assert {name: round(100 * shapes[name].paper, 6) for name in training_overhead.PAPER} == training_overhead.PAPER
 
 
 def test_a_case_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     job = timing.case_job("decode", "decode 1 x", "x", 1.0, quick=True)
-    with pytest.raises(ValueError, match="case must be one of decode 1 Shape"):
+    with pytest.raises(ValueError, match="case must be one of decode 1 64 8/8"):
         job.resolve()(Work(Store(tmp_path), job), **job.arguments)
 
 

@@ -64,13 +64,14 @@ def test_metrics_means_analyses_and_times_reach_the_record(tmp_path: Path, monke
                 "mean_hit_rate": {"softmax": 0.2, "magnitude": 0.3},
             },
         },
-        "bench/results.json": {
-            "records": {
-                "whole_decode cuda x 32768": {
-                    "facts": {"model": "x", "context": 32_768},
-                    "entries": {"LUCID": {"seconds": {"median": 0.077}, "ratio": {"median": 1.0132}}},
+        "bench/on_device.json": {
+            "records": [
+                {
+                    "sizes": {"model": "x", "tokens": 32_768},
+                    "seconds": {"LUCID": [0.077, 0.07, 0.08, 5]},
+                    "ratios": {"LUCID / SDPA": [1.0132, 1.0, 1.1, 5]},
                 }
-            }
+            ]
         },
     }
     for name, content in records.items():

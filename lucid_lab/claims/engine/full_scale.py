@@ -20,7 +20,7 @@ RECORDS = {
     "train": "summary.json",
     "eval": "results.json",
     "analyze": "analysis.json",
-    "bench": "results.json",
+    "bench": "on_device.json",
     "experiment": RESULT,
 }
 LOSS, WORST, SPEED, KAPPA, LARGEST = "loss", "worst loss on the way", "tokens/s", "κ(P), median", "κ(P), largest"
@@ -141,14 +141,12 @@ def _analyses(name: str, analysis: dict[str, Any], sizes: Sizes) -> Numbers:
 def _times(name: str, results: dict[str, Any], sizes: Sizes) -> Numbers:
     """Milliseconds of every contestant of a benchmark, and the ratio to its peer."""
     found = {}
-    for key, record in results["records"].items():
-        facts = record.get("facts", {})
-        size = _sized(facts.get("T", facts.get("context")), sizes)
-        cell = f"{facts['model']} {size}" if "model" in facts else key
-        for contestant, entry in record["entries"].items():
-            found[Place(name, f"{contestant}, ms", cell)] = Measure(1000 * entry["seconds"]["median"])
-            if entry["ratio"] is not None:
-                found[Place(name, f"{contestant}, ratio", cell)] = Measure(entry["ratio"]["median"])
+    for record in results["records"]:
+        cell = f"{record['sizes']['model']} {_sized(record['sizes']['tokens'], sizes)}"
+        for contestant, seconds in record["seconds"].items():
+            found[Place(name, f"{contestant}, ms", cell)] = Measure(1000 * seconds[0])
+        for ratio, (value, *_) in record["ratios"].items():
+            found[Place(name, f"{ratio.partition(' / ')[0]}, ratio", cell)] = Measure(value)
     return found
 
 

@@ -18,9 +18,8 @@ from itertools import pairwise
 
 from lucid_attention.models.decoder.presets import OWN_VOCABULARY
 
-from ...bench.cases.model_decode import PAPER_CONTEXT
-from ...bench.cases.on_device import LENGTHS as BENCH_LENGTHS
-from ...bench.cases.on_device import QUICK_CONTEXT, QUICK_LENGTH
+from ...bench.models import LENGTHS as BENCH_LENGTHS
+from ...bench.models import PAPER_CONTEXT, QUICK_CONTEXT, QUICK_LENGTH
 from ...data.sources import DOLMA
 from ...training.inputs import new_config
 from .stand_ins import BABILONG, DOLMA_LIST, ESSAYS, LONGQA

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from ...bench.arguments import bench_arguments
+from ...analysis.arguments import analyze_arguments
 from ...data.arguments import tokenize_arguments
 from ...data.sources import DOLMA
 from ...evals.arguments import eval_arguments, make_data_arguments
@@ -22,11 +22,12 @@ from ...training.recipe import Recipe
 from .arguments import experiment_arguments
 
 
-def analyze_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `lucid analyze` that steps use."""
-    parser.add_argument("checkpoint")
-    for name in ("what", "samples", "tokens-from", "tokenizer", "text", "length", "lengths", "limit", "layers", "out"):
-        parser.add_argument(f"--{name}")
+def bench_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `lucid bench` that steps use."""
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--quick", action="store_true")
 
 
 # The arguments of the commands that a step may be.

@@ -1,27 +1,23 @@
 """Timings as jobs: cases of `lucid bench`, and the operator by length. Nothing runs beside them."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
-import torch
-
-from ...bench.cases import decode, model_decode, model_training, solve
-from ...bench.cases.peers import DENSE, OURS, SDPA
+from ...bench import decode, models, solve
 from ...bench.gate import Shape
-from ...bench.harness import threads
-from ...bench.results import Settings
+from ...bench.harness import Spread, threads
+from ...bench.records import Result, Settings
+from ...bench.solve import DENSE, LUCID, SDPA
 from .jobs import Job, Record, Work
 from .result import Figure, lines, series
 
-BENCHMARKS = {module.BENCHMARK.name: module.BENCHMARK for module in (decode, model_decode, model_training)}
+BENCHMARKS = {case.name: case for case in (decode.CASE, models.DECODING, models.TRAINING)}
 # Median and quartiles.
 Percents = tuple[float, float, float]
 LENGTHS = (512, 1024, 2048, 4096)
 # The names of contestants in records, in the benchmarks, in figures, and their roles there.
 CONTESTANTS = {
     "sdpa": (SDPA, "softmax attention (SDPA)", "softmax"),
-    "lucid": (OURS, "LUCID", "lucid"),
+    "lucid": (LUCID, "LUCID", "lucid"),
     "dense": (DENSE, "LUCID, dense solve", "control"),
 }
 # The largest dense matrices that take part. Their gradients need several times this memory.
@@ -38,12 +34,28 @@ def case_job(benchmark: str, case: str, label: str, seconds: float, *, quick: bo
 
 def run_case(work: Work, benchmark: str, case: str, quick: bool) -> Record:
     """The job: the record of one case of a benchmark. quick: in sizes that only prove that it runs."""
-    cases = {item.key: item for item in BENCHMARKS[benchmark].cases(Settings(threads=(1,), quick=quick))}
+    points = BENCHMARKS[benchmark].points(Settings(threads=(1,), quick=quick))
+    cases = {f"{benchmark} {' '.join(map(str, sizes.values()))}": run for sizes, run in points}
     if case not in cases:
         raise ValueError(f"case must be one of {', '.join(cases)}, got {case!r}")
     with threads(1):
-        record: Record = json.loads(json.dumps(asdict(cases[case].run())))
-    return record
+        return _record(benchmark, cases[case]())
+
+
+def _record(benchmark: str, result: Result) -> Record:
+    """Seconds of every contestant, and the ratio of LUCID to its peer."""
+    fastest, ratio = SDPA, result.ratios.get(models.RATIO)
+    if benchmark == decode.CASE.name:
+        fastest, ratio = decode.fastest_standard(result)
+    lucid = "lucid_decode" if benchmark == decode.CASE.name else "LUCID, whole model"
+    names = {LUCID: lucid}
+    entries: Record = {
+        names.get(name, name): {"seconds": spread._asdict(), "ratio": Spread(1.0, 1.0, 1.0, spread.rounds)._asdict()}
+        for name, spread in result.seconds.items()
+    }
+    assert ratio is not None
+    entries[lucid]["ratio"] = ratio._asdict()
+    return {"entries": entries, "facts": {"fastest": fastest}}
 
 
 def percent(record: Record, name: str) -> Percents:
@@ -64,8 +76,8 @@ def prediction_job(lengths: list[int]) -> Job:
 
 def predicted_overheads(work: Work, lengths: list[int]) -> Record:
     """The job: the percentage that LUCID adds to a training step by the count of operations, by model and length."""
-    shapes = model_training.SHAPES
-    return {shape.name: [100 * (shape.predicted(length, head=True) - 1) for length in lengths] for shape in shapes}
+    shapes = models.TRAINING_SHAPES
+    return {shape.name: [100 * (shape.counted(length) - 1) for length in lengths] for shape in shapes}
 
 
 def cost_job(
@@ -87,9 +99,8 @@ def cost_job(
         "backward": backward,
         "quick": quick,
     }
-    settings = Settings(threads=(1,), quick=quick)
-    setups = [_setup(length, Shape(head_dim, heads, kv_heads), backward) for length in lengths]
-    seconds = 1 + sum(solve.case(setup, settings).estimate(SPEED) for setup in setups)
+    work = sum(2.0 * length**2 * head_dim * (heads + 7 * kv_heads) for length in lengths)
+    seconds = 1 + 4 * len(lengths) + 5 * work * (3.5 if backward else 1) / SPEED
     default = f"cost {heads}/{kv_heads} heads, {'forward+backward' if backward else 'forward'}"
     return Job("engine.timing:operator_cost", arguments, label or default, seconds, alone=True)
 
@@ -110,23 +121,23 @@ def operator_cost(
     record |= {"ratio": [], "ratio_low": [], "ratio_high": [], "rounds": []}
     for length in lengths:
         with threads(1):
-            entries = solve.measure(_setup(length, shape, backward), Settings(threads=(1,), quick=quick)).entries
+            dense_fits = shape.kv_heads * length**2 * 4 <= DENSE_BYTES
+            result = solve.measure(
+                shape,
+                length,
+                backward=backward,
+                settings=Settings(threads=(1,), quick=quick),
+                names=(SDPA, LUCID, DENSE) if dense_fits else (SDPA, LUCID),
+            )
         for name, (contestant, *_) in CONTESTANTS.items():
-            seconds = entries[contestant].seconds if contestant in entries else None
+            seconds = result.seconds.get(contestant)
             record["milliseconds"][name].append(1000 * seconds.median if seconds else None)
-        ratio = entries[OURS].ratio
-        assert ratio is not None
+        ratio = result.ratios[models.RATIO]
         record["ratio"].append(ratio.median)
         record["ratio_low"].append(ratio.low)
         record["ratio_high"].append(ratio.high)
         record["rounds"].append(ratio.rounds)
     return record
-
-
-def _setup(length: int, shape: Shape, backward: bool) -> solve.Setup:
-    dense_fits = shape.kv_heads * length**2 * 4 <= DENSE_BYTES
-    names = (SDPA, OURS, DENSE) if dense_fits else (SDPA, OURS)
-    return solve.Setup("operator_cost", shape, length, backward, torch.float32, 1, names, limit=None)
 
 
 def cost_figure(record: Record, title: str, note: str = "") -> Figure:

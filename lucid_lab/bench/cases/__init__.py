@@ -1,1 +1,0 @@
-"""The benchmarks, and the peers that they compare with."""
