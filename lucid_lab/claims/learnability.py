@@ -13,8 +13,9 @@ before the attention, embeddings of std 1. J is the mean of a_j a_k over queries
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +26,9 @@ from lucid_attention.nn.attention import ATTENTIONS
 from lucid_attention.nn.causal import split_heads
 
 from ..analysis.jacobian import jacobians
-from .engine.jobs import Job, Record, Work
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .engine.scale import Scale
-from .engine.steps import Step, at_small_scale
-from .engine.study import Done
-from .engine.verdict import as_at_small_scale
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from ..toys.training import training_loop
 
 CLAIM = Claim(
     title="Copying does not cost LUCID its gradients",
@@ -40,7 +38,6 @@ CLAIM = Claim(
     paper="off-diagonal Jacobian of standard attention falls ~10³× in phase 1 and its loss remains high in phase 2; "
     "LUCID adapts within a few thousand steps",
 )
-PAPER_NUMBERS, judge_paper = as_at_small_scale("learnability")
 
 DIGITS, LENGTH, WIDTH = 10, 10, 256
 # Fixed before any run: a loss below this counts as learned. Copying instead of averaging has a loss of 5.8.
@@ -66,11 +63,6 @@ class TwoTasks:
     every: int = 10
     width: int = WIDTH
     seed: int = 0
-
-    def job(self, label: str = "", milliseconds: float = 4.0) -> Job:
-        """The job that trains this run. milliseconds: about the time of a step, measurements included."""
-        seconds = (self.copy_steps + self.average_steps) * milliseconds / 1000
-        return Job("learnability:train_two_tasks", asdict(self), label or f"two tasks, {self.attention}", seconds)
 
 
 class OneLayer(nn.Module):
@@ -120,9 +112,8 @@ def averaged(digits: Tensor) -> Tensor:
     return digits.float().cumsum(-1) / torch.arange(1, digits.shape[-1] + 1)
 
 
-def train_two_tasks(work: Work, **settings: Any) -> Record:
-    """The job: loss and Jacobians of both phases, measured on sequences that never change."""
-    run = TwoTasks(**settings)
+def train_two_tasks(folder: Path, run: TwoTasks) -> Record:
+    """Loss and Jacobians of both phases, measured on sequences that never change."""
     torch.manual_seed(run.seed)
     model = OneLayer(run)
     tested = draw(LOSS_SEQUENCES, run.permutations, torch.Generator().manual_seed(TEST_SEED))
@@ -130,18 +121,17 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
     record: dict[str, list[Any]] = {"step": [], "loss": [], "off_diagonal": [], "query_jacobian": []}
     seconds = 0.0
     for first, steps, task in ((0, run.copy_steps, copied), (run.copy_steps, run.average_steps, averaged)):
-        optimizer = torch.optim.Adam(model.parameters(), lr=run.rate, fused=True)
+
+        def loss(step: int, task: Callable[[Tensor], Tensor] = task) -> Tensor:
+            digits = draw(run.batch, run.permutations, generator)
+            return F.mse_loss(model(digits), task(digits))
+
+        training = training_loop(steps, loss, torch.optim.Adam(model.parameters(), lr=run.rate, fused=True))
         for step in range(steps + 1):
             if step % run.every == 0 or step == steps:
                 measure(record, model, tested, task(tested), first + step)
-            if step == steps:
-                break
             start = time.perf_counter()
-            digits = draw(run.batch, run.permutations, generator)
-            loss = F.mse_loss(model(digits), task(digits))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            next(training, None)
             seconds += time.perf_counter() - start
     return {**record, "milliseconds": 1000 * seconds / (run.copy_steps + run.average_steps)}
 
@@ -164,12 +154,6 @@ class Protocol:
     run: TwoTasks
     control: bool = False
 
-    def job(self, attention: str, seed: int) -> Job:
-        """The training with an attention and a seed."""
-        run = replace(self.run, attention=attention, seed=seed)
-        milliseconds = (3.0 if attention == "softmax" else 5.5) + 30 / run.every
-        return run.job(f"{self.title}, {NAMES[attention]}, seed {seed}", milliseconds)
-
 
 OURS = TwoTasks("softmax")
 # A run takes two to four minutes: most of the time of this experiment.
@@ -183,27 +167,20 @@ PUBLISHED = TwoTasks(
     average_steps=10_000,
     every=250,
 )
+TINY: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
 
 
-def protocols(scale: Scale) -> dict[str, Protocol]:
+def protocols(tiny: bool) -> dict[str, Protocol]:
     """Ours, the published one, and the controls, by key."""
     ours, published = OURS, PUBLISHED
-    if scale.tiny:
-        tiny: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
-        ours, published = replace(ours, **tiny), replace(published, **tiny)
+    if tiny:
+        ours, published = replace(ours, **TINY), replace(published, **TINY)
     return {
         "ours": Protocol("ours", ours),
         "published": Protocol("published script", published),
         "layer_norm": Protocol("ours, layer norm", replace(ours, layer_norm=True), control=True),
         "embeddings": Protocol("ours, embeddings of std 1", replace(ours, embedding_std=1.0), control=True),
     }
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Every protocol with both attentions and every seed."""
-    return [
-        protocol.job(name, seed) for protocol in protocols(scale).values() for seed in scale.seeds for name in NAMES
-    ]
 
 
 @dataclass(frozen=True)
@@ -242,9 +219,8 @@ class Outcome:
         return f"{len(steps)} of {len(self.adapted)} seeds ({end_loss})" if steps else f"never ({end_loss})"
 
 
-def outcome(protocol: Protocol, attention: str, seeds: Sequence[int], done: Done) -> Outcome:
-    """Read the records of a protocol."""
-    records = [done[protocol.job(attention, seed)] for seed in seeds]
+def outcome(protocol: Protocol, records: Sequence[Record]) -> Outcome:
+    """Read the records of a protocol and an attention, one for every seed."""
     # The step of the switch is recorded twice; its first record is the end of phase 1.
     end = records[0]["step"].index(protocol.run.copy_steps)
     return Outcome(
@@ -305,12 +281,18 @@ def judge(all_truths: Sequence[Mapping[str, bool]]) -> str:
     return "partly" if lucid_ahead else "does not hold"
 
 
-def conclude(scale: Scale, done: Done) -> Conclusion:
+def run(lab: Lab) -> Conclusion:
     """Loss and Jacobian in both protocols and in the controls."""
-    shown = protocols(scale)
-    outcomes = {
-        key: {name: outcome(protocol, name, scale.seeds, done) for name in NAMES} for key, protocol in shown.items()
-    }
+    shown = protocols(lab.tiny)
+    settings = [
+        replace(protocol.run, attention=name, seed=seed)
+        for protocol in shown.values()
+        for name in NAMES
+        for seed in lab.seeds
+    ]
+    found = iter(lab.map(train_two_tasks, settings, title="two tasks"))
+    records = {key: {name: [next(found) for _ in lab.seeds] for name in NAMES} for key in shown}
+    outcomes = {key: {name: outcome(protocol, records[key][name]) for name in NAMES} for key, protocol in shown.items()}
     main = {key: protocol for key, protocol in shown.items() if not protocol.control}
     held = {key: parts(**outcomes[key]) for key in main}
     ours = {name: f"{result.fall}×, adapts: {result.adaptation_text()}" for name, result in outcomes["ours"].items()}
@@ -318,8 +300,8 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         ours=f"J of standard attention falls {ours['softmax']}; of LUCID {ours['lucid']}",
         verdict=judge(list(held.values())),
         because=explain(shown, outcomes, held),
-        seeds=len(scale.seeds),
-        figures=[figure for protocol in main.values() for figure in curves(protocol, scale.seeds, done)],
+        seeds=len(lab.seeds),
+        figures=[figure for key, protocol in main.items() for figure in curves(protocol, records[key])],
         tables=[
             numbers(shown, outcomes),
             parts_table({shown[key].title: truths for key, truths in held.items()}),
@@ -342,19 +324,18 @@ def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str
     return f"{'; '.join(sentences)}.{ending}"
 
 
-def curves(protocol: Protocol, seeds: Sequence[int], done: Done) -> list[Figure]:
+def curves(protocol: Protocol, records: Mapping[str, Sequence[Record]]) -> list[Figure]:
     """Loss and J against steps as in the paper's figure, as geometric means over seeds."""
     figures = []
     switch = protocol.run.copy_steps
     for measure, label in (("loss", "squared error"), ("off_diagonal", "J, mean of a_j a_k")):
         plots = []
         for name in NAMES:
-            records = [done[protocol.job(name, seed)] for seed in seeds]
-            points = zip(*(record[measure] for record in records), strict=True)
+            points = zip(*(record[measure] for record in records[name]), strict=True)
             y = [statistics.geometric_mean(values) for values in points]
-            plots.append(series(NAMES[name], name, records[0]["step"], y))
+            plots.append(series(NAMES[name], name, records[name][0]["step"], y))
         title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.title}"
-        note = f"Geometric mean of {len(seeds)} seeds."
+        note = f"Geometric mean of {len(records[name])} seeds."
         figures.append(lines(title, "training step", label, plots, log="y", marks=[(switch, "task switch")], note=note))
     return figures
 
@@ -394,8 +375,3 @@ def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
     ]
     note = "o: weights of the values, before they are multiplied with V. Mean over queries and sequences."
     return table("‖∂o/∂q‖ of the theorem", ["protocol", "attention", "at the start", "after copying"], rows, note=note)
-
-
-def paper() -> list[Step]:
-    """The paper's own experiment is small, so the full scale is the small one."""
-    return [at_small_scale("learnability")]

@@ -126,6 +126,11 @@ class Trained:
         losses = [spread((math.nan if loss is None else loss for loss in point), 3) for point in points]
         return list(curves[0]["step"]), losses
 
+    def steps_below(self, loss: float) -> list[int | None]:
+        """For every seed the step at which its training loss is below this for the first time; None if it never is."""
+        curves = [zip(record["curve"]["step"], record["curve"]["loss"], strict=True) for record in self.records]
+        return [next((step for step, value in curve if value is not None and value < loss), None) for curve in curves]
+
     @property
     def seconds(self) -> float:
         """Processor time of the training, mean over seeds."""
@@ -199,9 +204,7 @@ def learning_curves(title: str, group: Group, y: str = "loss, nats per answer", 
     drawn = []
     for trained in group.values():
         steps, losses = trained.curve()
-        means, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
-        dashed = bool(trained.arm.change)
-        drawn.append(series(trained.arm.label, trained.arm.role, steps, means, spread=deviations, dashed=dashed))
+        drawn.append(series(trained.arm.label, trained.arm.role, steps, losses, dashed=bool(trained.arm.change)))
     return lines(title, "training step", y, drawn, note=note)
 
 

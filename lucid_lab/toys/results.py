@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,12 @@ def spread(values: Iterable[float], digits: int = 1) -> Spread:
     return Spread(mean, std, len(numbers), digits)
 
 
+def mean_of(spreads: Sequence[Spread]) -> Spread:
+    """The mean of several spreads, with their mean deviation, the largest that it can have."""
+    mean, std = (statistics.fmean(values) for values in zip(*((one.mean, one.std) for one in spreads), strict=True))
+    return replace(spreads[0], mean=mean, std=std)
+
+
 def outcome(one: Spread, other: Spread) -> str:
     """ "ahead", "behind" or "level": whether the means differ by more than both deviations together.
 
@@ -99,17 +105,19 @@ def explain_against(name: str, ours: Spread, baselines: Mapping[str, Spread]) ->
 
 
 def series(
-    name: str,
-    role: str,
-    x: Sequence[float],
-    y: Sequence[float | None],
-    *,
-    spread: Sequence[float] | None = None,
-    dashed: bool = False,
+    name: str, role: str, x: Sequence[float], y: Sequence[float | Spread | None], *, dashed: bool = False
 ) -> dict[str, Any]:
-    """A line of `lines`. role: its colour. spread: above and below y."""
-    deviations = None if spread is None else finite(spread)
-    return {"name": name, "role": role, "dashed": dashed, "x": list(x), "y": finite(y), "spread": deviations}
+    """A line of `lines`. role: its colour. y: numbers, or spreads, whose deviations are drawn above and below."""
+    means = [value.mean if isinstance(value, Spread) else value for value in y]
+    deviations = [value.std for value in y if isinstance(value, Spread)]
+    return {
+        "name": name,
+        "role": role,
+        "dashed": dashed,
+        "x": list(x),
+        "y": finite(means),
+        "spread": finite(deviations) if deviations else None,
+    }
 
 
 def lines(
