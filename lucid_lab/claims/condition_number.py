@@ -146,28 +146,27 @@ def run(lab: Lab) -> Conclusion:
     """Whether κ grows, and how much for each kind of keys."""
     lengths = (8, 16, 64) if lab.tiny else LENGTHS[:5] if lab.scale.demo else LENGTHS
     seeds = needle_grid.seeds(lab)
-    cells = [(d, rope) for d in ((16, 64) if lab.tiny else HEAD_SIZES) for rope in (False, True)]
-    keys = [{"size": d, "rope": rope, "seed": seed, "lengths": lengths} for d, rope in cells for seed in seeds]
-    records = iter(lab.map(of_random_keys, keys, title="κ of random keys"))
-    random = {cell: growth([next(records) for _ in seeds], seeds, lengths) for cell in cells}
+    keys = {
+        (d, rope): [{"size": d, "rope": rope, "seed": seed, "lengths": lengths} for seed in seeds]
+        for d in ((16, 64) if lab.tiny else HEAD_SIZES)
+        for rope in (False, True)
+    }
+    of_keys = lab.map_groups(of_random_keys, keys, title="κ of random keys")
+    random = {cell: growth(records, seeds, lengths) for cell, records in of_keys.items()}
 
-    trained = train_arms(lab, {"": arms(lab)}, seeds)[""]
-    members = {key: one.arm for key, one in trained.items()}
-    folders = {key: [record["folder"] for record in one.records] for key, one in trained.items()}
-    for key, member in list(members.items()):
-        if member.toy.attention == "lucid":
-            title = member.title.replace("LUCID", "untrained")
-            members[key + UNTRAINED], folders[key + UNTRAINED] = (
-                Arm(key, title, "control", member.toy),
-                [None] * len(seeds),
-            )
-    settings = [
-        {"toy": member.toy.but(seed=seed), "trained": folder, "lengths": lengths}
-        for key, member in members.items()
-        for seed, folder in zip(seeds, folders[key], strict=True)
-    ]
-    records = iter(lab.map(of_model, settings, title="κ of models"))
-    models = {key: growth([next(records) for _ in seeds], seeds, lengths) for key in members}
+    members, settings = {}, {}
+    for key, one in train_arms(lab, {"": arms(lab)}, seeds)[""].items():
+        members[key] = one.arm
+        settings[key] = [
+            {"toy": one.arm.toy.but(seed=seed), "trained": record["folder"], "lengths": lengths}
+            for seed, record in zip(seeds, one.records, strict=True)
+        ]
+    for key in [key for key, member in members.items() if member.toy.attention == "lucid"]:
+        title = members[key].title.replace("LUCID", "untrained")
+        members[key + UNTRAINED] = Arm(key + UNTRAINED, title, "control", members[key].toy)
+        settings[key + UNTRAINED] = [item | {"trained": None} for item in settings[key]]
+    of_models = lab.map_groups(of_model, settings, title="κ of models")
+    models = {key: growth(records, seeds, lengths) for key, records in of_models.items()}
 
     growths = [*random.values(), *models.values()]
     pairs = {

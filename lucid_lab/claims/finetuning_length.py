@@ -97,20 +97,21 @@ def run(lab: Lab) -> Conclusion:
 
 def tune(lab: Lab, before: Group, lengths: Sequence[int], steps: int) -> dict[str, dict[int, Trained]]:
     """Every arm tuned at every length, each seed from its own weights. A step has equally many tokens everywhere."""
-    cells = [(key, length) for key in before for length in lengths]
     toys = {}
-    for key, length in cells:
-        toy = before[key].arm.toy
-        batch = max(2, toy.batch * toy.length // length)
-        toys[key, length] = toy.but(length=length, batch=batch, steps=steps, rate=1e-3, test_lengths=tuple(lengths))
-    settings = [
-        toys[cell].but(seed=seed, start=record["folder"])
-        for cell in cells
-        for seed, record in zip(lab.seeds, before[cell[0]].records, strict=True)
-    ]
-    records = iter(lab.map(train, settings, title="tuning"))
-    tuned: dict[str, dict[int, Trained]] = {key: {} for key in before}
-    for key, length in cells:
-        member = replace(before[key].arm, toy=toys[key, length])
-        tuned[key][length] = Trained(member, [next(records) for _ in lab.seeds])
-    return tuned
+    for key, start in before.items():
+        for length in lengths:
+            toy = start.arm.toy
+            batch = max(2, toy.batch * toy.length // length)
+            toys[key, length] = toy.but(length=length, batch=batch, steps=steps, rate=1e-3, test_lengths=tuple(lengths))
+    settings = {
+        (key, length): [
+            toy.but(seed=seed, start=record["folder"])
+            for seed, record in zip(lab.seeds, before[key].records, strict=True)
+        ]
+        for (key, length), toy in toys.items()
+    }
+    records = lab.map_groups(train, settings, title="tuning")
+    return {
+        key: {length: Trained(replace(start.arm, toy=toys[key, length]), records[key, length]) for length in lengths}
+        for key, start in before.items()
+    }

@@ -176,15 +176,14 @@ def run(lab: Lab) -> Conclusion:
     groups = train_arms(
         lab, {title: [arm(toy.but(attention=name)) for name in COMPARED] for title, toy in toys.items()}
     )
-    settings = [
-        {"toy": one.arm.toy, "trained": record["folder"], "samples": samples}
-        for group in groups.values()
-        for one in group.values()
-        for record in one.records
-    ]
-    records = iter(lab.map(of_model, settings, title="hit rates"))
+    settings = {
+        (title, name): [{"toy": one.arm.toy, "trained": record["folder"], "samples": samples} for record in one.records]
+        for title, group in groups.items()
+        for name, one in group.items()
+    }
+    records = lab.map_groups(of_model, settings, title="hit rates")
     pairs = {
-        title: {name: read_rates(one, [next(records) for _ in one.records]) for name, one in group.items()}
+        title: {name: read_rates(one, records[title, name]) for name, one in group.items()}
         for title, group in groups.items()
     }
     lucid = [groups[title]["lucid"] for title in MAPPED]

@@ -146,17 +146,8 @@ def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, answe
         record[name].append(statistics.fmean(jacobian[name] for jacobian in by_query))
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Runs that differ only in their attention and seed. control: not part of the verdict."""
-
-    title: str
-    run: TwoTasks
-    control: bool = False
-
-
 OURS = TwoTasks("softmax")
-# A run takes two to four minutes: most of the time of this experiment.
+# A run takes two to four minutes: most of the time of this claim.
 PUBLISHED = TwoTasks(
     "softmax",
     rope=False,
@@ -167,20 +158,15 @@ PUBLISHED = TwoTasks(
     average_steps=10_000,
     every=250,
 )
+# The first two are judged, the others are controls.
+PROTOCOLS = {
+    "ours": OURS,
+    "published script": PUBLISHED,
+    "ours, layer norm": replace(OURS, layer_norm=True),
+    "ours, embeddings of std 1": replace(OURS, embedding_std=1.0),
+}
+JUDGED = ("ours", "published script")
 TINY: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
-
-
-def protocols(tiny: bool) -> dict[str, Protocol]:
-    """Ours, the published one, and the controls, by key."""
-    ours, published = OURS, PUBLISHED
-    if tiny:
-        ours, published = replace(ours, **TINY), replace(published, **TINY)
-    return {
-        "ours": Protocol("ours", ours),
-        "published": Protocol("published script", published),
-        "layer_norm": Protocol("ours, layer norm", replace(ours, layer_norm=True), control=True),
-        "embeddings": Protocol("ours, embeddings of std 1", replace(ours, embedding_std=1.0), control=True),
-    }
 
 
 @dataclass(frozen=True)
@@ -219,15 +205,15 @@ class Outcome:
         return f"{len(steps)} of {len(self.adapted)} seeds ({end_loss})" if steps else f"never ({end_loss})"
 
 
-def outcome(protocol: Protocol, records: Sequence[Record]) -> Outcome:
-    """Read the records of a protocol and an attention, one for every seed."""
+def outcome(records: Sequence[Record], switch: int) -> Outcome:
+    """Read the records of one attention in one protocol, one for every seed. switch: the last step of phase 1."""
     # The step of the switch is recorded twice; its first record is the end of phase 1.
-    end = records[0]["step"].index(protocol.run.copy_steps)
+    end = records[0]["step"].index(switch)
     return Outcome(
         fall=spread(record["off_diagonal"][0] / record["off_diagonal"][end] for record in records),
         copy_loss=spread((record["loss"][end] for record in records), 4),
         average_loss=spread((record["loss"][-1] for record in records), 4),
-        adapted=tuple(adaptation(record, protocol.run.copy_steps) for record in records),
+        adapted=tuple(adaptation(record, switch) for record in records),
         query_jacobian=(
             spread((record["query_jacobian"][0] for record in records), 4),
             spread((record["query_jacobian"][end] for record in records), 4),
@@ -243,7 +229,7 @@ def adaptation(record: Record, switch: int) -> int | None:
     return next((step - switch for step, loss in phase_2 if loss < LEARNED), None)
 
 
-# By the key of the protocol, then by attention.
+# By protocol, then by attention.
 Outcomes = Mapping[str, Mapping[str, Outcome]]
 
 # The paper says "approximately three orders of magnitude": at least two and a half.
@@ -283,40 +269,41 @@ def judge(all_truths: Sequence[Mapping[str, bool]]) -> str:
 
 def run(lab: Lab) -> Conclusion:
     """Loss and Jacobian in both protocols and in the controls."""
-    shown = protocols(lab.tiny)
-    settings = [
-        replace(protocol.run, attention=name, seed=seed)
-        for protocol in shown.values()
+    protocols = {title: replace(tasks, **TINY) if lab.tiny else tasks for title, tasks in PROTOCOLS.items()}
+    settings = {
+        (title, name): [replace(tasks, attention=name, seed=seed) for seed in lab.seeds]
+        for title, tasks in protocols.items()
         for name in NAMES
-        for seed in lab.seeds
-    ]
-    found = iter(lab.map(train_two_tasks, settings, title="two tasks"))
-    records = {key: {name: [next(found) for _ in lab.seeds] for name in NAMES} for key in shown}
-    outcomes = {key: {name: outcome(protocol, records[key][name]) for name in NAMES} for key, protocol in shown.items()}
-    main = {key: protocol for key, protocol in shown.items() if not protocol.control}
-    held = {key: parts(**outcomes[key]) for key in main}
+    }
+    records = lab.map_groups(train_two_tasks, settings, title="two tasks")
+    outcomes = {
+        title: {name: outcome(records[title, name], tasks.copy_steps) for name in NAMES}
+        for title, tasks in protocols.items()
+    }
+    held = {title: parts(**outcomes[title]) for title in JUDGED}
     ours = {name: f"{result.fall}×, adapts: {result.adaptation_text()}" for name, result in outcomes["ours"].items()}
+    rows = [[words, *("yes" if truths[part] else "no" for truths in held.values())] for part, words in PARTS.items()]
     return Conclusion(
         ours=f"J of standard attention falls {ours['softmax']}; of LUCID {ours['lucid']}",
         verdict=judge(list(held.values())),
-        because=explain(shown, outcomes, held),
+        because=explain(outcomes, held),
         seeds=len(lab.seeds),
-        figures=[figure for key, protocol in main.items() for figure in curves(protocol, records[key])],
-        tables=[
-            numbers(shown, outcomes),
-            parts_table({shown[key].title: truths for key, truths in held.items()}),
-            theorem(shown, outcomes),
+        figures=[
+            curves(title, {name: records[title, name] for name in NAMES}, measure, protocols[title].copy_steps)
+            for title in JUDGED
+            for measure in ("loss", "off_diagonal")
         ],
+        tables=[numbers(outcomes), table("The claim, part by part", ["", *held], rows)],
     )
 
 
-def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str, Mapping[str, bool]]) -> str:
+def explain(outcomes: Outcomes, held: Mapping[str, Mapping[str, bool]]) -> str:
     """The reason for the verdict: J and adaptation in every protocol, and the parts that are missing."""
     sentences = []
-    for key, protocol in shown.items():
-        softmax, lucid = (outcomes[key][name] for name in NAMES)
+    for title, by_name in outcomes.items():
+        softmax, lucid = (by_name[name] for name in NAMES)
         sentences.append(
-            f"{protocol.title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
+            f"{title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
             f"{softmax.adaptation_text()} against {lucid.adaptation_text()}"
         )
     missing = [words for part, words in PARTS.items() if not all(truths[part] for truths in held.values())]
@@ -324,54 +311,43 @@ def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str
     return f"{'; '.join(sentences)}.{ending}"
 
 
-def curves(protocol: Protocol, records: Mapping[str, Sequence[Record]]) -> list[Figure]:
-    """Loss and J against steps as in the paper's figure, as geometric means over seeds."""
-    figures = []
-    switch = protocol.run.copy_steps
-    for measure, label in (("loss", "squared error"), ("off_diagonal", "J, mean of a_j a_k")):
-        plots = []
-        for name in NAMES:
-            points = zip(*(record[measure] for record in records[name]), strict=True)
-            y = [statistics.geometric_mean(values) for values in points]
-            plots.append(series(NAMES[name], name, records[name][0]["step"], y))
-        title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.title}"
-        note = f"Geometric mean of {len(records[name])} seeds."
-        figures.append(lines(title, "training step", label, plots, log="y", marks=[(switch, "task switch")], note=note))
-    return figures
+def curves(title: str, records: Mapping[str, Sequence[Record]], measure: str, switch: int) -> Figure:
+    """Loss or J against steps as in the paper's figure, as geometric means over seeds."""
+    heading, label = {
+        "loss": ("Loss", "squared error"),
+        "off_diagonal": ("Off-diagonal Jacobian", "J, mean of a_j a_k"),
+    }[measure]
+    plots = []
+    for name, by_seed in records.items():
+        points = zip(*(record[measure] for record in by_seed), strict=True)
+        plots.append(series(NAMES[name], name, by_seed[0]["step"], [statistics.geometric_mean(p) for p in points]))
+    note, marks = f"Geometric mean of {len(by_seed)} seeds.", [(switch, "task switch")]
+    return lines(f"{heading}: {title}", "training step", label, plots, log="y", marks=marks, note=note)
 
 
-def numbers(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
+def numbers(outcomes: Outcomes) -> Table:
     """A row for every protocol and attention."""
     rows = [
         [
-            protocol.title,
+            title,
             NAMES[name],
             result.fall,
             result.copy_loss,
             result.adaptation_text(),
             result.average_loss,
+            *result.query_jacobian,
             result.milliseconds,
         ]
-        for key, protocol in shown.items()
-        for name, result in outcomes[key].items()
+        for title, by_name in outcomes.items()
+        for name, result in by_name.items()
     ]
-    columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average", "ms a step"]
-    note = f"To adapt: until the loss is below {LEARNED} after the switch. Other programs lengthen the time of a step."
-    return table("After each phase", columns, rows, note=note)
-
-
-def parts_table(held: Mapping[str, Mapping[str, bool]]) -> Table:
-    """The claim, part by part. held: which parts hold, by the title of the protocol."""
-    rows = [[words, *("yes" if truths[part] else "no" for truths in held.values())] for part, words in PARTS.items()]
-    return table("The claim, part by part", ["", *held], rows)
-
-
-def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
-    """‖∂o/∂q‖ of the paper's theorem, which says that the norm is not zero, but not how large it is."""
-    rows = [
-        [protocol.title, NAMES[name], *result.query_jacobian]
-        for key, protocol in shown.items()
-        for name, result in outcomes[key].items()
-    ]
-    note = "o: weights of the values, before they are multiplied with V. Mean over queries and sequences."
-    return table("‖∂o/∂q‖ of the theorem", ["protocol", "attention", "at the start", "after copying"], rows, note=note)
+    norm = "‖∂o/∂q‖"
+    columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average"]
+    return table(
+        "After each phase",
+        [*columns, f"{norm} at the start", f"{norm} after copying", "ms a step"],
+        rows,
+        note=f"To adapt: until the loss is below {LEARNED} after the switch. {norm} is that of the paper's theorem, "
+        "which says that it is not zero, but not how large it is; o: weights of the values, before they are multiplied "
+        "with V; mean over queries and sequences. Other programs lengthen the time of a step.",
+    )

@@ -151,24 +151,23 @@ def run(lab: Lab) -> Conclusion:
     small = base.but(attention="softmax", rate=1e-2, embedding_std=0.3)
     toys = {toy.head_dim: toy for toy in (small, small.but(heads=1, head_dim=base.width))}
     heads = list(toys)
-    first = [toys[head].but(seed=seed) for head in heads for seed in lab.seeds]
-    trained = list(zip(first, lab.map(train, first, title="training"), strict=True))
-    settings = [
-        {
-            "toy": toy,
-            "trained": record["folder"],
-            "attention": way.attention,
-            "ramp": ramp if key == RAMP else 0,
-            "steps": steps,
-            "every": every,
-        }
+    first = {head: [toys[head].but(seed=seed) for seed in lab.seeds] for head in heads}
+    trained = lab.map_groups(train, first, title="training")
+    ways = {
+        key: {"attention": way.attention, "ramp": ramp if key == RAMP else 0, "steps": steps, "every": every}
         for key, way in WAYS.items()
-        for toy, record in trained
-    ]
-    found = iter(lab.map(go_on, settings, title="training further"))
-    records = {key: {head: [next(found) for _ in lab.seeds] for head in heads} for key in WAYS}
+    }
+    settings = {
+        (key, head): [
+            {"toy": toy, "trained": record["folder"], **ways[key]}
+            for toy, record in zip(first[head], trained[head], strict=True)
+        ]
+        for key in WAYS
+        for head in heads
+    }
+    records = lab.map_groups(go_on, settings, title="training further")
     ramps, jumps = (
-        {head: move(records[way][head], records[CONTINUED][head]) for head in heads} for way in (RAMP, ABRUPT)
+        {head: move(records[way, head], records[CONTINUED, head]) for head in heads} for way in (RAMP, ABRUPT)
     )
     verdict, because = judge(ramps, jumps)
     ours = "; ".join(
@@ -181,8 +180,8 @@ def run(lab: Lab) -> Conclusion:
         verdict=verdict,
         because=because,
         seeds=len(lab.seeds),
-        figures=[figure({key: by_head[head] for key, by_head in records.items()}, head, ramp) for head in heads],
-        tables=[moves_table(records[CONTINUED], jumps, ramps)],
+        figures=[figure({key: records[key, head] for key in WAYS}, head, ramp) for head in heads],
+        tables=[moves_table({head: records[CONTINUED, head] for head in heads}, jumps, ramps)],
     )
 
 

@@ -142,20 +142,17 @@ Group = dict[str, Trained]
 
 def train_arms(lab: Lab, groups: Mapping[str, Sequence[Arm]], seeds: Sequence[int] = ()) -> dict[str, Group]:
     """Train all arms of all groups with every seed (default: those of the scale). Returns them by group and key."""
-    seeds = seeds or lab.seeds
-    pairs = [(name, member, seed) for seed in seeds for name, group in groups.items() for member in group]
-    records = lab.map(train, [member.toy.but(seed=seed) for _, member, seed in pairs], title="training")
-    trained: dict[str, Group] = {}
-    for name, group in groups.items():
-        keys = [member.key for member in group]
-        assert len(set(keys)) == len(keys), keys
-        trained[name] = {
-            member.key: Trained(
-                member, [record for record, pair in zip(records, pairs, strict=True) if pair[:2] == (name, member)]
-            )
-            for member in group
-        }
-    return trained
+    settings = {
+        (name, member.key): [member.toy.but(seed=seed) for seed in seeds or lab.seeds]
+        for name, group in groups.items()
+        for member in group
+    }
+    assert len(settings) == sum(map(len, groups.values())), "two arms of a group have the same key"
+    records = lab.map_groups(train, settings, title="training")
+    return {
+        name: {member.key: Trained(member, records[name, member.key]) for member in group}
+        for name, group in groups.items()
+    }
 
 
 def against_rivals(group: Group, score: Callable[[Trained], Spread]) -> tuple[bool, str]:

@@ -18,13 +18,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lucid_attention.files import read_json, write_whole
 from lucid_attention.messages import first_line
@@ -34,6 +34,7 @@ PACKAGES = ("lucid_attention", "lucid_lab")
 
 Record = dict[str, Any]
 Function = Callable[[Path, Any], Record]
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,13 @@ class Lab:
                 self._read[folder] = read_json(folder / RECORD)
                 self._note(folder)
         return [self._read[folder]["result"] | {"folder": folder.name} for folder in folders]
+
+    def map_groups(
+        self, function: Function, groups: Mapping[K, Sequence[Any]], *, title: str = ""
+    ) -> dict[K, list[Record]]:
+        """`map` over several lists of settings at once: the results by the names of the lists."""
+        records = iter(self.map(function, [item for group in groups.values() for item in group], title=title))
+        return {name: [next(records) for _ in group] for name, group in groups.items()}
 
     def _kept(self, folder: Path) -> bool:
         """Whether the result in this folder can be used. A damaged record is reported and made again."""
