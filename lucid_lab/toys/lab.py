@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -213,23 +212,6 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Refuse another command that writes into the same folder."""
-    from filelock import FileLock, Timeout
-
-    out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ValueError(f"another command writes into {out}: wait for its end, or choose another --out") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 @cache

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..data.synthetic import Needles
+from ..labels import IGNORED
 
-IGNORED = -100
 TEST_SEED = 1_000_003
 
 Batch = tuple[Tensor, Tensor]

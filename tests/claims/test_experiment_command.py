@@ -13,7 +13,8 @@ import pytest
 
 from lucid_lab import claims, cli
 from lucid_lab.claims import CLAIMS, DEMONSTRATED, HAVE_HOURS, NOT_JUDGED, load
-from lucid_lab.toys.lab import KEPT, Lab, locked
+from lucid_lab.locks import locked
+from lucid_lab.toys.lab import KEPT, Lab
 from lucid_lab.toys.results import Claim, Conclusion, table
 
 Capture = pytest.CaptureFixture[str]
@@ -114,9 +115,9 @@ def test_a_claim_that_lacks_something_is_an_error_and_all_skips_it(
 
 
 def test_a_second_command_in_the_same_folder_is_refused(probe: Probe, tmp_path: Path, capsys: Capture) -> None:
-    with locked(tmp_path):
+    with locked(tmp_path, "lucid demo"):
         assert cli.main(["experiment", "probe", "--out", str(tmp_path)]) == 1
-    assert "another command writes into" in capsys.readouterr().err
+    assert f"error: {tmp_path} is being written by another `lucid demo`" in capsys.readouterr().err
 
 
 def test_ctrl_c_leaves_one_line_and_what_is_finished(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lucid_lab.toys import lab as lab_module
-from lucid_lab.toys.lab import KEPT, RECORD, SMOKE, Lab, fingerprint, key, locked
+from lucid_lab.toys.lab import KEPT, RECORD, SMOKE, Lab, fingerprint, key
 
 RUNS: list[Any] = []
 
@@ -160,13 +160,6 @@ def test_processes_share_the_work_and_measurements_of_time_run_here(tmp_path: Pa
     assert os.getpid() not in {record["process"] for record in records}
     alone = lab(tmp_path, processes=2).map(square, [5, 6], alone=True)
     assert {record["process"] for record in alone} == {os.getpid()}
-
-
-def test_another_command_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(ValueError, match="another command writes into"), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
 
 
 # Two calls that finish at once and two that never do.
