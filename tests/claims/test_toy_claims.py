@@ -251,6 +251,8 @@ def test_finetuning_length_asks_whether_the_gap_grows(gaps: tuple[int, int], con
         return 40 + gaps[toy.length > 64]
 
     assert verdict(finetuning_length, accuracy) == expected
+    # A lead over the control that grows, but is none.
+    assert finetuning_length.judge((10, 30), (-13.8, -0.1)) == "partly"
 
 
 def test_tuning_begins_with_the_trained_model_of_the_same_seed() -> None:
