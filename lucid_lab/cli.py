@@ -70,6 +70,59 @@ def lucid(
 # ----------------------------------------------------------------------------------------------------- claims
 
 
+@command(
+    "experiment",
+    example="lucid experiment memory_update --scale small",
+    extra="eval",
+    kept="finished runs are kept, the same command resumes",
+)
+def experiment(
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME", help="one or several of `lucid experiment list`, or all")
+    ],
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke: does it run (seconds); quick: as in `lucid demo`; small: minutes on two cores, several "
+            "seeds, a verdict; hours: needle_lm, babilong and variants for longer; demo: as in `lucid demo --full`"
+        ),
+    ] = "small",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder of the results")] = Path("runs/experiments"),
+    processes: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="runs at a time (default: one per core)", show_default=False)
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="run again what is kept")] = False,
+    model: Annotated[
+        str, typer.Option(metavar="FOLDER", help="checkpoint for `pretrained`, see tools/get_smollm2.py")
+    ] = "",
+    texts: Annotated[
+        str,
+        typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py"),
+    ] = "",
+) -> None:
+    """Test a claim of the paper, with a verdict."""
+    from .claims import run_experiments
+
+    run_experiments(names, scale=scale, out=out, processes=processes, restart=restart, model=model, texts=texts)
+
+
+@command("demo", example="lucid demo --full", extra="train", kept="finished runs are kept, the same command resumes")
+def demo(
+    full: Annotated[
+        bool, typer.Option("--full", help="every attention, several seeds, more lengths: 9 to 16 minutes on two cores")
+    ] = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder of results and report")] = Path("runs/demo"),
+) -> None:
+    """Train and compare attentions in minutes, and write a report.
+
+    Softmax attention, LUCID and DeltaNet learn two tasks (overwritten keys, many needles); the condition number of P is
+    measured against length, and the operator's cost against SDPA.
+    """
+    from .claims import run_demo
+
+    run_demo(full, out)
+
+
 # --------------------------------------------------------------------------------------------------- analysis
 
 

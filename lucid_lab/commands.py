@@ -68,19 +68,6 @@ COMMANDS = {
         "eval",
         kept="nothing was written",
     ),
-    "demo": Command(
-        "lucid_lab.claims.engine.demo",
-        "train and compare attentions in minutes, and write a report",
-        "lucid demo --full",
-        kept="finished jobs stay, the same command continues from there",
-    ),
-    "experiment": Command(
-        "lucid_lab.claims.engine.command",
-        "test a claim of the paper, with a verdict",
-        "lucid experiment memory_update --scale small",
-        "eval",
-        kept="finished jobs stay, the same command continues from there",
-    ),
     "doctor": Command(
         "lucid_lab.bench.doctor",
         "check every implementation on this machine's device, and say what impl='auto' uses there",

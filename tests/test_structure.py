@@ -19,7 +19,7 @@ BELOW_CLAIMS = {"toys", "training", "data", "evals", "analysis", "bench"}
 LABORATORY = {
     "report": set(),
     "data": set(),
-    "toys": {"data", "report"},
+    "toys": {"data", "evals"},
     "training": {"data", "report"},
     "evals": {"data", "report"},
     "analysis": {"data", "report"},

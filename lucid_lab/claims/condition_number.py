@@ -14,8 +14,9 @@ for any keys, the claim is read as growth beyond that of the same model before i
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,19 +24,11 @@ import torch
 from lucid_attention.nn.rotary import Rotary
 
 from ..analysis.conditioning import condition_numbers, key_condition_numbers
-from ..data.sources import DOLMA
+from ..toys.arms import Arm, train_arms
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, outcome, series, spread, table
+from ..toys.training import CHARACTER_MODEL, TINY_CHARACTER_MODEL, load_model
 from . import needle_grid
-from .engine.against import outcome
-from .engine.full_scale import KAPPA, cell_text
-from .engine.jobs import Job, Record, Work
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
-from .engine.scale import Scale
-from .engine.steps import Step, tuned
-from .engine.study import Done
-from .engine.verdict import Measured, PaperNumber, Place, Verdict
-from .language_model.runs import UNTUNED, extent
-from .small.contestants import Contestant
-from .small.training import SmallRun, load_small
 
 CLAIM = Claim(
     title="κ(P) grows with the length",
@@ -45,127 +38,51 @@ CLAIM = Claim(
 )
 # κ of a longer prefix may be this fraction smaller: κ of long prefixes is an estimate, good to about 1e-4.
 SLACK = 1e-3
-# κ of the full recipe has grown if κ(longest prefix) / κ(shortest prefix) is at least this.
-GROWN = 1.1
 UNTRAINED = "+untrained"
 HEAD_SIZES = (16, 32, 64, 256)
 
 
-@dataclass(frozen=True)
-class Extent:
-    """lengths: of prefixes. head_sizes: of random keys. seeds: of random keys and of models."""
-
-    lengths: tuple[int, ...]
-    head_sizes: tuple[int, ...]
-    seeds: tuple[int, ...]
+LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
 
 
-def measured(scale: Scale) -> Extent:
-    """The extent at a scale. The models have the seeds of `needle_grid`."""
-    seeds = needle_grid.seeds(scale)
-    if scale.tiny:
-        return Extent((8, 16, 64), (16, 64), seeds)
-    if scale.demo:
-        return Extent((32, 64, 128, 256, 512), HEAD_SIZES, seeds)
-    return Extent((32, 64, 128, 256, 512, 1024, 2048), HEAD_SIZES, seeds)
+def arms(lab: Lab) -> list[Arm]:
+    """Language models and needle models, with and without RoPE; softmax attention for comparison.
 
-
-@dataclass(frozen=True)
-class Source:
-    """The keys of a model. trained: after its training, otherwise before. n: needles in the sequence that it reads."""
-
-    contestant: Contestant
-    dashed: bool = False
-    trained: bool = True
-    n: int = 0
-
-    @property
-    def key(self) -> str:
-        """The name by which the experiment looks the source up."""
-        return self.contestant.key
-
-    @property
-    def title(self) -> str:
-        """The name in figures and tables."""
-        return self.contestant.label
-
-    def job(self, seed: int, lengths: Sequence[int]) -> Job:
-        """The job that measures κ of these keys."""
-        run = asdict(self.contestant.seed(seed))
-        arguments = {"run": run, "trained": self.trained, "n": self.n, "lengths": list(lengths)}
-        return Job("condition_number:of_model", arguments, f"κ, {self.title}, seed {seed}", 12)
-
-
-def sources(scale: Scale) -> list[Source]:
-    """Language models and needle models, with and without RoPE; softmax attention and untrained models for comparison.
-
-    The demonstration measures the models that it trains for `needle_grid`.
+    The demonstration measures the model that it trains for `needle_grid`.
     """
-    needles = needle_grid.settings(scale)[0].but(attention="lucid")
-    n = max(needles.n)
-    trained = Source(Contestant("needles", "needles, LUCID", "lucid_path", needles), n=n)
-    if scale.demo:
-        return [trained, untrained(trained)]
-    size = extent(scale)
-    text = size.base.but(attention="lucid", steps=size.steps, **UNTUNED)
-    plain, softmax = text.but(rope=False), text.but(attention="softmax")
-    needles_plain = Contestant("needles+no_rope", "needles, LUCID, no RoPE", "lucid_path", needles.but(rope=False))
-    of_lucid = [
-        Source(Contestant("text", "text, LUCID", "lucid", text)),
-        Source(Contestant("text+no_rope", "text, LUCID, no RoPE", "lucid", plain), dashed=True),
-        trained,
-        Source(needles_plain, dashed=True, n=n),
+    needles = needle_grid.TOY.but(**needle_grid.TINY) if lab.tiny else needle_grid.TOY
+    text = TINY_CHARACTER_MODEL if lab.tiny else CHARACTER_MODEL
+    of_needles = Arm("needles", "needles, LUCID", "lucid_path", needles)
+    if lab.scale.demo:
+        return [of_needles]
+    return [
+        Arm("text", "text, LUCID", "lucid", text),
+        Arm("text+no_rope", "text, LUCID, no RoPE", "lucid", text.but(rope=False)),
+        of_needles,
+        Arm("needles+no_rope", "needles, LUCID, no RoPE", "lucid_path", needles.but(rope=False)),
+        Arm("text+softmax", "text, softmax", "softmax", text.but(attention="softmax")),
     ]
-    of_softmax = Source(Contestant("text+softmax", "text, softmax", "softmax", softmax))
-    return [*of_lucid, of_softmax, *map(untrained, of_lucid)]
 
 
-def untrained(source: Source) -> Source:
-    """The same model before its training."""
-    member = source.contestant
-    title = member.title.replace("LUCID", "untrained")
-    return replace(
-        source, contestant=Contestant(f"{member.key}{UNTRAINED}", title, "control", member.run), trained=False
-    )
+def of_model(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """κ of every layer and head on one unseen sequence with the most needles, of prefixes of these lengths.
 
-
-def of_model(work: Work, run: Mapping[str, Any], trained: bool, n: int, lengths: Sequence[int]) -> Record:
-    """The job: κ of every layer and head on one unseen sequence, of prefixes of these lengths."""
-    settings = SmallRun(**run)
-    model = load_small(work, settings) if trained else settings.make_model()
-    inputs, _ = settings.make_task().test(1, n, max(lengths))
+    settings: toy; trained, the folder of its weights, or None for the model before its training; lengths.
+    """
+    toy, trained, lengths = (settings[name] for name in ("toy", "trained", "lengths"))
+    model = toy.make_model() if trained is None else load_model(folder.parent / trained, toy)
+    inputs, _ = toy.make_task().test(1, max(toy.n), max(lengths))
     return {"heads": condition_numbers(model, inputs, lengths)}
 
 
-def keys_job(size: int, rope: bool, seed: int, lengths: Sequence[int]) -> Job:
-    """The job that measures κ of random keys."""
-    arguments = {"size": size, "rope": rope, "seed": seed, "lengths": list(lengths)}
-    return Job("condition_number:of_random_keys", arguments, f"κ, random keys of {size}, seed {seed}", 2)
-
-
-def of_random_keys(work: Work, size: int, rope: bool, seed: int, lengths: Sequence[int]) -> Record:
-    """The job: κ of independent normal keys [max(lengths), size]."""
+def of_random_keys(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """κ of independent normal keys [max(lengths), size]. settings: size, rope, seed, lengths."""
+    size, rope, seed, lengths = (settings[name] for name in ("size", "rope", "seed", "lengths"))
     N = max(lengths)
     k = torch.randn(N, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     if rope:
         k = Rotary(size, 10_000.0)(k[None, None], torch.arange(N))[0, 0]
     return {"heads": [{"layer": 0, "head": 0, **row} for row in key_condition_numbers(k, lengths)]}
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Random keys and training; a model is measured when it is trained."""
-    size = measured(scale)
-    jobs = [
-        keys_job(d, rope, seed, size.lengths) for d in size.head_sizes for rope in (True, False) for seed in size.seeds
-    ]
-    for source in sources(scale):
-        for seed in size.seeds:
-            training = source.contestant.job(seed)
-            if source.trained:
-                jobs.append(training)
-            if not source.trained or training in done:
-                jobs.append(source.job(seed, size.lengths))
-    return jobs
 
 
 @dataclass(frozen=True)
@@ -225,38 +142,52 @@ def judge(growths: Sequence[Growth], pairs: Sequence[tuple[Growth, Growth]]) -> 
     return "holds" if all(beyond) else "partly" if any(beyond) else "does not hold"
 
 
-def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Whether κ grows, and how much for each source of keys."""
-    size, all_sources = measured(scale), sources(scale)
-    random = {
-        (d, rope): growth(
-            [done[keys_job(d, rope, seed, size.lengths)] for seed in size.seeds], size.seeds, size.lengths
-        )
-        for d in size.head_sizes
+def run(lab: Lab) -> Conclusion:
+    """Whether κ grows, and how much for each kind of keys."""
+    lengths = (8, 16, 64) if lab.tiny else LENGTHS[:5] if lab.scale.demo else LENGTHS
+    seeds = needle_grid.seeds(lab)
+    keys = {
+        (d, rope): [{"size": d, "rope": rope, "seed": seed, "lengths": lengths} for seed in seeds]
+        for d in ((16, 64) if lab.tiny else HEAD_SIZES)
         for rope in (False, True)
     }
-    models = {
-        source.key: growth([done[source.job(seed, size.lengths)] for seed in size.seeds], size.seeds, size.lengths)
-        for source in all_sources
-    }
+    of_keys = lab.map_groups(of_random_keys, keys, title="κ of random keys")
+    random = {cell: growth(records, seeds, lengths) for cell, records in of_keys.items()}
+
+    members, settings = {}, {}
+    for key, one in train_arms(lab, {"": arms(lab)}, seeds)[""].items():
+        members[key] = one.arm
+        settings[key] = [
+            {"toy": one.arm.toy.but(seed=seed), "trained": record["folder"], "lengths": lengths}
+            for seed, record in zip(seeds, one.records, strict=True)
+        ]
+    for key in [key for key, member in members.items() if member.toy.attention == "lucid"]:
+        title = members[key].title.replace("LUCID", "untrained")
+        members[key + UNTRAINED] = Arm(key + UNTRAINED, title, "control", members[key].toy)
+        settings[key + UNTRAINED] = [item | {"trained": None} for item in settings[key]]
+    of_models = lab.map_groups(of_model, settings, title="κ of models")
+    models = {key: growth(records, seeds, lengths) for key, records in of_models.items()}
+
     growths = [*random.values(), *models.values()]
-    trained = [source for source in all_sources if f"{source.key}{UNTRAINED}" in models]
-    pairs = {source.title: (models[source.key], models[f"{source.key}{UNTRAINED}"]) for source in trained}
-    a, b = size.lengths[0], size.lengths[-1]
+    pairs = {
+        member.title: (models[key], models[key + UNTRAINED])
+        for key, member in members.items()
+        if key + UNTRAINED in models
+    }
     ours = ", ".join(
         f"{title} {grown.factor()} times, untrained {before.factor()}" for title, (grown, before) in pairs.items()
     )
     return Conclusion(
-        ours=f"κ grows from N = {a} to {b}: {ours}",
+        ours=f"κ grows from N = {lengths[0]} to {lengths[-1]}: {ours}",
         verdict=judge(growths, list(pairs.values())),
         because=explain(random, growths, pairs),
-        seeds=len(size.seeds),
+        seeds=len(seeds),
         figures=[
-            random_figure(random, size.lengths),
-            model_figure(all_sources, models, size.lengths),
-            head_maps(all_sources, models, size),
+            random_figure(random, lengths),
+            model_figure(members, models, lengths),
+            head_maps(members, models, seeds[0], lengths[-1]),
         ],
-        tables=[summary(random, {source.title: models[source.key] for source in all_sources})],
+        tables=[summary(random, {member.title: models[key] for key, member in members.items()})],
     )
 
 
@@ -268,13 +199,13 @@ def explain(
     """The reason for the verdict, with the bound on ‖P⁻¹‖."""
     trend = "κ never falls" if all(growth.monotone for growth in growths) else "κ falls somewhere"
     largest = max(random)[0]
-    words = {"ahead": "beyond", "level": "not told apart from", "behind": "below"}
+    words = {"ahead": "beyond", "level": "within noise of", "behind": "below"}
     compared = "; ".join(
         f"{title} {grown.factor()} times, {words[outcome(grown.factor(), before.factor())]} {before.factor()} times"
         for title, (grown, before) in pairs.items()
     )
     return (
-        f"{trend} with the length, which is so for prefixes of any keys. Growth beside that of the same model "
+        f"{trend} with the length, which is so for prefixes of any keys. Growth compared with the same model "
         f"untrained: {compared}. How much depends on the head size: independent keys of {largest} stay at "
         f"{random[largest, False].mean(-1)}. "
         f"‖P⁻¹‖ is at most {max(growth.inverse for growth in growths):.3f} (the bound is 2), so κ grows as ‖P‖ "
@@ -299,14 +230,13 @@ def random_figure(random: Mapping[tuple[int, bool], Growth], lengths: Sequence[i
     return lines("κ of independent keys", "length N", "κ(P)", curves, log="xy", note=note)
 
 
-def model_figure(shown: Sequence[Source], models: Mapping[str, Growth], lengths: Sequence[int]) -> Figure:
+def model_figure(members: Mapping[str, Arm], models: Mapping[str, Growth], lengths: Sequence[int]) -> Figure:
     """κ of the keys of models against the length."""
     curves = []
-    for source in shown:
-        means = [models[source.key].mean(index) for index in range(len(lengths))]
-        y, deviations = [kappa.mean for kappa in means], [kappa.std for kappa in means]
-        curves.append(series(source.title, source.contestant.role, lengths, y, spread=deviations, dashed=source.dashed))
-    trained = sorted({source.contestant.run.length for source in shown})
+    for key, member in members.items():
+        means = [models[key].mean(index) for index in range(len(lengths))]
+        curves.append(series(member.title, member.role, lengths, means, dashed="no_rope" in key))
+    trained = sorted({member.toy.length for member in members.values()})
     note = (
         f"Geometric mean over layers and heads. Trained at {' and '.join(map(str, trained))} tokens (needles, text): "
         "longer prefixes are beyond what a model has seen. For softmax: the P that LUCID would have."
@@ -314,19 +244,16 @@ def model_figure(shown: Sequence[Source], models: Mapping[str, Growth], lengths:
     return lines("κ of small models", "length N", "κ(P)", curves, log="xy", note=note)
 
 
-def head_maps(shown: Sequence[Source], models: Mapping[str, Growth], size: Extent) -> Figure:
-    """κ by layer and head at the longest prefix, for the first seed."""
+def head_maps(members: Mapping[str, Arm], models: Mapping[str, Growth], seed: int, length: int) -> Figure:
+    """κ by layer and head at the longest prefix, for one seed."""
     panels = {}
-    for source in shown:
-        every_head = models[source.key].heads
-        heads = {
-            (layer, head): kappas[-1] for (seed, layer, head), kappas in every_head.items() if seed == size.seeds[0]
-        }
+    for key, member in members.items():
+        heads = {place[1:]: kappas[-1] for place, kappas in models[key].heads.items() if place[0] == seed}
         layers, columns = (sorted({layer_head[i] for layer_head in heads}) for i in (0, 1))
-        panels[source.title] = (layers, columns, [[heads.get((row, c)) for c in columns] for row in layers])
+        panels[member.title] = (layers, columns, [[heads.get((row, c)) for c in columns] for row in layers])
     top = max(value for _, _, rows in panels.values() for row in rows for value in row if value is not None)
-    title = f"κ by layer and head, N = {size.lengths[-1]}"
-    return heatmaps(title, "layer", "head", panels, range=(1, top), note=f"Seed {size.seeds[0]}.")
+    title = f"κ by layer and head, N = {length}"
+    return heatmaps(title, "layer", "head", panels, range=(1, top), note=f"Seed {seed}.")
 
 
 def summary(random: Mapping[tuple[int, bool], Growth], models: Mapping[str, Growth]) -> Table:
@@ -352,50 +279,3 @@ def summary(random: Mapping[tuple[int, bool], Growth], models: Mapping[str, Grow
     columns = ["keys", *kappas, "exponent", "largest κ", "‖P⁻¹‖", "monotone"]
     note = "Geometric mean over layers and heads ± std over seeds; exponent e of κ ~ Nᵉ; largest over heads and seeds."
     return table("Condition numbers", columns, rows, note=note)
-
-
-PREFIXES = (2048, 4096, 8192, 16_384, 32_768, 65_536)
-
-
-def paper() -> list[Step]:
-    """§2.1: pretrain at 2K, tune at 64K, and measure both on Dolma."""
-    runs = {"pretrained": "runs/paper/pretrain_2k-lucid", "tuned": "runs/paper/finetune_64k-lucid"}
-    text = ("--what", "conditioning", "--tokens-from", DOLMA, "--length", str(PREFIXES[-1]))
-    lengths = ("--lengths", ",".join(map(str, PREFIXES)))
-    return [
-        *tuned("lucid"),
-        *(
-            Step(("analyze", f"{run}/model", *text, *lengths, "--out", f"results/paper/condition_number-{name}"))
-            for name, run in runs.items()
-        ),
-    ]
-
-
-KAPPAS = {
-    length: PaperNumber(
-        "Figure 2",
-        f"κ(P) of the tuned model, {length} tokens, median of all heads",
-        None,
-        Place("condition_number-tuned", KAPPA, cell_text(length=length)),
-        about="grows; no numbers",
-    )
-    for length in PREFIXES
-}
-PAPER_NUMBERS = tuple(KAPPAS.values())
-
-
-def judge_paper(measured: Measured) -> Verdict:
-    """κ of the longest text is GROWN times that of the shortest, and never falls on the way.
-
-    The recipe has no untrained model, so this is the weaker reading of the claim, and the reason says so.
-    """
-    kappas = [measured[number.place].value for number in KAPPAS.values()]
-    growth = kappas[-1] / kappas[0]
-    falls = [
-        length for length, (one, two) in zip(PREFIXES[1:], pairwise(kappas), strict=True) if two < one * (1 - SLACK)
-    ]
-    verdict = "does not hold" if growth < GROWN else "partly" if falls else "holds"
-    ours = f"κ {kappas[0]:.3g} at {PREFIXES[0]} tokens, {kappas[-1]:.3g} at {PREFIXES[-1]}: {growth:.2f} times"
-    because = f"Median of all heads: {ours}. It has grown from {GROWN} times on, and must not fall on the way. "
-    because += "Untrained keys, whose κ grows as well, are compared at the small scale only."
-    return Verdict(verdict, ours, because + (f" It falls at {', '.join(map(str, falls))}." if falls else ""))

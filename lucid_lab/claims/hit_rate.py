@@ -10,9 +10,9 @@ its sum. The experiment compares them in two ways: as the paper does, over all n
 not; and where both attentions solve the task, because a higher hit rate of the only one that solves it is no news.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,15 +22,11 @@ from lucid_attention.nn.attention import ATTENTIONS
 
 from ..analysis.hit_rate import MEASURES, Query, attention_maps, average, hit_rates, synthetic_queries
 from ..data.synthetic import Needles
+from ..toys.arms import Trained, arm, train_arms
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, mean_of, spread, table
+from ..toys.training import Toy, load_model
 from . import memory_update, needle_grid
-from .engine.jobs import Job, Record, Work
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, spread, table
-from .engine.scale import Scale
-from .engine.steps import Step, tuned, unique
-from .engine.study import Done
-from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
-from .small.contestants import Contestant, mean_accuracy
-from .small.training import SmallRun, load_small
 
 CLAIM = Claim(
     title="More weight on the answer",
@@ -46,88 +42,36 @@ SOLVED = 90.0
 DIGITS = 3
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A run with both attentions. mapped: attention maps of it are drawn."""
-
-    title: str
-    run: SmallRun
-    mapped: bool = False
-
-    def contestant(self, attention: str) -> Contestant:
-        """The run with one of the attentions."""
-        title = ATTENTIONS[attention].title
-        return Contestant(attention, title, attention, self.run.but(attention=attention), self.title)
-
-    def job(self, attention: str, seed: int, samples: int) -> Job:
-        """The job that measures hit rates."""
-        contestant = self.contestant(attention)
-        arguments = {"run": asdict(contestant.seed(seed)), "samples": samples}
-        return Job("hit_rate:of_model", arguments, f"hit rate, {contestant.label}, seed {seed}", 5)
-
-    def maps_job(self, seed: int, n: int) -> Job:
-        """Maps of the LUCID model."""
-        arguments = {"run": asdict(self.contestant("lucid").seed(seed)), "n": n}
-        return Job("hit_rate:maps_of", arguments, f"maps, {self.title}", 3)
+# Toys of `needle_grid` and `memory_update`, which are trained once for all claims.
+TOYS = {
+    "needles": needle_grid.TOY,
+    "needles, token shift": needle_grid.TOY.but(token_shift=True),
+    "needles, MLP": needle_grid.TOY.but(mlp=2.0),
+    "needles, as models are built": needle_grid.USUAL,
+    "overwrites": memory_update.TOY,
+    "overwrites, MLP, head of 64": memory_update.WITH_MLP,
+}
+# Attention maps of their LUCID models are drawn.
+MAPPED = ("needles", "overwrites")
 
 
-def settings(scale: Scale) -> list[Setting]:
-    """Runs of `needle_grid` and `memory_update`, which are trained once for all experiments."""
-    needles, usual = needle_grid.settings(scale)
-    overwrites, with_mlp = memory_update.settings(scale)
-    return [
-        Setting("needles", needles, mapped=True),
-        Setting("needles, token shift", needles.but(token_shift=True)),
-        Setting("needles, MLP", needles.but(mlp=2.0)),
-        Setting("needles, as models are built", usual),
-        Setting("overwrites", overwrites, mapped=True),
-        Setting("overwrites, MLP, head of 64", with_mlp),
-    ]
+def of_model(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """Hit rates as means over questions, for every layer and head and for all heads.
 
-
-@dataclass(frozen=True)
-class Extent:
-    """samples: sequences for every number of keys. map_keys: keys in the sequence of the maps."""
-
-    samples: int
-    map_keys: int
-
-
-def extent(scale: Scale) -> Extent:
-    """The extent at a scale."""
-    return Extent(samples=1, map_keys=2) if scale.tiny else Extent(samples=16, map_keys=8)
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Training first; a model is measured when it is trained."""
-    seeds, size = scale.seeds, extent(scale)
-    jobs = []
-    for setting in settings(scale):
-        for seed in seeds:
-            for attention in COMPARED:
-                training = setting.contestant(attention).job(seed)
-                jobs.append(training)
-                if training in done:
-                    jobs.append(setting.job(attention, seed, size.samples))
-        if setting.mapped and setting.contestant("lucid").job(seeds[0]) in done:
-            jobs.append(setting.maps_job(seeds[0], size.map_keys))
-    return jobs
-
-
-def of_model(work: Work, run: Mapping[str, Any], samples: int) -> Record:
-    """The job: hit rates as means over questions, for every layer and head and for all heads."""
-    settings, records = SmallRun(**run), []
-    model = load_small(work, settings)
-    for n in settings.test_n:
-        inputs, _ = settings.make_task().test(samples, n, settings.length)
-        records += hit_rates(model, inputs, questions(settings, inputs))
+    settings: toy; trained, the folder of its weights; samples, sequences for every number of keys.
+    """
+    toy, records = settings["toy"], []
+    model = load_model(folder.parent / settings["trained"], toy)
+    for n in toy.test_n:
+        inputs, _ = toy.make_task().test(settings["samples"], n, toy.length)
+        records += hit_rates(model, inputs, questions(toy, inputs))
     return {"heads": average(records), "mean": average(records, ())[0]}
 
 
-def questions(run: SmallRun, inputs: Tensor) -> list[Query]:
+def questions(toy: Toy, inputs: Tensor) -> list[Query]:
     """The questions in these inputs, and the places of their answers: a needle's key and value, or the latest write."""
-    if run.task == "needles":
-        return synthetic_queries(Needles(run.n, run.length + 1), inputs)
+    if toy.task == "needles":
+        return synthetic_queries(Needles(toy.n, toy.length + 1), inputs)
     return latest_writes(inputs)
 
 
@@ -144,12 +88,15 @@ def latest_writes(inputs: Tensor) -> list[Query]:
     return queries
 
 
-def maps_of(work: Work, run: Mapping[str, Any], n: int) -> Record:
-    """The job: A and W on one sequence, for the head of the last layer with the most weight on the answers."""
-    settings = SmallRun(**run)
-    model, last = load_small(work, settings), settings.layers - 1
-    inputs, _ = settings.make_task().test(1, n, settings.length)
-    rates = average(hit_rates(model, inputs, questions(settings, inputs), layers=[last]))
+def maps_of(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """A and W on one sequence, for the head of the last layer with the most weight on the answers.
+
+    settings: toy; trained, the folder of its weights; n, keys in the sequence.
+    """
+    toy = settings["toy"]
+    model, last = load_model(folder.parent / settings["trained"], toy), toy.layers - 1
+    inputs, _ = toy.make_task().test(1, settings["n"], toy.length)
+    rates = average(hit_rates(model, inputs, questions(toy, inputs), layers=[last]))
     head = max(rates, key=lambda rate: rate["signed"])["head"]
     (head_maps,) = attention_maps(model, inputs, layers=[last], heads=[head])
     rounded = {
@@ -168,12 +115,10 @@ class HitRates:
     best: Mapping[str, Spread]
 
 
-def read_rates(setting: Setting, attention: str, scale: Scale, done: Done) -> HitRates:
-    """The hit rates in the records of a setting."""
-    seeds = scale.seeds
-    records = [done[setting.job(attention, seed, extent(scale).samples)] for seed in seeds]
+def read_rates(trained: Trained, records: Sequence[Record]) -> HitRates:
+    """The hit rates in the records of an arm, one for every seed."""
     return HitRates(
-        mean_accuracy(done, setting.contestant(attention), seeds, setting.run.length),
+        trained.mean_accuracy(trained.arm.toy.length),
         {name: spread((record["mean"][name] for record in records), DIGITS) for name in MEASURES},
         {name: spread((max(h[name] for h in record["heads"]) for record in records), DIGITS) for name in MEASURES},
     )
@@ -201,17 +146,12 @@ def pooled(pairs: Pairs) -> dict[str, HitRates]:
     found = {}
     for name in COMPARED:
         rates = [pair[name] for pair in pairs.values()]
-        means = {measure: _mean([rate.mean[measure] for rate in rates]) for measure in MEASURES}
-        best = {measure: _mean([rate.best[measure] for rate in rates]) for measure in MEASURES}
-        found[name] = HitRates(_mean([rate.accuracy for rate in rates]), means, best)
+        means, best = (
+            {measure: mean_of([getattr(rate, kind)[measure] for rate in rates]) for measure in MEASURES}
+            for kind in ("mean", "best")
+        )
+        found[name] = HitRates(mean_of([rate.accuracy for rate in rates]), means, best)
     return found
-
-
-def _mean(spreads: Sequence[Spread]) -> Spread:
-    """The mean, with the mean deviation: the largest that it can have, however the numbers go together."""
-    n, first = len(spreads), spreads[0]
-    mean, std = (math.fsum(values) / n for values in zip(*((one.mean, one.std) for one in spreads), strict=True))
-    return Spread(mean, std, first.count, first.digits)
 
 
 def comparable(pair: Mapping[str, HitRates]) -> bool:
@@ -225,27 +165,43 @@ def higher(pair: Mapping[str, HitRates]) -> dict[str, bool]:
     return {name: lucid[name].mean - lucid[name].std > softmax.mean + softmax.std for name in WEIGHTS}
 
 
-def conclude(scale: Scale, done: Done) -> Conclusion:
-    """Hit rates beside accuracies."""
-    seeds, n = scale.seeds, extent(scale).map_keys
-    pairs = {
-        setting.title: {name: read_rates(setting, name, scale, done) for name in COMPARED}
-        for setting in settings(scale)
+def run(lab: Lab) -> Conclusion:
+    """Hit rates next to accuracies."""
+    samples, n = (1, 2) if lab.tiny else (16, 8)
+    toys = {
+        title: toy.but(**(needle_grid.TINY if toy.task == "needles" else memory_update.TINY)) if lab.tiny else toy
+        for title, toy in TOYS.items()
     }
+    groups = train_arms(
+        lab, {title: [arm(toy.but(attention=name)) for name in COMPARED] for title, toy in toys.items()}
+    )
+    settings = {
+        (title, name): [{"toy": one.arm.toy, "trained": record["folder"], "samples": samples} for record in one.records]
+        for title, group in groups.items()
+        for name, one in group.items()
+    }
+    records = lab.map_groups(of_model, settings, title="hit rates")
+    pairs = {
+        title: {name: read_rates(one, records[title, name]) for name, one in group.items()}
+        for title, group in groups.items()
+    }
+    lucid = [groups[title]["lucid"] for title in MAPPED]
+    mapped = [{"toy": one.arm.toy, "trained": one.records[0]["folder"], "n": n} for one in lucid]
+    maps = dict(zip(MAPPED, lab.map(maps_of, mapped, title="maps"), strict=True))
+
     solved = {title: pair for title, pair in pairs.items() if comparable(pair)}
-    unfiltered = pooled({s.title: pairs[s.title] for s in settings(scale) if s.run.task == "needles"})
+    unfiltered = pooled({title: pairs[title] for title, toy in toys.items() if toy.task == "needles"})
     ours = "; ".join(
         f"{title}: LUCID {pair['lucid'].mean['softmax']} (A), {pair['lucid'].mean['magnitude']} (|W|), "
         f"softmax {pair['softmax'].mean['softmax']}"
         for title, pair in list((solved or pairs).items())[:2]
     )
-    mapped = [setting for setting in settings(scale) if setting.mapped]
     return Conclusion(
         ours=ours,
         verdict=judge(pairs, unfiltered),
         because=f"{explain_unfiltered(unfiltered)} {explain(pairs, solved)}",
-        seeds=len(seeds),
-        figures=[rates(pairs), *(map_figure(setting, done[setting.maps_job(seeds[0], n)], n) for setting in mapped)],
+        seeds=len(lab.seeds),
+        figures=[rates(pairs), *(map_figure(title, record, n) for title, record in maps.items())],
         tables=[numbers(pairs | {"all needle tasks": unfiltered}), best_heads(pairs)],
     )
 
@@ -293,18 +249,18 @@ def rates(pairs: Pairs) -> Figure:
     return bars("Weight on the answer", "hit rate", groups, references=references, note=note)
 
 
-def map_figure(setting: Setting, record: Record, n: int) -> Figure:
+def map_figure(title: str, record: Record, n: int) -> Figure:
     """A and W: the weights before and after preconditioning."""
     positions = range(len(record["softmax"]))
     panels = {
-        title: (positions, positions, record[name])
-        for title, name in (("A = softmax", "softmax"), ("W = A P⁻¹", "effective"))
+        weight: (positions, positions, record[name])
+        for weight, name in (("A = softmax", "softmax"), ("W = A P⁻¹", "effective"))
     }
     note = (
         f"A LUCID model, layer {record['layer']}, head {record['head']}, one sequence, n = {n}; the last {n} rows ask. "
         "A row of W may be negative, and need not sum to one."
     )
-    title = f"Weights before and after preconditioning: {setting.title}"
+    title = f"Weights before and after preconditioning: {title}"
     return heatmaps(title, "query", "key", panels, range=(-1, 1), signed=True, numbers=False, note=note)
 
 
@@ -328,45 +284,3 @@ def best_heads(pairs: Pairs) -> Table:
         for name, rates in pair.items()
     ]
     return table("The best head, for each weight by itself", ["", "attention", *WEIGHTS.values()], rows)
-
-
-def paper() -> list[Step]:
-    """§4.5: pretrain, tune at 64K, and measure the weight of the last token of needle prompts on the answer."""
-    steps = []
-    for attention in COMPARED:
-        model = f"runs/paper/finetune_64k-{attention}/model"
-        steps += tuned(attention)
-        for length, samples in ((2048, 500), (65_536, 50)):
-            prompts = f"data/hit_rate-{attention}-{length}.jsonl"
-            options = ("--tokenizer", model, "--lengths", str(length), "--haystack", "essays")
-            out = f"results/paper/hit_rate-{attention}-{length}"
-            steps += [
-                Step(("make-data", "needles", prompts, *options, "--samples", str(samples))),
-                Step(("analyze", model, "--samples", prompts, "--limit", str(samples), "--out", out)),
-            ]
-    return unique(steps)
-
-
-# §4.5 gives no length: judged at 2048 tokens. Its weight may be A or |W|, see the top of this file: both must lead.
-PAPER_RATES = {"softmax": 0.1817, "lucid": 0.2845}
-RATES = {
-    (attention, weight): PaperNumber(
-        "§4.5",
-        f"{ATTENTIONS[attention].title}, weight on the answer, {WEIGHTS[weight]}",
-        PAPER_RATES[attention],
-        Place(f"hit_rate-{attention}-2048", f"hit rate, {weight}"),
-    )
-    for attention, weight in (("softmax", "softmax"), ("lucid", "softmax"), ("lucid", "magnitude"))
-}
-PAPER_NUMBERS = tuple(RATES.values())
-
-
-def judge_paper(measured: Measured) -> Verdict:
-    """LUCID's weight on the answer is higher in both readings of it, in percent of that of standard attention."""
-    standard = [RATES["softmax", "softmax"]]
-    return judge_leads(
-        [
-            lead(f"LUCID − Standard, {WEIGHTS[weight]}", [RATES["lucid", weight]], standard, measured, relative=True)
-            for weight in ("softmax", "magnitude")
-        ]
-    )

@@ -13,8 +13,9 @@ before the attention, embeddings of std 1. J is the mean of a_j a_k over queries
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,12 +26,9 @@ from lucid_attention.nn.attention import ATTENTIONS
 from lucid_attention.nn.causal import split_heads
 
 from ..analysis.jacobian import jacobians
-from .engine.jobs import Job, Record, Work
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .engine.scale import Scale
-from .engine.steps import Step, at_small_scale
-from .engine.study import Done
-from .engine.verdict import as_at_small_scale
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from ..toys.training import training_loop
 
 CLAIM = Claim(
     title="Copying does not cost LUCID its gradients",
@@ -40,7 +38,6 @@ CLAIM = Claim(
     paper="off-diagonal Jacobian of standard attention falls ~10³× in phase 1 and its loss remains high in phase 2; "
     "LUCID adapts within a few thousand steps",
 )
-PAPER_NUMBERS, judge_paper = as_at_small_scale("learnability")
 
 DIGITS, LENGTH, WIDTH = 10, 10, 256
 # Fixed before any run: a loss below this counts as learned. Copying instead of averaging has a loss of 5.8.
@@ -66,11 +63,6 @@ class TwoTasks:
     every: int = 10
     width: int = WIDTH
     seed: int = 0
-
-    def job(self, label: str = "", milliseconds: float = 4.0) -> Job:
-        """The job that trains this run. milliseconds: about the time of a step, measurements included."""
-        seconds = (self.copy_steps + self.average_steps) * milliseconds / 1000
-        return Job("learnability:train_two_tasks", asdict(self), label or f"two tasks, {self.attention}", seconds)
 
 
 class OneLayer(nn.Module):
@@ -120,9 +112,8 @@ def averaged(digits: Tensor) -> Tensor:
     return digits.float().cumsum(-1) / torch.arange(1, digits.shape[-1] + 1)
 
 
-def train_two_tasks(work: Work, **settings: Any) -> Record:
-    """The job: loss and Jacobians of both phases, measured on sequences that never change."""
-    run = TwoTasks(**settings)
+def train_two_tasks(folder: Path, run: TwoTasks) -> Record:
+    """Loss and Jacobians of both phases, measured on sequences that never change."""
     torch.manual_seed(run.seed)
     model = OneLayer(run)
     tested = draw(LOSS_SEQUENCES, run.permutations, torch.Generator().manual_seed(TEST_SEED))
@@ -130,18 +121,17 @@ def train_two_tasks(work: Work, **settings: Any) -> Record:
     record: dict[str, list[Any]] = {"step": [], "loss": [], "off_diagonal": [], "query_jacobian": []}
     seconds = 0.0
     for first, steps, task in ((0, run.copy_steps, copied), (run.copy_steps, run.average_steps, averaged)):
-        optimizer = torch.optim.Adam(model.parameters(), lr=run.rate, fused=True)
+
+        def loss(step: int, task: Callable[[Tensor], Tensor] = task) -> Tensor:
+            digits = draw(run.batch, run.permutations, generator)
+            return F.mse_loss(model(digits), task(digits))
+
+        training = training_loop(steps, loss, torch.optim.Adam(model.parameters(), lr=run.rate, fused=True))
         for step in range(steps + 1):
             if step % run.every == 0 or step == steps:
                 measure(record, model, tested, task(tested), first + step)
-            if step == steps:
-                break
             start = time.perf_counter()
-            digits = draw(run.batch, run.permutations, generator)
-            loss = F.mse_loss(model(digits), task(digits))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            next(training, None)
             seconds += time.perf_counter() - start
     return {**record, "milliseconds": 1000 * seconds / (run.copy_steps + run.average_steps)}
 
@@ -156,23 +146,8 @@ def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, answe
         record[name].append(statistics.fmean(jacobian[name] for jacobian in by_query))
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """Runs that differ only in their attention and seed. control: not part of the verdict."""
-
-    title: str
-    run: TwoTasks
-    control: bool = False
-
-    def job(self, attention: str, seed: int) -> Job:
-        """The training with an attention and a seed."""
-        run = replace(self.run, attention=attention, seed=seed)
-        milliseconds = (3.0 if attention == "softmax" else 5.5) + 30 / run.every
-        return run.job(f"{self.title}, {NAMES[attention]}, seed {seed}", milliseconds)
-
-
 OURS = TwoTasks("softmax")
-# A run takes two to four minutes: most of the time of this experiment.
+# A run takes two to four minutes: most of the time of this claim.
 PUBLISHED = TwoTasks(
     "softmax",
     rope=False,
@@ -183,27 +158,15 @@ PUBLISHED = TwoTasks(
     average_steps=10_000,
     every=250,
 )
-
-
-def protocols(scale: Scale) -> dict[str, Protocol]:
-    """Ours, the published one, and the controls, by key."""
-    ours, published = OURS, PUBLISHED
-    if scale.tiny:
-        tiny: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
-        ours, published = replace(ours, **tiny), replace(published, **tiny)
-    return {
-        "ours": Protocol("ours", ours),
-        "published": Protocol("published script", published),
-        "layer_norm": Protocol("ours, layer norm", replace(ours, layer_norm=True), control=True),
-        "embeddings": Protocol("ours, embeddings of std 1", replace(ours, embedding_std=1.0), control=True),
-    }
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Every protocol with both attentions and every seed."""
-    return [
-        protocol.job(name, seed) for protocol in protocols(scale).values() for seed in scale.seeds for name in NAMES
-    ]
+# The first two are judged, the others are controls.
+PROTOCOLS = {
+    "ours": OURS,
+    "published script": PUBLISHED,
+    "ours, layer norm": replace(OURS, layer_norm=True),
+    "ours, embeddings of std 1": replace(OURS, embedding_std=1.0),
+}
+JUDGED = ("ours", "published script")
+TINY: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
 
 
 @dataclass(frozen=True)
@@ -242,16 +205,15 @@ class Outcome:
         return f"{len(steps)} of {len(self.adapted)} seeds ({end_loss})" if steps else f"never ({end_loss})"
 
 
-def outcome(protocol: Protocol, attention: str, seeds: Sequence[int], done: Done) -> Outcome:
-    """Read the records of a protocol."""
-    records = [done[protocol.job(attention, seed)] for seed in seeds]
+def outcome(records: Sequence[Record], switch: int) -> Outcome:
+    """Read the records of one attention in one protocol, one for every seed. switch: the last step of phase 1."""
     # The step of the switch is recorded twice; its first record is the end of phase 1.
-    end = records[0]["step"].index(protocol.run.copy_steps)
+    end = records[0]["step"].index(switch)
     return Outcome(
         fall=spread(record["off_diagonal"][0] / record["off_diagonal"][end] for record in records),
         copy_loss=spread((record["loss"][end] for record in records), 4),
         average_loss=spread((record["loss"][-1] for record in records), 4),
-        adapted=tuple(adaptation(record, protocol.run.copy_steps) for record in records),
+        adapted=tuple(adaptation(record, switch) for record in records),
         query_jacobian=(
             spread((record["query_jacobian"][0] for record in records), 4),
             spread((record["query_jacobian"][end] for record in records), 4),
@@ -267,7 +229,7 @@ def adaptation(record: Record, switch: int) -> int | None:
     return next((step - switch for step, loss in phase_2 if loss < LEARNED), None)
 
 
-# By the key of the protocol, then by attention.
+# By protocol, then by attention.
 Outcomes = Mapping[str, Mapping[str, Outcome]]
 
 # The paper says "approximately three orders of magnitude": at least two and a half.
@@ -305,36 +267,43 @@ def judge(all_truths: Sequence[Mapping[str, bool]]) -> str:
     return "partly" if lucid_ahead else "does not hold"
 
 
-def conclude(scale: Scale, done: Done) -> Conclusion:
+def run(lab: Lab) -> Conclusion:
     """Loss and Jacobian in both protocols and in the controls."""
-    shown = protocols(scale)
-    outcomes = {
-        key: {name: outcome(protocol, name, scale.seeds, done) for name in NAMES} for key, protocol in shown.items()
+    protocols = {title: replace(tasks, **TINY) if lab.tiny else tasks for title, tasks in PROTOCOLS.items()}
+    settings = {
+        (title, name): [replace(tasks, attention=name, seed=seed) for seed in lab.seeds]
+        for title, tasks in protocols.items()
+        for name in NAMES
     }
-    main = {key: protocol for key, protocol in shown.items() if not protocol.control}
-    held = {key: parts(**outcomes[key]) for key in main}
+    records = lab.map_groups(train_two_tasks, settings, title="two tasks")
+    outcomes = {
+        title: {name: outcome(records[title, name], tasks.copy_steps) for name in NAMES}
+        for title, tasks in protocols.items()
+    }
+    held = {title: parts(**outcomes[title]) for title in JUDGED}
     ours = {name: f"{result.fall}×, adapts: {result.adaptation_text()}" for name, result in outcomes["ours"].items()}
+    rows = [[words, *("yes" if truths[part] else "no" for truths in held.values())] for part, words in PARTS.items()]
     return Conclusion(
         ours=f"J of standard attention falls {ours['softmax']}; of LUCID {ours['lucid']}",
         verdict=judge(list(held.values())),
-        because=explain(shown, outcomes, held),
-        seeds=len(scale.seeds),
-        figures=[figure for protocol in main.values() for figure in curves(protocol, scale.seeds, done)],
-        tables=[
-            numbers(shown, outcomes),
-            parts_table({shown[key].title: truths for key, truths in held.items()}),
-            theorem(shown, outcomes),
+        because=explain(outcomes, held),
+        seeds=len(lab.seeds),
+        figures=[
+            curves(title, {name: records[title, name] for name in NAMES}, measure, protocols[title].copy_steps)
+            for title in JUDGED
+            for measure in ("loss", "off_diagonal")
         ],
+        tables=[numbers(outcomes), table("The claim, part by part", ["", *held], rows)],
     )
 
 
-def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str, Mapping[str, bool]]) -> str:
+def explain(outcomes: Outcomes, held: Mapping[str, Mapping[str, bool]]) -> str:
     """The reason for the verdict: J and adaptation in every protocol, and the parts that are missing."""
     sentences = []
-    for key, protocol in shown.items():
-        softmax, lucid = (outcomes[key][name] for name in NAMES)
+    for title, by_name in outcomes.items():
+        softmax, lucid = (by_name[name] for name in NAMES)
         sentences.append(
-            f"{protocol.title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
+            f"{title}: J falls {softmax.fall}× against {lucid.fall}× with LUCID, to adapt takes "
             f"{softmax.adaptation_text()} against {lucid.adaptation_text()}"
         )
     missing = [words for part, words in PARTS.items() if not all(truths[part] for truths in held.values())]
@@ -342,60 +311,43 @@ def explain(shown: Mapping[str, Protocol], outcomes: Outcomes, held: Mapping[str
     return f"{'; '.join(sentences)}.{ending}"
 
 
-def curves(protocol: Protocol, seeds: Sequence[int], done: Done) -> list[Figure]:
-    """Loss and J against steps as in the paper's figure, as geometric means over seeds."""
-    figures = []
-    switch = protocol.run.copy_steps
-    for measure, label in (("loss", "squared error"), ("off_diagonal", "J, mean of a_j a_k")):
-        plots = []
-        for name in NAMES:
-            records = [done[protocol.job(name, seed)] for seed in seeds]
-            points = zip(*(record[measure] for record in records), strict=True)
-            y = [statistics.geometric_mean(values) for values in points]
-            plots.append(series(NAMES[name], name, records[0]["step"], y))
-        title = f"{'Loss' if measure == 'loss' else 'Off-diagonal Jacobian'}: {protocol.title}"
-        note = f"Geometric mean of {len(seeds)} seeds."
-        figures.append(lines(title, "training step", label, plots, log="y", marks=[(switch, "task switch")], note=note))
-    return figures
+def curves(title: str, records: Mapping[str, Sequence[Record]], measure: str, switch: int) -> Figure:
+    """Loss or J against steps as in the paper's figure, as geometric means over seeds."""
+    heading, label = {
+        "loss": ("Loss", "squared error"),
+        "off_diagonal": ("Off-diagonal Jacobian", "J, mean of a_j a_k"),
+    }[measure]
+    plots = []
+    for name, by_seed in records.items():
+        points = zip(*(record[measure] for record in by_seed), strict=True)
+        plots.append(series(NAMES[name], name, by_seed[0]["step"], [statistics.geometric_mean(p) for p in points]))
+    note, marks = f"Geometric mean of {len(by_seed)} seeds.", [(switch, "task switch")]
+    return lines(f"{heading}: {title}", "training step", label, plots, log="y", marks=marks, note=note)
 
 
-def numbers(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
+def numbers(outcomes: Outcomes) -> Table:
     """A row for every protocol and attention."""
     rows = [
         [
-            protocol.title,
+            title,
             NAMES[name],
             result.fall,
             result.copy_loss,
             result.adaptation_text(),
             result.average_loss,
+            *result.query_jacobian,
             result.milliseconds,
         ]
-        for key, protocol in shown.items()
-        for name, result in outcomes[key].items()
+        for title, by_name in outcomes.items()
+        for name, result in by_name.items()
     ]
-    columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average", "ms a step"]
-    note = f"To adapt: until the loss is below {LEARNED} after the switch. Other programs lengthen the time of a step."
-    return table("After each phase", columns, rows, note=note)
-
-
-def parts_table(held: Mapping[str, Mapping[str, bool]]) -> Table:
-    """The claim, part by part. held: which parts hold, by the title of the protocol."""
-    rows = [[words, *("yes" if truths[part] else "no" for truths in held.values())] for part, words in PARTS.items()]
-    return table("The claim, part by part", ["", *held], rows)
-
-
-def theorem(shown: Mapping[str, Protocol], outcomes: Outcomes) -> Table:
-    """‖∂o/∂q‖ of the paper's theorem, which says that the norm is not zero, but not how large it is."""
-    rows = [
-        [protocol.title, NAMES[name], *result.query_jacobian]
-        for key, protocol in shown.items()
-        for name, result in outcomes[key].items()
-    ]
-    note = "o: weights of the values, before they are multiplied with V. Mean over queries and sequences."
-    return table("‖∂o/∂q‖ of the theorem", ["protocol", "attention", "at the start", "after copying"], rows, note=note)
-
-
-def paper() -> list[Step]:
-    """The paper's own experiment is small, so the full scale is the small one."""
-    return [at_small_scale("learnability")]
+    norm = "‖∂o/∂q‖"
+    columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average"]
+    return table(
+        "After each phase",
+        [*columns, f"{norm} at the start", f"{norm} after copying", "ms a step"],
+        rows,
+        note=f"To adapt: until the loss is below {LEARNED} after the switch. {norm} is that of the paper's theorem, "
+        "which says that it is not zero, but not how large it is; o: weights of the values, before they are multiplied "
+        "with V; mean over queries and sequences. Other programs lengthen the time of a step.",
+    )

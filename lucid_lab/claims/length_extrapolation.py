@@ -14,14 +14,10 @@ from dataclasses import dataclass
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from .engine.jobs import Job
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, table
-from .engine.scale import Scale
-from .engine.steps import Step, at_small_scale
-from .engine.study import Done
-from .engine.verdict import as_at_small_scale
-from .small.contestants import Contestant, mean_accuracy, training
-from .small.training import SmallRun
+from ..toys.arms import Arm, Group, train_arms
+from ..toys.lab import Lab
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lines, mean_of, outcome, series, table
+from ..toys.training import Toy
 
 CLAIM = Claim(
     title="LUCID keeps its accuracy beyond the training length",
@@ -30,15 +26,15 @@ CLAIM = Claim(
     "accuracy.",
     paper="no experiment of its own; BABILong from 32K to 128K: standard ~0.14 to near zero, LUCID-PaTH 0.21–0.25",
 )
-PAPER_NUMBERS, judge_paper = as_at_small_scale("length_extrapolation")
 # Accuracy in percent at the length of training from which on a model has learned its task.
 LEARNED = 80.0
 # The test lengths over the length of training.
 FACTORS = (1, 2, 4, 8, 16)
-TASKS = {
-    "memory update": SmallRun(task="overwrites", test_n=(4, 16), test_batch=64),
-    "needles": SmallRun(task="needles", layers=2, steps=1000, test_n=(4, 16), test_batch=64),
+TOYS = {
+    "memory update": Toy(task="overwrites", test_n=(4, 16), test_batch=64),
+    "needles": Toy(task="needles", layers=2, steps=1000, test_n=(4, 16), test_batch=64),
 }
+TINY = {"steps": 2, "batch": 2, "test_batch": 2, "test_n": (4,)}
 # Positions → softmax attention and LUCID: (name in ATTENTIONS, RoPE).
 POSITIONS = {
     "RoPE": (("softmax", True), ("lucid", True)),
@@ -60,20 +56,13 @@ class Pair:
         return min(self.softmax[0].mean, self.lucid[0].mean) >= LEARNED
 
     def beyond(self, side: str) -> Spread:
-        """The mean over all lengths beyond that of training. The spread is the mean spread."""
-        values = getattr(self, side)[1:]
-        count = len(values)
-        return Spread(
-            sum(value.mean for value in values) / count, sum(value.std for value in values) / count, values[0].count
-        )
+        """The mean over all lengths beyond that of training."""
+        return mean_of(getattr(self, side)[1:])
 
     @property
     def outcome(self) -> str:
         """ "ahead", "behind" or "level": LUCID beyond the training length, by more than both spreads."""
-        lucid, softmax = self.beyond("lucid"), self.beyond("softmax")
-        if abs(lucid.mean - softmax.mean) <= lucid.std + softmax.std:
-            return "level"
-        return "ahead" if lucid.mean > softmax.mean else "behind"
+        return outcome(self.beyond("lucid"), self.beyond("softmax"))
 
 
 def judge(pairs: Sequence[Pair]) -> str:
@@ -90,54 +79,37 @@ def judge(pairs: Sequence[Pair]) -> str:
     return "partly" if "behind" in outcomes else "holds"
 
 
-def runs(scale: Scale) -> dict[str, SmallRun]:
-    """The run of every task."""
-    made = {}
-    for task, run in TASKS.items():
-        small = {"steps": 2, "batch": 2, "test_batch": 2, "test_n": (4,)} if scale.tiny else {}
-        factors = FACTORS[:2] if scale.tiny else FACTORS
-        made[task] = run.but(test_lengths=tuple(factor * run.length for factor in factors), **small)
-    return made
+def arms(toy: Toy) -> list[Arm]:
+    """Softmax attention and LUCID with all positions."""
+    return [
+        Arm(
+            f"{attention}+{positions}",
+            ATTENTIONS[attention].title,
+            attention,
+            toy.but(attention=attention, rope=rope),
+            positions if positions == "no positions" else "",
+        )
+        for positions, sides in POSITIONS.items()
+        for attention, rope in sides
+    ]
 
 
-def contestants(run: SmallRun) -> dict[str, tuple[Contestant, Contestant]]:
-    """Softmax attention and LUCID, by positions."""
-
-    def member(positions: str, attention: str, rope: bool) -> Contestant:
-        change = positions if positions == "no positions" else ""
-        title = ATTENTIONS[attention].title
-        return Contestant(f"{attention}+{positions}", title, attention, run.but(attention=attention, rope=rope), change)
-
-    return {
-        positions: (member(positions, *softmax), member(positions, *lucid))
-        for positions, (softmax, lucid) in POSITIONS.items()
+def run(lab: Lab) -> Conclusion:
+    """LUCID and softmax attention beyond the length of training, and the best positions."""
+    factors = FACTORS[:2] if lab.tiny else FACTORS
+    toys = {
+        task: toy.but(test_lengths=tuple(factor * toy.length for factor in factors), **(TINY if lab.tiny else {}))
+        for task, toy in TOYS.items()
     }
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Every task with all positions, with softmax attention and with LUCID."""
-    members = [member for run in runs(scale).values() for pair in contestants(run).values() for member in pair]
-    return training(members, scale.seeds)
-
-
-def pairs_of(scale: Scale, done: Done) -> dict[tuple[str, str], Pair]:
-    """The accuracies, as means over numbers of keys, by task and positions."""
+    groups = train_arms(lab, {task: arms(toy) for task, toy in toys.items()})
     pairs = {}
-    for task, run in runs(scale).items():
-        for positions, members in contestants(run).items():
-            sides = [
-                [mean_accuracy(done, member, scale.seeds, length) for length in run.test_lengths] for member in members
-            ]
-            pairs[task, positions] = Pair(*sides)
-    return pairs
-
-
-def conclude(scale: Scale, done: Done) -> Conclusion:
-    """LUCID beside softmax attention beyond the length of training, and the best positions."""
-    pairs = pairs_of(scale, done)
+    for task, toy in toys.items():
+        for positions, sides in POSITIONS.items():
+            trained = [groups[task][f"{attention}+{positions}"] for attention, _ in sides]
+            pairs[task, positions] = Pair(*([one.mean_accuracy(n) for n in toy.test_lengths] for one in trained))
     judged = {key: pair for key, pair in pairs.items() if pair.comparable}
     ours = "; ".join(
-        f"{task}, {positions}, beyond {runs(scale)[task].length}: LUCID {pair.beyond('lucid')} %, softmax "
+        f"{task}, {positions}, beyond {toys[task].length}: LUCID {pair.beyond('lucid')} %, softmax "
         f"{pair.beyond('softmax')} %"
         for (task, positions), pair in (judged or pairs).items()
     )
@@ -145,61 +117,42 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         ours=ours,
         verdict=judge(list(pairs.values())),
         because=explain(pairs),
-        seeds=len(scale.seeds),
-        figures=[figure(task, run, scale, done) for task, run in runs(scale).items()],
-        tables=[numbers(task, run, scale, done) for task, run in runs(scale).items()],
+        seeds=len(lab.seeds),
+        figures=[figure(task, toy, groups[task]) for task, toy in toys.items()],
+        tables=[numbers(task, toy, groups[task]) for task, toy in toys.items()],
     )
 
 
 def explain(pairs: Mapping[tuple[str, str], Pair]) -> str:
     """The reason for the verdict."""
+    words = {"ahead": "LUCID is ahead", "behind": "LUCID is behind", "level": "no clear difference"}
     sentences = []
     for (task, positions), pair in pairs.items():
         if pair.comparable:
-            words = {"ahead": "LUCID is ahead", "behind": "LUCID is behind", "level": "no clear difference"}
-            sentences.append(
-                f"{task}, {positions}: {words[pair.outcome]} ({pair.beyond('lucid')} against "
-                f"{pair.beyond('softmax')} %)"
-            )
+            scores = f"{pair.beyond('lucid')} against {pair.beyond('softmax')} %"
+            sentences.append(f"{task}, {positions}: {words[pair.outcome]} ({scores})")
         else:
-            sentences.append(
-                f"{task}, {positions}: not compared, because at the training length LUCID has {pair.lucid[0]} % and "
-                f"softmax {pair.softmax[0]} %"
-            )
+            scores = f"LUCID has {pair.lucid[0]} % and softmax {pair.softmax[0]} %"
+            sentences.append(f"{task}, {positions}: not compared, because at the training length {scores}")
     return (
         f"Mean accuracy over 2 to 16 times the training length, where both reach {LEARNED:.0f} % at the training "
         f"length. {'; '.join(sentences)}. With PaTH's positions, softmax is PaTH and LUCID is LUCID-PaTH."
     )
 
 
-def figure(task: str, run: SmallRun, scale: Scale, done: Done) -> Figure:
+def figure(task: str, toy: Toy, group: Group) -> Figure:
     """Accuracy against length."""
     curves = []
-    for pair in contestants(run).values():
-        for member in pair:
-            values = [mean_accuracy(done, member, scale.seeds, length) for length in run.test_lengths]
-            means, deviations = [value.mean for value in values], [value.std for value in values]
-            curves.append(
-                series(
-                    member.label, member.role, run.test_lengths, means, spread=deviations, dashed=bool(member.change)
-                )
-            )
-    title = f"{task.capitalize()}: trained with {run.length} tokens"
+    for one in group.values():
+        values = [one.mean_accuracy(length) for length in toy.test_lengths]
+        curves.append(series(one.arm.label, one.arm.role, toy.test_lengths, values, dashed=bool(one.arm.change)))
+    title = f"{task.capitalize()}: trained with {toy.length} tokens"
     return lines(title, "tokens", "accuracy, %", curves, log="x", range=(0, 100))
 
 
-def numbers(task: str, run: SmallRun, scale: Scale, done: Done) -> Table:
+def numbers(task: str, toy: Toy, group: Group) -> Table:
     """Accuracy by length."""
-    rows = [
-        [member.label, *(mean_accuracy(done, member, scale.seeds, length) for length in run.test_lengths)]
-        for pair in contestants(run).values()
-        for member in pair
-    ]
-    columns = ["", *(f"{length} tokens" for length in run.test_lengths)]
-    note = f"Mean over n = {' and '.join(map(str, run.test_n))}. {run.steps} steps with {run.length} tokens."
+    rows = [[one.arm.label, *(one.mean_accuracy(length) for length in toy.test_lengths)] for one in group.values()]
+    columns = ["", *(f"{length} tokens" for length in toy.test_lengths)]
+    note = f"Mean over n = {' and '.join(map(str, toy.test_n))}. {toy.steps} steps with {toy.length} tokens."
     return table(f"{task.capitalize()}, accuracy %", columns, rows, note=note)
-
-
-def paper() -> list[Step]:
-    """The paper has no such experiment, so the full scale is the small one."""
-    return [at_small_scale("length_extrapolation")]

@@ -12,17 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import needle_grid, needle_lm
-from .engine.full_scale import cell_text
-from .engine.jobs import Job
-from .engine.result import Claim, Conclusion, Spread, bar, bars, spread, table
-from .engine.scale import HOURS, Scale
-from .engine.steps import Step, evaluate, tokenized, train
-from .engine.study import Done
-from .engine.verdict import Measured, PaperNumber, Place, Verdict, judge_leads, lead
-from .language_model.runs import BASE
-from .small.contestants import Contestant, accuracy, accuracy_bars, contestant, mean_accuracy, reached, training
-from .small.training import SmallRun
+from ..toys.arms import Arm, Trained, accuracy_bars, arm, train_arms
+from ..toys.lab import HOURS, Lab
+from ..toys.results import Claim, Conclusion, Spread, bar, bars, spread, table
+from ..toys.training import CHARACTER_MODEL, Toy
+from . import needle_grid
 
 CLAIM = Claim(
     title="Key norm is the best variant",
@@ -59,36 +53,8 @@ LEARNED = 10.0
 # A plateau counts as not left if the run has this many times the steps in which the slowest seed of the default leaves
 # it: the first at which its loss is below LEFT nats.
 PATIENCE, LEFT = 2.0, 0.5
-# Table 5 in percent, with 2, 4, 6, 8 and 10 needles at 2048 tokens.
-PAPER = {
-    "key": ("key norm (β = 1)", (76.6, 55.8, 43.6, 33.8, 25.2)),
-    "qk": ("QK-Norm", (75.4, 51.4, 37.2, 32.0, 20.4)),
-    "row_max": ("max norm", (74.2, 48.8, 37.2, 31.4, 19.6)),
-    "beta": ("key norm (learn β)", (73.8, 48.0, 36.8, 31.8, 26.8)),
-}
-TABLE = {
-    key: [
-        PaperNumber(
-            "Table 5",
-            f"{name}, {n} needles",
-            value,
-            Place(f"variants-{key}", "mniah", cell_text(needles=n, length=2048)),
-        )
-        for n, value in zip(needle_lm.NEEDLES, values, strict=True)
-    ]
-    for key, (name, values) in PAPER.items()
-}
-PAPER_NUMBERS = tuple(number for row in TABLE.values() for number in row)
-
-
-def judge_paper(measured: Measured) -> Verdict:
-    """Key norm is ahead of every alternative in the mean over needles."""
-    return judge_leads(
-        [lead(f"key norm − {PAPER[key][0]}", TABLE["key"], TABLE[key], measured) for key in PAPER if key != "key"]
-    )
-
-
-TEXT = BASE.but(steps=200)
+TEXT = CHARACTER_MODEL.but(steps=200)
+TINY = {"steps": 2, "batch": 2, "test_batch": 2}
 # The steps of `--scale hours`: three times those in which key norm leaves its plateau.
 LONG_STEPS = 3000
 
@@ -126,14 +92,9 @@ def stuck(accuracies: Mapping[str, Spread]) -> list[str]:
     return [key for key in ALTERNATIVES if not accuracies[key].mean - accuracies["softmax"].mean >= LEARNED]
 
 
-def steps_to_leave(done: Done, member: Contestant, seeds: Sequence[int]) -> float:
+def steps_to_leave(trained: Trained) -> float:
     """The step at which the slowest seed of a run leaves its plateau; infinity if one never does."""
-    slowest = 0.0
-    for seed in seeds:
-        curve = done[member.job(seed)]["curve"]
-        losses = zip(curve["step"], curve["loss"], strict=True)
-        slowest = max(slowest, next((step for step, loss in losses if loss is not None and loss < LEFT), math.inf))
-    return slowest
+    return max(math.inf if step is None else step for step in trained.steps_below(LEFT))
 
 
 def _clearly_above(one: Spread, other: Spread) -> bool:
@@ -141,41 +102,30 @@ def _clearly_above(one: Spread, other: Spread) -> bool:
     return one.mean - other.mean > (one.std**2 + other.std**2) ** 0.5
 
 
-def settings(scale: Scale) -> tuple[SmallRun, SmallRun]:
-    """The run with needles and the run with text."""
-    if scale.tiny:
-        small = {"steps": 2, "batch": 2, "test_batch": 2}
-        return needle_grid.RUN.but(**small, test_lengths=(64,)), TEXT.but(**small)
-    if scale is HOURS:
-        return needle_grid.RUN.but(steps=LONG_STEPS, test_lengths=(64,)), TEXT
-    return needle_grid.RUN, TEXT
-
-
-def contestants(run: SmallRun, scale: Scale) -> list[Contestant]:
+def arms(lab: Lab, toy: Toy) -> list[Arm]:
     """Every variant, and softmax attention; at `--scale hours` only the variants of the paper."""
     variants = [
-        Contestant(key, variant.title, "lucid", run.but(options=variant.options))
+        Arm(key, variant.title, "lucid", toy.but(options=variant.options))
         for key, variant in VARIANTS.items()
-        if variant.paper is not None or scale is not HOURS
+        if variant.paper is not None or lab.scale != HOURS
     ]
-    return [*variants, contestant(run.but(attention="softmax"))]
+    return [*variants, arm(toy.but(attention="softmax"))]
 
 
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Every variant and softmax attention, with needles and with text."""
-    return [job for run in settings(scale) for job in training(contestants(run, scale), scale.seeds)]
-
-
-def conclude(scale: Scale, done: Done) -> Conclusion:
+def run(lab: Lab) -> Conclusion:
     """Whether one of the paper's alternatives is better than the default."""
-    needles, text = settings(scale)
-    seeds, needle_members, text_members = scale.seeds, contestants(needles, scale), contestants(text, scale)
-    titles = {member.key: member.label for member in needle_members}
-    accuracies = {member.key: mean_accuracy(done, member, seeds, needles.length) for member in needle_members}
-    losses = {member.key: _loss(done, member, seeds) for member in text_members}
+    needles, text = needle_grid.TOY, TEXT
+    if lab.tiny:
+        needles, text = needles.but(**TINY, test_lengths=(64,)), text.but(**TINY)
+    if lab.scale == HOURS:
+        needles = needles.but(steps=LONG_STEPS, test_lengths=(64,))
+    groups = train_arms(lab, {"needles": arms(lab, needles), "text": arms(lab, text)})
+    titles = {key: one.arm.label for key, one in groups["needles"].items()}
+    accuracies = {key: one.mean_accuracy(needles.length) for key, one in groups["needles"].items()}
+    losses = {key: spread(one.values(0, text.length, "loss"), 3) for key, one in groups["text"].items()}
     others = ", ".join(f"{titles[key]} {accuracies[key]}" for key in ALTERNATIVES)
     ours = f"mean over needles: key norm {accuracies[DEFAULT]}, {others} %"
-    leaving = steps_to_leave(done, needle_members[0], seeds)
+    leaving = steps_to_leave(groups["needles"][DEFAULT])
     patient = needles.steps >= PATIENCE * leaving
     because = explain(ours, accuracies, losses, titles)
     if stuck(accuracies):
@@ -193,15 +143,13 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         ours=ours,
         verdict=judge(accuracies, losses, patient),
         because=because,
-        seeds=len(seeds),
+        seeds=len(lab.seeds),
         figures=[
-            accuracy_bars(
-                f"Recall of needles after {needles.steps} steps", done, needle_members, seeds, needles.length
-            ),
+            accuracy_bars(f"Recall of needles after {needles.steps} steps", groups["needles"], needles.length),
             bars(
                 f"Character model after {text.steps} steps",
                 "validation loss, nats",
-                {"": [bar(member.label, member.role, losses[member.key]) for member in text_members]},
+                {"": [bar(one.arm.label, one.arm.role, losses[key]) for key, one in groups["text"].items()]},
             ),
         ],
         tables=[
@@ -215,8 +163,8 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
                 "Needles, accuracy %",
                 ["", *(f"n = {n}" for n in needles.test_n)],
                 [
-                    [member.label, *(accuracy(done, member, seeds, n, needles.length) for n in needles.test_n)]
-                    for member in needle_members
+                    [one.arm.label, *(one.accuracy(n, needles.length) for n in needles.test_n)]
+                    for one in groups["needles"].values()
                 ],
             ),
         ],
@@ -230,26 +178,10 @@ def explain(
     because = f"{ours[0].upper()}{ours[1:]}. "
     gains = {key: Spread(-loss.mean, loss.std, loss.count) for key, loss in losses.items()}
     for where, scores in (("with needles", accuracies), ("on text", gains)):
-        for words, keys in (("Better than key norm", better(scores)), ("Not told apart from it", level(scores))):
+        for words, keys in (("Better than key norm", better(scores)), ("Within noise of it", level(scores))):
             because += f"{words} {where}: {_titles(keys, titles)}. " if keys else ""
     return because + f"Loss of a character model: {', '.join(f'{titles[key]} {loss}' for key, loss in losses.items())}."
 
 
 def _titles(keys: Sequence[str], titles: Mapping[str, str]) -> str:
     return ", ".join(titles[key] for key in keys)
-
-
-def _loss(done: Done, member: Contestant, seeds: Sequence[int]) -> Spread:
-    run = member.run
-    return spread((reached(done, member, seed, run.test_n[0], run.length, "loss") for seed in seeds), 3)
-
-
-def paper() -> list[Step]:
-    """Pretrain each variant, and ask for 2 to 10 needles at 2048 tokens."""
-    steps = [tokenized()]
-    options = {"key": "{}", "qk": '{"norm":"qk"}', "row_max": '{"norm":"row_max"}', "beta": '{"learn_beta":true}'}
-    for name, values in options.items():
-        out = f"runs/paper/variants-{name}"
-        steps.append(train("pretrain_2k", "lucid", "--set", f"attention_options={values}", out=out))
-        steps.append(evaluate(f"{out}/model", "mniah", f"results/paper/variants-{name}", *needle_lm.asked((2048,))))
-    return steps

@@ -8,23 +8,25 @@ once, and with a ramp. All three get the same batches, the same learning rate an
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lucid_attention.models.ramps import StrengthRamp
 from lucid_attention.nn.attention import LucidAttention
 
-from .engine.full_scale import LOSS, WORST
-from .engine.jobs import Job, Record, Work
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
-from .engine.scale import Scale
-from .engine.steps import TOKENS, Step, evaluate, tokenized, train, tune
-from .engine.study import Done
-from .engine.verdict import Measured, PaperNumber, Place, Verdict
-from .language_model.runs import extent as language_model
-from .language_model.runs import finite_loss, training_job
-from .small.model import SmallModel
-from .small.training import SmallRun, load_small, score, train_steps
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lines, series, spread, table
+from ..toys.training import (
+    CHARACTER_MODEL,
+    TINY_CHARACTER_MODEL,
+    ToyModel,
+    load_model,
+    score,
+    train,
+    train_steps,
+    uniform_loss,
+)
 
 CLAIM = Claim(
     title="A trained softmax model moves to LUCID",
@@ -58,85 +60,40 @@ FRESH = 1000
 NATS = "loss on unseen text, nats a character"
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much is run at a scale.
+# Steps after the switch, steps until full strength, and steps between tests.
+STEPS, RAMP_STEPS, EVERY = 150, 100, 10
+TINY = (4, 2, 2)
 
-    models: by head size. steps: after the switch. ramp: steps until full strength. every: steps between tests.
+
+def go_on(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """Train a trained model further, and test it before the first step and every few steps.
+
+    settings: toy, of the training before; trained, the folder of its weights; attention, "softmax" or "lucid"; ramp,
+    steps until LUCID has its full strength, 0 for an abrupt switch; steps; every, steps between tests.
     """
-
-    models: Mapping[int, SmallRun]
-    steps: int
-    ramp: int
-    every: int
-
-
-def extent(scale: Scale) -> Extent:
-    """The extent at a scale. The models are those of `language_model`, with good settings of its sweep."""
-    size = language_model(scale)
-    small = size.base.but(attention="softmax", steps=size.steps, rate=1e-2, embedding_std=0.3)
-    models = {run.head_dim: run for run in (small, small.but(heads=1, head_dim=size.wide))}
-    if scale.tiny:
-        return Extent(models, steps=4, ramp=2, every=2)
-    return Extent(models, steps=150, ramp=100, every=10)
-
-
-def branch(scale: Scale, head: int, way: str, seed: int) -> Job:
-    """The job that trains a trained model further, in one of WAYS. head: its head size."""
-    size = extent(scale)
-    start = size.models[head].but(seed=seed)
-    arguments = {
-        "start": asdict(start),
-        "attention": WAYS[way].attention,
-        "ramp": size.ramp if way == RAMP else 0,
-        "steps": size.steps,
-        "rate": 3e-3,
-        "every": size.every,
-    }
-    seconds = size.steps * (0.04 if way == CONTINUED else 0.07) + 3
-    label = f"warm start, heads of {head}, {WAYS[way].title}, seed {seed}"
-    return Job("warm_start:go_on", arguments, label, seconds)
-
-
-def go_on(work: Work, start: dict[str, Any], attention: str, ramp: int, steps: int, rate: float, every: int) -> Record:
-    """The job: train the model of a finished run further, and test it before the first step and every few steps.
-
-    attention: "softmax" or "lucid". ramp: steps until LUCID has its full strength, 0 for an abrupt switch.
-    """
-    trained = SmallRun(**start)
-    run = trained.but(attention=attention, steps=steps, rate=rate, seed=FRESH + trained.seed)
-    model = run.make_model()
-    model.load_state_dict(load_small(work, trained).state_dict())
-    test = run.make_task().test(max(1, run.test_batch // 2), 0, run.length)
+    before, ramp, steps = (settings[name] for name in ("toy", "ramp", "steps"))
+    toy = before.but(attention=settings["attention"], steps=steps, rate=3e-3, seed=FRESH + before.seed)
+    model = load_model(folder.parent / settings["trained"], toy)
+    test = toy.make_task().test(max(1, toy.test_batch // 2), 0, toy.length)
     schedule = StrengthRamp(ramp) if ramp else None
     curve: dict[str, list[float]] = {"step": [], "loss": [], "strength": []}
-    training = train_steps(run, model)
+    training = train_steps(toy, model)
     for step in range(steps + 1):
         strength = set_strength(model, 1.0 if schedule is None else schedule.strength(step, steps))
-        if step % every == 0 or step == steps:
+        if step % settings["every"] == 0 or step == steps:
             curve["step"].append(step)
-            curve["loss"].append(finite_loss(score(model, test)["loss"]))
+            curve["loss"].append(uniform_loss(score(model, test)["loss"]))
             curve["strength"].append(strength)
-        if step < steps:
-            next(training)
+        next(training, None)
     return curve
 
 
-def set_strength(model: SmallModel, strength: float) -> float:
+def set_strength(model: ToyModel, strength: float) -> float:
     """Set the strength of every LUCID layer. Returns the strength, or 0 for a model without LUCID layers."""
     layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
     for layer in layers:
         layer.strength = strength
     return strength if layers else 0.0
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """Training with softmax attention; then further training in three ways."""
-    models, seeds = extent(scale).models, scale.seeds
-    first = [training_job(run.but(seed=seed), "warm start") for run in models.values() for seed in seeds]
-    if not all(job in done for job in first):
-        return first
-    return first + [branch(scale, head, way, seed) for head in models for way in WAYS for seed in seeds]
 
 
 @dataclass(frozen=True)
@@ -151,12 +108,12 @@ class Move:
     end: Spread
 
 
-def move(scale: Scale, head: int, way: str, done: Done) -> Move:
-    """The cost of a way, from the records, seed by seed."""
-    differences = []
-    for seed in scale.seeds:
-        lucid, softmax = (done[branch(scale, head, key, seed)]["loss"] for key in (way, CONTINUED))
-        differences.append([a - b for a, b in zip(lucid, softmax, strict=True)])
+def move(lucid: Sequence[Record], softmax: Sequence[Record]) -> Move:
+    """The cost of a way, from its records and those of softmax attention continued, seed by seed."""
+    differences = [
+        [a - b for a, b in zip(one["loss"], other["loss"], strict=True)]
+        for one, other in zip(lucid, softmax, strict=True)
+    ]
     return Move(
         jump=spread((losses[0] for losses in differences), digits=3),
         worst=spread((max(losses) for losses in differences), digits=3),
@@ -186,11 +143,32 @@ def _where(heads: Sequence[int], among: Mapping[int, Move]) -> str:
     return "with every head size" if len(heads) == len(among) else f"with heads of {', '.join(map(str, heads))} only"
 
 
-def conclude(scale: Scale, done: Done) -> Conclusion:
+def run(lab: Lab) -> Conclusion:
     """What the ramp and the abrupt switch cost, for every head size."""
-    heads = list(extent(scale).models)
-    ramps = {head: move(scale, head, RAMP, done) for head in heads}
-    jumps = {head: move(scale, head, ABRUPT, done) for head in heads}
+    steps, ramp, every = TINY if lab.tiny else (STEPS, RAMP_STEPS, EVERY)
+    base = TINY_CHARACTER_MODEL if lab.tiny else CHARACTER_MODEL
+    # Good settings of the sweep of `language_model`.
+    small = base.but(attention="softmax", rate=1e-2, embedding_std=0.3)
+    toys = {toy.head_dim: toy for toy in (small, small.but(heads=1, head_dim=base.width))}
+    heads = list(toys)
+    first = {head: [toys[head].but(seed=seed) for seed in lab.seeds] for head in heads}
+    trained = lab.map_groups(train, first, title="training")
+    ways = {
+        key: {"attention": way.attention, "ramp": ramp if key == RAMP else 0, "steps": steps, "every": every}
+        for key, way in WAYS.items()
+    }
+    settings = {
+        (key, head): [
+            {"toy": toy, "trained": record["folder"], **ways[key]}
+            for toy, record in zip(first[head], trained[head], strict=True)
+        ]
+        for key in WAYS
+        for head in heads
+    }
+    records = lab.map_groups(go_on, settings, title="training further")
+    ramps, jumps = (
+        {head: move(records[way, head], records[CONTINUED, head]) for head in heads} for way in (RAMP, ABRUPT)
+    )
     verdict, because = judge(ramps, jumps)
     ours = "; ".join(
         f"heads of {head}: switch {signed(jumps[head].jump)}, ramp {signed(ramps[head].worst)} at worst, "
@@ -201,9 +179,9 @@ def conclude(scale: Scale, done: Done) -> Conclusion:
         ours=f"{ours} (nats)",
         verdict=verdict,
         because=because,
-        seeds=len(scale.seeds),
-        figures=[figure(scale, head, done) for head in heads],
-        tables=[moves_table(scale, done)],
+        seeds=len(lab.seeds),
+        figures=[figure({key: records[key, head] for key in WAYS}, head, ramp) for head in heads],
+        tables=[moves_table({head: records[CONTINUED, head] for head in heads}, jumps, ramps)],
     )
 
 
@@ -212,32 +190,31 @@ def signed(value: Spread) -> str:
     return f"{'+' if value.mean >= 0 else ''}{value}"
 
 
-def figure(scale: Scale, head: int, done: Done) -> Figure:
+def figure(records: Mapping[str, Sequence[Record]], head: int, ramp: int) -> Figure:
     """The loss after the switch, in all three ways."""
     curves = []
     for key, way in WAYS.items():
-        records = [done[branch(scale, head, key, seed)] for seed in scale.seeds]
-        losses = [spread(values) for values in zip(*(record["loss"] for record in records), strict=True)]
-        y, deviations = [loss.mean for loss in losses], [loss.std for loss in losses]
-        curves.append(series(way.title, way.role, records[0]["step"], y, spread=deviations, dashed=way.dashed))
+        losses = [spread(values) for values in zip(*(record["loss"] for record in records[key]), strict=True)]
+        curves.append(series(way.title, way.role, records[key][0]["step"], losses, dashed=way.dashed))
     return lines(
         f"After the switch: heads of {head}",
         "steps after the switch",
         NATS,
         curves,
-        marks=[(extent(scale).ramp, "full strength")],
+        marks=[(ramp, "full strength")],
         note="Point 0 is before any training: what the switch itself does.",
     )
 
 
-def moves_table(scale: Scale, done: Done) -> Table:
+def moves_table(
+    continued: Mapping[int, Sequence[Record]], jumps: Mapping[int, Move], ramps: Mapping[int, Move]
+) -> Table:
     """Both ways to LUCID, for every head size."""
     rows = []
-    for head in extent(scale).models:
-        ends = [done[branch(scale, head, CONTINUED, seed)]["loss"][-1] for seed in scale.seeds]
-        rows.append([f"heads of {head}", WAYS[CONTINUED].title, None, None, str(spread(ends, digits=3))])
-        for way in (ABRUPT, RAMP):
-            cost = move(scale, head, way, done)
+    for head, records in continued.items():
+        ends = spread((record["loss"][-1] for record in records), digits=3)
+        rows.append([f"heads of {head}", WAYS[CONTINUED].title, None, None, str(ends)])
+        for way, cost in ((ABRUPT, jumps[head]), (RAMP, ramps[head])):
             rows.append([f"heads of {head}", WAYS[way].title, *map(signed, (cost.jump, cost.worst, cost.end))])
     return table(
         "What the move costs",
@@ -245,46 +222,3 @@ def moves_table(scale: Scale, done: Done) -> Table:
         rows,
         note="Nats a character above softmax attention continued, taken seed by seed; its own row is its loss.",
     )
-
-
-def paper() -> list[Step]:
-    """The paper's pretraining with softmax attention, then a tenth of its steps at a tenth of its rate, in three ways.
-
-    LUCID of strength 0 is softmax attention, without a solve, so one checkpoint serves all three.
-    """
-    start = "runs/paper/warm_start"
-    ways = {"continued": 0.0, "abrupt": 1, "ramp": 0.5}
-    steps = [tokenized(), train("pretrain_2k", "lucid", "--set", "attention_options.strength=0", out=start)]
-    for name, ramp in ways.items():
-        out = f"{start}-{name}"
-        changes = ("steps=1100", "learning_rate=5e-5", "evaluate_every=20", f"strength_steps={ramp:g}")
-        words = [word for change in changes for word in ("--set", change)]
-        steps.append(tune("pretrain_2k", f"{start}/model", out, *words))
-        text = ("--text", TOKENS, "--lengths", "2048", "--samples", "500")
-        steps.append(evaluate(f"{out}/model", "perplexity", f"{out}-perplexity", *text))
-    return steps
-
-
-# Not in the paper: nothing to compare with.
-ENDS = {
-    way: PaperNumber("none", f"loss at the end, {WAYS[way].title}", None, Place(f"warm_start-{way}", LOSS))
-    for way in WAYS
-}
-PEAKS = {
-    way: PaperNumber("none", f"worst loss on the way, {WAYS[way].title}", None, Place(f"warm_start-{way}", WORST))
-    for way in WAYS
-}
-PAPER_NUMBERS = (*ENDS.values(), *PEAKS.values())
-
-
-def judge_paper(measured: Measured) -> Verdict:
-    """As at the small scale, smooth on the way and level at the end: losses above those of softmax going on."""
-    ends, peaks = ({way: measured[n.place].value for way, n in numbers.items()} for numbers in (ENDS, PEAKS))
-    moves = {}
-    for way in (RAMP, ABRUPT):
-        worst, end = (spread([losses[way] - losses[CONTINUED]], 3) for losses in (peaks, ends))
-        # The size of the heads of `paper_1b`. Nothing is measured before the first step: the worst loss is the jump.
-        moves[way] = {68: Move(jump=worst, worst=worst, end=end)}
-    verdict, because = judge(moves[RAMP], moves[ABRUPT])
-    losses = ", ".join(f"{WAYS[way].title} {loss:.3f}" for way, loss in ends.items())
-    return Verdict(verdict, f"loss at the end: {losses}", f"{because} Loss at the end: {losses}.")

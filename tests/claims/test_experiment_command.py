@@ -1,40 +1,58 @@
-"""`lucid experiment`, as its user sees it."""
+"""`lucid experiment` and `lucid demo`, as their user sees them."""
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lucid_lab import cli, commands
-from lucid_lab.claims.engine import command, study
-from lucid_lab.claims.engine.command import table_lines
-from lucid_lab.claims.engine.full_recipe import steps_of
-from lucid_lab.claims.engine.jobs import Job
-from lucid_lab.claims.engine.pool import JobsFailed, do
-from lucid_lab.claims.engine.scale import HAVE_HOURS, SCALES, SMOKE
-from lucid_lab.claims.engine.steps import Step
-from lucid_lab.claims.engine.study import EXPERIMENTS, load
+from lucid_lab import claims, cli
+from lucid_lab.claims import CLAIMS, DEMONSTRATED, HAVE_HOURS, NOT_JUDGED, load
+from lucid_lab.locks import locked
+from lucid_lab.toys.lab import KEPT, Lab
+from lucid_lab.toys.results import Claim, Conclusion, table
 
-from .probing import Probes, probing
+Capture = pytest.CaptureFixture[str]
+
+
+class Probe:
+    """A claim that counts its calls."""
+
+    CLAIM = Claim("Probes run", "A.4", "They do.", "1 run")
+
+    def __init__(self, missing: str | None = None) -> None:
+        self.missing, self.labs = missing, []  # type: ignore[var-annotated]
+
+    def judge(self) -> str:
+        """The verdict is always the same."""
+        return "holds"
+
+    def lacks(self, lab: Lab) -> str | None:
+        return self.missing
+
+    def run(self, lab: Lab) -> Conclusion:
+        self.labs.append(lab)
+        rows = [["a", 1.23456], [None, "long cell"]]
+        return Conclusion("14", self.judge(), "of this", 3, tables=[table("T", ["name", "x"], rows, note="N")])
 
 
 @pytest.fixture
-def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes]:
-    def serial(jobs: list[Job], store: Any, progress: Any, processes: int | None) -> None:
-        for job in jobs:
-            assert do(job, store.folder) is None
-
-    monkeypatch.setattr(study, "run_jobs", serial)
-    with probing(tmp_path / "probes") as made:
-        yield made
+def probe(monkeypatch: pytest.MonkeyPatch) -> Probe:
+    made = Probe()
+    monkeypatch.setattr(claims, "CLAIMS", ("probe",))
+    monkeypatch.setattr(claims, "import_module", lambda name: made)
+    return made
 
 
-def test_list_names_every_claim_with_its_section_and_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_every_claim_with_its_section_and_number(capsys: Capture) -> None:
     assert cli.main(["experiment", "list"]) == 0
     shown = capsys.readouterr().out
-    for name in EXPERIMENTS:
+    for name in CLAIMS:
         claim = load(name).CLAIM
         assert f"\n{name} " in "\n" + shown
         assert claim.title in shown
@@ -43,190 +61,101 @@ def test_list_names_every_claim_with_its_section_and_number(capsys: pytest.Captu
 
 def test_the_guide_has_a_command_for_every_claim() -> None:
     guide = (Path(cli.__file__).parents[1] / "docs" / "guides" / "reproduce.md").read_text()
-    for name in EXPERIMENTS:
+    for name in CLAIMS:
         assert f"| `lucid experiment {name}` |" in guide
 
 
-def test_an_unknown_name_is_refused_with_a_hint_before_anything_runs(
-    probes: Probes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["experiment", "probe", "probes", "--scale", "smoke"]) == 1
-    captured = capsys.readouterr()
-    assert captured.err.startswith("lucid experiment: error: there is no experiment 'probes' (did you mean 'probe'?)")
-    assert captured.out == ""
-    assert probes.runs() == []
-
-
-@pytest.mark.parametrize("words", [["--processes", "0"], ["--processes", "two"], ["--scale", "large"], []])
-def test_wrong_arguments_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["experiment", *(["memory_update", *words] if words else [])])
-    assert stopped.value.code == 2
-    assert "error" in capsys.readouterr().err
-
-
-def test_an_experiment_without_a_form_at_hours_is_refused_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment", "variants", "hybrid", "--scale", "hours"]) == 1
-    expected = "--scale hours is for needle_lm, babilong, variants, got hybrid: use --scale small"
-    assert expected in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    ("name", "scale"),
+    ("words", "code", "message"),
     [
-        *((name, scale) for name in EXPERIMENTS for scale in ("smoke", "small", "rehearsal", "paper")),
-        *((name, "hours") for name in HAVE_HOURS),
-    ],
-)
-def test_a_dry_run_says_what_would_run_and_runs_nothing(
-    name: str, scale: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if name != "condition_number":
-        # Estimates of all models take a minute: tests/claims/test_costs.py has them.
-        monkeypatch.setattr(Step, "estimate", lambda step: None)
-    assert cli.main(["experiment", name, "--scale", scale, "--dry-run", "--out", str(tmp_path / "runs")]) == 0
-    shown = capsys.readouterr().out
-    *lines, last = shown.splitlines()
-    assert last.startswith(f"{name}: ")
-    if scale in ("rehearsal", "paper"):
-        steps = steps_of(name, SCALES[scale])
-        assert last.startswith(f"{name}: {len(steps)} commands")
-        assert all(step.line in shown for step in steps)
-    else:
-        jobs = load(name).plan(SCALES[scale], {})
-        assert f"{len(set(jobs))} to do" in last
-        assert len(lines) == len(set(jobs))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_dry_run_leaves_out_what_is_finished(
-    probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = ["--scale", "smoke", "--out", str(tmp_path)]
-    assert do(probes.module.plan(SMOKE, {})[0], tmp_path / "jobs") is None
-    assert cli.main(["experiment", "probe", "--dry-run", *out]) == 0
-    shown = capsys.readouterr().out
-    assert "1 jobs finished, 1 to do" in shown
-    assert "a   #" not in shown
-    assert probes.runs() == ["a"]
-
-
-def test_a_run_shows_the_verdict_and_says_where_the_result_is(
-    probes: Probes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "probe (smoke): Probes run" in shown
-    assert "paper: 1 run" in shown
-    assert "here:  14" in shown
-    assert f"TOO SMALL TO JUDGE: {study.NOT_JUDGED}" in shown
-    path = tmp_path / "probe-smoke" / "result.json"
-    assert str(path) in shown
-    assert json.loads(path.read_text())["ours"] == "14"
-    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path), "--restart"]) == 0
-    assert probes.runs() == ["a", "b", "c", "d"] * 2
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (JobsFailed("1 of 2 jobs failed"), 1, "lucid experiment: error: 1 of 2 jobs failed\n"),
-        (study.ExperimentError("no checkout"), 1, "lucid experiment: error: no checkout\n"),
+        (["probe", "probes"], 1, "there is no experiment 'probes' (did you mean 'probe'?)"),
+        (["probe", "--scale", "large"], 1, "--scale must be one of smoke, quick, small, hours, demo, got 'large'"),
         (
-            KeyboardInterrupt(),
-            130,
-            f"lucid experiment: stopped by Ctrl-C; {commands.COMMANDS['experiment'].kept}\n",
+            ["probe", "--scale", "hours"],
+            1,
+            f"--scale hours is for {', '.join(HAVE_HOURS)}, got probe: use --scale small",
         ),
+        (["probe", "--processes", "0"], 2, "--processes"),
+        (["probe", "--processes", "two"], 2, "--processes"),
+        ([], 2, "NAME"),
     ],
-    ids=["failed", "cannot run", "Ctrl-C"],
 )
-def test_the_reason_for_a_stop_is_one_line(
-    error: BaseException,
-    code: int,
-    message: str,
-    probes: Probes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_what_cannot_run_is_refused_in_one_line_before_anything_runs(
+    words: list[str], code: int, message: str, probe: Probe, tmp_path: Path, capsys: Capture
 ) -> None:
-    def stop(*_: Any) -> None:
-        raise error
-
-    monkeypatch.setattr(study, "run_jobs", stop)
-    assert cli.main(["experiment", "probe", "--scale", "smoke", "--out", str(tmp_path)]) == code
-    assert capsys.readouterr().err == message
+    assert cli.main(["experiment", *words, *(["--out", str(tmp_path)] if words else [])]) == code
+    assert message in capsys.readouterr().err
+    assert probe.labs == []
 
 
-def test_a_step_that_fails_ends_the_recipe_with_its_code(
-    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_run_shows_the_verdict_and_says_where_the_result_is(probe: Probe, tmp_path: Path, capsys: Capture) -> None:
+    words = ["experiment", "probe", "--out", str(tmp_path), "--processes", "1"]
+    assert cli.main([*words, "--restart"]) == 0
+    shown = capsys.readouterr().out
+    for text in ("probe (small): Probes run", "paper: 1 run", "here:  14", "HOLDS: of this", "3 seeds"):
+        assert text in shown
+    assert "    name  x\n    ----  ---------\n    a     1.235\n          long cell\n    N\n" in shown
+    assert (probe.labs[0].processes, probe.labs[0].restart) == (1, True)
+    result = json.loads((tmp_path / "probe-small" / "result.json").read_text())
+    assert str(tmp_path / "probe-small" / "result.json") in shown
+    assert (result["verdict"], result["rule"]) == ("holds", "The verdict is always the same.")
+    assert cli.main([*words, "--scale", "smoke"]) == 0
+    assert f"TOO SMALL TO JUDGE: {NOT_JUDGED}" in capsys.readouterr().out
+
+
+def test_a_claim_that_lacks_something_is_an_error_and_all_skips_it(
+    probe: Probe, tmp_path: Path, capsys: Capture
 ) -> None:
-    ran = []
-
-    def run(step: Step) -> int:
-        ran.append(step.words[1])
-        return 7 if step.words[1] == "hit_rate" else 0
-
-    monkeypatch.setattr(Step, "run", run)
-    steps = [Step(("experiment", name, "--scale", "smoke")) for name in ("memory_update", "hit_rate", "variants")]
-    monkeypatch.setattr(probes.module, "paper", lambda: steps)
-    assert cli.main(["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]) == 7
-    assert ran == ["memory_update", "hit_rate"]
-    captured = capsys.readouterr()
-    assert "1/3: lucid experiment memory_update --scale smoke" in captured.out
-    assert "step 2 of 3 ended with 7: lucid experiment hit_rate" in captured.err
-    assert not (tmp_path / "probe-paper").exists()
+    probe.missing = "it needs --model"
+    assert cli.main(["experiment", "probe", "--out", str(tmp_path)]) == 1
+    assert "probe cannot run: it needs --model" in capsys.readouterr().err
+    assert cli.main(["experiment", "all", "--out", str(tmp_path)]) == 0
+    assert "skipped: it needs --model" in capsys.readouterr().out
+    assert probe.labs == []
 
 
-def test_the_full_recipe_leaves_a_result(probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Step, "run", lambda step: 0)
-    steps = [Step(("experiment", "memory_update", "--scale", "smoke"))]
-    monkeypatch.setattr(probes.module, "paper", lambda: steps)
-    assert cli.main(["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]) == 0
-    result = json.loads((tmp_path / "probe-paper" / "result.json").read_text())
-    assert (result["scale"], result["verdict"]) == ("paper", "incomplete")
+def test_a_second_command_in_the_same_folder_is_refused(probe: Probe, tmp_path: Path, capsys: Capture) -> None:
+    with locked(tmp_path, "lucid demo"):
+        assert cli.main(["experiment", "probe", "--out", str(tmp_path)]) == 1
+    assert f"error: {tmp_path} is being written by another `lucid demo`" in capsys.readouterr().err
 
 
-def test_a_full_recipe_locks_its_folder(
-    probes: Probes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_ctrl_c_leaves_one_line_and_what_is_finished(tmp_path: Path) -> None:
+    words = ["experiment", "memory_update", "--scale", "small", "--processes", "1", "--out", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    command = [sys.executable, "-m", "lucid_lab.cli", *words]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 90
+    while not list(tmp_path.glob(f"{KEPT}/time_steps-*/record.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    last = error.strip().splitlines()[-1]
+    assert last == "lucid experiment: stopped by Ctrl-C; finished runs are kept, the same command resumes"
+    assert "Traceback" not in error
+
+
+def test_the_demonstration_writes_a_report_and_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    words = ["experiment", "probe", "--scale", "paper", "--out", str(tmp_path)]
+    made: list[Any] = []
 
-    def run(step: Step) -> int:
-        assert cli.main(words) == 1
-        return 0
+    def run_claim(name: str, lab: Lab, command: str) -> dict[str, Any]:
+        made.append((name, lab.scale.name, command))
+        return claims.save_result(
+            name, load(name).CLAIM, Probe().run(lab), scale=lab.scale.name, out=lab.out, rule="", command=command,
+            seconds=7.0, finished="2026-11-18",
+        )  # fmt: skip
 
-    monkeypatch.setattr(Step, "run", run)
-    monkeypatch.setattr(probes.module, "paper", lambda: [Step(("experiment", "memory_update", "--scale", "smoke"))])
-    assert cli.main(words) == 0
-    assert "is being written by another `lucid experiment probe --scale paper`" in capsys.readouterr().err
-
-
-def test_restart_is_not_for_the_full_recipe(probes: Probes, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["experiment", "probe", "--scale", "paper", "--restart"]) == 1
-    assert "--restart" in capsys.readouterr().err
-
-
-def test_tables_on_screen_have_columns_of_one_width() -> None:
-    assert table_lines({"columns": ["name", "x"], "rows": [["a", 1.23456], [None, "long cell"]]}) == [
-        "name  x",
-        "----  ---------",
-        "a     1.235",
-        "      long cell",
-    ]
-
-
-def test_several_experiments_run_in_the_order_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ran: list[str] = []
-
-    def run_one(name: str, *_: Any) -> int:
-        ran.append(name)
-        return 0
-
-    monkeypatch.setattr(command, "_run_one", run_one)
-    assert cli.main(["experiment", "variants", "memory_update"]) == 0
-    assert ran == ["variants", "memory_update"]
-    ran.clear()
-    assert cli.main(["experiment", "all"]) == 0
-    assert ran == list(EXPERIMENTS)
+    monkeypatch.setattr(claims, "run_claim", run_claim)
+    for words, scale in (([], "quick"), (["--full"], "demo")):
+        assert cli.main(["demo", "--out", str(tmp_path), *words]) == 0
+        shown, page = capsys.readouterr().out, (tmp_path / "report.html").read_text()
+        for name in DEMONSTRATED:
+            title = load(name).CLAIM.title
+            assert title in page
+            assert f"HOLDS          {title}" in shown
+        assert ("ARGS=--full" in shown) == (words == [])
+        assert made[-4:] == [(name, scale, " ".join(["lucid demo", *words])) for name in DEMONSTRATED]

@@ -1,6 +1,5 @@
 """`learnability`: the model is what it says, J is what the paper draws, and the verdict is what the records say."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,17 @@ import pytest
 import torch
 
 from lucid_lab.claims import learnability
-from lucid_lab.claims.engine.jobs import Job, Record, Store, Work
-from lucid_lab.claims.engine.scale import SMALL, SMOKE
-from lucid_lab.claims.engine.steps import check_steps
 from lucid_lab.claims.learnability import OneLayer, TwoTasks, adaptation, averaged, copied, draw
+from lucid_lab.toys.lab import SMALL, Record
 
-from .faking import compute, fake
-
-
-def test_it_runs_to_a_conclusion(tmp_path: Path) -> None:
-    conclusion = learnability.conclude(SMOKE, compute(learnability, SMOKE, tmp_path))
-    assert [figure["title"].partition(":")[0] for figure in conclusion.figures] == 2 * ["Loss", "Off-diagonal Jacobian"]
-    json.dumps([*conclusion.figures, *conclusion.tables], allow_nan=False)
+from .made_up import MadeUpLab
 
 
 @pytest.mark.parametrize("attention", ["softmax", "lucid"])
 @pytest.mark.parametrize("rope", [True, False])
 def test_the_model_is_the_plain_one_in_fewer_operations(attention: str, rope: bool) -> None:
     torch.manual_seed(0)
-    run = TwoTasks(attention, rope=rope, layer_norm=rope, embedding_std=1.0, width=16)
-    model = OneLayer(run).double()
+    model = OneLayer(TwoTasks(attention, rope=rope, layer_norm=rope, embedding_std=1.0, width=16)).double()
     digits = torch.randint(10, (3, 10))
     plain = model.out(model.attention(model.norm(model.embedding(digits)))[0])[..., 0]
     answers = []
@@ -43,9 +33,6 @@ def test_the_tasks_are_to_copy_and_to_average() -> None:
     digits = torch.tensor([[4, 2, 9]])
     assert copied(digits).tolist() == [[4, 2, 9]]
     assert averaged(digits).tolist() == [[4, 3, 5]]
-
-
-def test_the_published_protocol_has_every_digit_once() -> None:
     generator = torch.Generator().manual_seed(0)
     assert (draw(50, True, generator).sort(-1).values == torch.arange(10)).all()
     assert (draw(50, False, generator).sort(-1).values != torch.arange(10)).any()
@@ -74,9 +61,8 @@ def test_j_is_the_mean_over_rows_and_pairs_of_keys_they_see() -> None:
     total, pairs = 0.0, 0
     for row in range(2):
         for i in range(10):
-            weights = [
-                math.exp(sum(a * b for a, b in zip(q[row][i], k[row][j], strict=True)) / 2) for j in range(i + 1)
-            ]
+            scores = [sum(a * b for a, b in zip(q[row][i], k[row][j], strict=True)) / 2 for j in range(i + 1)]
+            weights = [math.exp(score) for score in scores]
             a = [weight / sum(weights) for weight in weights]
             total += sum(a[j] * a[m] for j in range(i + 1) for m in range(i + 1) if j != m)
             pairs += i * (i + 1)
@@ -85,7 +71,7 @@ def test_j_is_the_mean_over_rows_and_pairs_of_keys_they_see() -> None:
 
 def test_phase_2_begins_with_the_weights_of_phase_1(tmp_path: Path) -> None:
     run = TwoTasks("lucid", copy_steps=3, average_steps=2, every=2, batch=4, width=16, rate=0.1)
-    record = learnability.train_two_tasks(Work(Store(tmp_path), run.job()), **run.job().arguments)
+    record = learnability.train_two_tasks(tmp_path, run)
     assert record["step"] == [0, 2, 3, 3, 5]
     assert record["off_diagonal"][2] == record["off_diagonal"][3] != record["off_diagonal"][4]
     # The record before the switch has the loss of copying, the one after it that of averaging.
@@ -93,33 +79,16 @@ def test_phase_2_begins_with_the_weights_of_phase_1(tmp_path: Path) -> None:
 
 
 def test_adaptation_counts_from_the_switch() -> None:
-    record = {"step": [0, 10, 10, 20, 30], "loss": [9.0, 0.01, 5.0, 0.2, 0.05]}
+    record = {"step": [0, 10, 10, 20, 30], "loss": [9.0, 0.01, 5.0, 0.1, 0.0999]}
     assert adaptation(record, 10) == 20
-    assert adaptation({**record, "loss": [9.0, 0.01, 5.0, 0.2, 0.2]}, 10) is None
-
-
-def faked(softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: float = 0.01) -> dict[Job, Record]:
-    """Records with (by what J falls, loss at the end) of each attention."""
-
-    def rule(job: Job) -> Record:
-        fall, last = lucid if job.arguments["attention"] == "lucid" else softmax
-        switch = job.arguments["copy_steps"]
-        fall *= 1 + 0.01 * job.arguments["seed"]
-        return {
-            "step": [0, switch, switch, switch + 50],
-            "loss": [28.0, copy_loss, 5.8, last],
-            "off_diagonal": [0.02, 0.02 / fall, 0.02 / fall, 0.02],
-            "query_jacobian": [0.1] * 4,
-            "milliseconds": 3.0,
-        }
-
-    return fake(learnability, SMALL, rule)
+    assert adaptation({**record, "loss": [9.0, 0.01, 5.0, 0.2, 0.1]}, 10) is None
 
 
 @pytest.mark.parametrize(
     ("softmax", "lucid", "copy_loss", "verdict"),
     [
-        ((1000, 2.0), (3, 0.01), 0.01, "holds"),
+        ((300, 2.0), (3, 0.01), 0.01, "holds"),
+        ((290, 2.0), (3, 0.01), 0.01, "partly"),
         ((1000, 0.01), (3, 0.01), 0.01, "partly"),
         ((15, 0.01), (3, 0.01), 0.01, "partly"),
         ((1000, 2.0), (3, 2.0), 0.01, "partly"),
@@ -132,18 +101,23 @@ def faked(softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: f
 def test_the_verdict_is_what_the_records_say(
     softmax: tuple[float, float], lucid: tuple[float, float], copy_loss: float, verdict: str
 ) -> None:
-    conclusion = learnability.conclude(SMALL, faked(softmax, lucid, copy_loss))
+    """softmax, lucid: (by what J falls, loss at the end)."""
+
+    def rule(name: str, run: TwoTasks) -> Record:
+        fall, last = lucid if run.attention == "lucid" else softmax
+        switch, fall = run.copy_steps, fall * (1 + 0.01 * run.seed)
+        return {
+            "step": [0, switch, switch, switch + 50],
+            "loss": [28.0, copy_loss, 5.8, last],
+            "off_diagonal": [0.02, 0.02 / fall, 0.02 / fall, 0.02],
+            "query_jacobian": [0.1] * 4,
+            "milliseconds": 3.0,
+        }
+
+    conclusion = learnability.run(MadeUpLab(SMALL, rule))
     assert conclusion.verdict == verdict
-    assert conclusion.seeds == 3
-
-
-def test_numbers_in_the_conclusion_are_those_of_the_records() -> None:
-    conclusion = learnability.conclude(SMALL, faked((1000, 2.0), (3, 0.01)))
-    standard, lucid = conclusion.ours.split("; ")
-    assert standard == "J of standard attention falls 1010.0 ± 10.0×, adapts: never (loss 2 at the end)"
-    assert lucid == "of LUCID 3.0 ± 0.0×, adapts: 50 ± 0 steps"
     assert conclusion.figures[0]["marks"] == [{"x": 1200, "name": "task switch"}]
-
-
-def test_the_full_recipe_can_be_checked_here() -> None:
-    check_steps(learnability.paper())
+    if verdict == "holds":
+        standard, ours = conclusion.ours.split("; ")
+        assert standard == "J of standard attention falls 303.0 ± 3.0×, adapts: never (loss 2 at the end)"
+        assert ours == "of LUCID 3.0 ± 0.0×, adapts: 50 ± 0 steps"

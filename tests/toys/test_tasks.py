@@ -1,0 +1,140 @@
+"""The tasks: labels are right by an independent reading of the tokens, batches depend on seed and step alone."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lucid_lab.toys import sentences
+from lucid_lab.toys.sentences import NeedleSentences, Stage, Stories, is_held_out, stage_of
+from lucid_lab.toys.tasks import IGNORED, TASKS, characters, overwrites
+
+STAGES = [Stage(72, (2,)), Stage(144, (4, 8))]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_batch_depends_on_seed_and_step_and_on_nothing_else(task: str) -> None:
+    first = TASKS[task]((2, 3), 32)
+    inputs, labels = first.batch(4, seed=1, step=5)
+    assert inputs.shape[:2] == labels.shape == (4, 32)
+    torch.manual_seed(99)
+    again = TASKS[task]((2, 3), 32).batch(4, seed=1, step=5)
+    assert torch.equal(inputs, again[0])
+    assert torch.equal(labels, again[1])
+    for seed, step in ((2, 5), (1, 6)):
+        assert not torch.equal(inputs, first.batch(4, seed=seed, step=step)[0])
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_tests_are_the_same_for_every_run_and_unseen(task: str) -> None:
+    one, other = TASKS[task]((2,), 32), TASKS[task]((4, 8), 48)
+    (inputs, labels), (again, _) = one.test(6, 2, 40), other.test(6, 2, 40)
+    assert torch.equal(inputs, again)
+    assert inputs.shape[:2] == labels.shape == (6, 40)
+    assert (labels != IGNORED).any(1).all()
+    # No seed and step of training gives a sequence of the tests, not even where numbers meet: seed n, step length − 1.
+    rows = {tuple(row.flatten().tolist()) for row in inputs}
+    trained = TASKS[task]((2,), 40)
+    for seed, step in ((0, 0), (2, 39), (1, 40)):
+        assert not rows & {tuple(row.flatten().tolist()) for row in trained.batch(6, seed, step)[0]}
+
+
+def read_overwrites(tokens: Tensor) -> list[int]:
+    """The labels of `overwrites`, found by reading (key, value) from left to right; value 64 asks."""
+    latest: dict[int, int] = {}
+    labels = []
+    for key, value in tokens.tolist():
+        labels.append(latest[key] if value == 64 else IGNORED)
+        if value != 64:
+            latest[key] = value
+    return labels
+
+
+def read_needles(tokens: Tensor) -> list[int]:
+    """The labels of needles: a key that stands for the second time asks for the token after its first place."""
+    ids = tokens.tolist()
+    asks = [1 <= token <= 64 and token in ids[:t] for t, token in enumerate(ids)]
+    return [ids[ids.index(token) + 1] if asked else IGNORED for token, asked in zip(ids, asks, strict=True)]
+
+
+@pytest.mark.parametrize(("task", "reader"), [("overwrites", read_overwrites), ("needles", read_needles)])
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_labels_are_what_a_reader_of_the_tokens_answers(
+    task: str, reader: Callable[[Tensor], list[int]], n: int
+) -> None:
+    made = TASKS[task]((n,), 32)
+    for inputs, labels in (made.batch(8, 0, 0), made.test(8, n, 40)):
+        assert ((labels != IGNORED).sum(1) == n).all()
+        for row, answers in zip(inputs, labels, strict=True):
+            assert answers.tolist() == reader(row)
+
+
+def test_more_keys_than_writes_are_refused() -> None:
+    with pytest.raises(ValueError, match="keys must be 1 to 3 for length 8, got 5"):
+        overwrites(1, 5, 8, torch.Generator())
+
+
+def test_characters_are_the_next_byte_and_tests_the_last_tenth() -> None:
+    train, test = characters()
+    assert len(test) == pytest.approx(len(train) / 9, rel=1e-3)
+    task = TASKS["characters"]((), 16)
+    for (inputs, labels), text in ((task.batch(3, 0, 0), train), (task.test(3, 0, 16), test)):
+        assert torch.equal(inputs[:, 1:], labels[:, :-1])
+        whole = np.ascontiguousarray(text).tobytes()
+        for row, label in zip(inputs, labels, strict=True):
+            assert bytes([*row.tolist(), int(label[-1])]) in whole
+    assert bytes(task.test(3, 0, 16)[0][0].tolist()) == test[:16].tobytes()
+
+
+def words(task: NeedleSentences | Stories, row: Tensor) -> list[str]:
+    names = {number: word for word, number in task.vocabulary.number.items()}
+    return [names[int(word)] for word in row[:, 0]]
+
+
+def test_a_needle_is_asked_for_once_and_its_answer_follows_the_key_in_the_context() -> None:
+    task = NeedleSentences(STAGES, steps=10)
+    inputs, labels = task.test(4, 3, 100)
+    assert inputs.shape == (4, 100, 2)
+    names = {number: word for word, number in task.vocabulary.number.items()}
+    for row, answers in zip(inputs, labels, strict=True):
+        text = words(task, row)
+        asked = (answers != IGNORED).nonzero()[:, 0].tolist()
+        assert len(asked) == len({text[position] for position in asked}) == 3
+        for position in asked:
+            first = text.index(text[position])
+            assert first < 100 - 3 * 9
+            assert text[first + 1] == names[int(answers[position])]
+    with pytest.raises(ValueError, match="12 needles and questions must fit into 100 tokens: 115 are too many"):
+        task.test(1, 12, 100)
+
+
+def test_the_stages_of_a_training_follow_each_other() -> None:
+    task = NeedleSentences(STAGES, steps=10)
+    assert [task.batch(1, 0, step)[0].shape[1] for step in (0, 4, 5, 9)] == [72, 72, 144, 144]
+    assert stage_of(STAGES, 10, 99) == STAGES[1]
+    assert torch.equal(task.batch(2, 1, 3)[0], task.batch(2, 1, 3)[0])
+    assert not torch.equal(task.batch(2, 1, 3)[0], task.batch(2, 2, 3)[0])
+
+
+def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def keep(story: sentences.Story) -> bool:
+        drawn.append(story)
+        return is_held_out(story)
+
+    monkeypatch.setattr(sentences, "is_held_out", keep)
+    task = Stories([Stage(96, (1, 2))], steps=4)
+    for n, held_out in ((1, True), (2, True), (1, False)):
+        inputs, labels = task.test(1, n, 128) if held_out else task.batch(1, 0, 0)
+        signs = ["", ".", ":", "?"]
+        spelt = zip(words(task, inputs[0]), inputs[0, :, 1].tolist(), strict=True)
+        story, text = drawn[-1], " ".join(word + signs[sign] for word, sign in spelt)
+        assert is_held_out(story) == held_out
+        places = [text.index(fact) for fact in story.facts if story.facts.count(fact) == 1]
+        assert places == sorted(places)
+        assert text.endswith(story.question)
+        assert int(labels[0, -1]) == task.vocabulary.number[story.answer]
+        assert (labels[0, :-1] == IGNORED).all()
