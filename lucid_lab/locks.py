@@ -15,7 +15,7 @@ from lucid_attention.files import read_json
 LOCK = ".lock"
 
 
-class FolderInUse(Exception):
+class FolderInUse(ValueError):
     """Another process writes into the folder: who it is, and the way out if it no longer runs."""
 
 
