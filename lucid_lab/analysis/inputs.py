@@ -10,7 +10,7 @@ from torch import Tensor
 from lucid_attention.files import parse_json, read_text
 
 from ..data import DataError
-from ..data.sources import open_source
+from ..data.text import documents
 from ..data.synthetic import MemoryUpdate, Needles
 from .hit_rate import Query, synthetic_queries
 
@@ -18,8 +18,6 @@ from .hit_rate import Query, synthetic_queries
 SUFFIXES = (".txt", ".text", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".html", ".xml", ".log", ".tex", ".py")
 SLASHES = {"/", os.sep}
 TASKS = {"memory_update": MemoryUpdate, "needles": Needles}
-# Size of the parts in which a corpus is read.
-PART_BYTES = 1 << 24
 # Characters to read per token: above the average of any tokenizer.
 CHARACTERS_PER_TOKEN = 8
 
@@ -63,15 +61,13 @@ def is_file(text: str) -> bool:
 
 def from_source(name: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
     """The first `length` tokens of a corpus that `lucid tokenize` reads: stdlib, a file, a folder, a glob."""
-    source = open_source(name)
     pieces: list[str] = []
     characters = 0
-    for part in source.parts(PART_BYTES):
-        for document in source.documents(part):
-            pieces.append(document.text)
-            characters += len(document.text)
-            if characters >= length * CHARACTERS_PER_TOKEN:
-                return _tokenized("\n".join(pieces), f"text of {name}", tokenizer, length, phrases, last)
+    for document in documents(name):
+        pieces.append(document)
+        characters += len(document)
+        if characters >= length * CHARACTERS_PER_TOKEN:
+            return _tokenized("\n".join(pieces), f"text of {name}", tokenizer, length, phrases, last)
     if not pieces:
         raise DataError(f"{name!r} has no text")
     return _tokenized("\n".join(pieces), f"text of {name}", tokenizer, length, phrases, last)

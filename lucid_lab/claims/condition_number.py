@@ -23,7 +23,7 @@ import torch
 from lucid_attention.nn.rotary import Rotary
 
 from ..analysis.conditioning import condition_numbers, key_condition_numbers
-from ..data.sources import DOLMA
+from ..data.text import DOLMA
 from . import needle_grid
 from .engine.against import outcome
 from .engine.full_scale import KAPPA, cell_text

@@ -461,8 +461,9 @@ def training_arguments(
         seed=recipe.seed,
         report_to=["tensorboard"],
         ddp_find_unused_parameters=False,
-        # FSDP2, a unit for each decoder layer.
+        # FSDP2, a unit for each decoder layer. Every process saves its own part.
         fsdp=parallel == "fsdp" or None,  # type: ignore[arg-type]
+        fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"} if parallel == "fsdp" else None,
     )
 
 
@@ -648,6 +649,8 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     is_evaluated = bool(evaluations) and evaluations[-1]["step"] == trainer.state.global_step
     evaluation = evaluations[-1] if is_evaluated else trainer.evaluate()
     partial = partial_path(run / MODEL)
+    if trainer.is_fsdp_enabled:
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(partial))
     entries = read_metrics(run / METRICS)
     speeds = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from lucid_lab.data import DataError
 from lucid_lab.data.datasets import PromptAnswers
+from lucid_lab.data.tokenizer import train
 
-from .folders import write_tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return AutoTokenizer.from_pretrained(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+def tokenizer() -> Any:
+    return train([line["prompt"] + line["answer"] for line in LINES], 300)
 
 
 def write_lines(path: Path, lines: list[dict[str, str]], **options: Any) -> Path:
