@@ -71,9 +71,9 @@ def tokenize(
     source: Annotated[
         str,
         typer.Argument(
-            help="file, folder or glob in quotes (text; .jsonl, .json: a document per line; .parquet; also .gz, .zst), an "
-            "address (https://...), @LIST (a list of files and addresses, one a line), stdlib (the source of the Python "
-            "library: works offline), or hf:NAME[:CONFIG] (a data set of the hub)"
+            help="file, folder or glob in quotes (text; .jsonl, .json: a document per line; .parquet; also .gz, .zst), "
+            "an address (https://...), @LIST (a list of files and addresses, one a line), stdlib (the source of the "
+            "Python library: works offline), or hf:NAME[:CONFIG] (a data set of the hub)"
         ),
     ],
     out: Annotated[Path, typer.Argument(help="folder to write, such as tokens/; an unfinished one is resumed")],
@@ -145,8 +145,8 @@ def train(
         str | None,
         typer.Option(
             metavar="WHAT",
-            help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles or "
-            "memory_update",
+            help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
+            "or memory_update",
         ),
     ] = None,
     out: Annotated[

@@ -10,8 +10,8 @@ from torch import Tensor
 from lucid_attention.files import parse_json, read_text
 
 from ..data import DataError
-from ..data.text import documents
 from ..data.synthetic import MemoryUpdate, Needles
+from ..data.text import documents
 from .hit_rate import Query, synthetic_queries
 
 # Suffixes of files with text, and the signs between the folders of a path.

@@ -137,8 +137,8 @@ class Text:
             except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise DataError(
                     f"{self.source}: a line must be a JSON object with the key {self.field!r}, got "
-                    f"{row['line'][:80]!r} ({type(error).__name__}). Choose a key with --field, or leave out such lines "
-                    "with --skip-bad"
+                    f"{row['line'][:80]!r} ({type(error).__name__}). Choose a key with --field, or leave such "
+                    "lines out with --skip-bad"
                 ) from error
         if not isinstance(text, str):
             raise DataError(f"{self.source}: {self.field!r} must be text, got {text!r}")
@@ -190,8 +190,8 @@ def find_files(source: str) -> list[str]:
     files = sorted(file for file in glob.glob(source, recursive=True) if Path(file).is_file())
     if not files:
         raise DataError(
-            f"SOURCE {source!r} does not exist: expected a file, a folder, a glob in quotes, stdlib, https://..., @LIST "
-            "or hf:NAME"
+            f"SOURCE {source!r} does not exist: expected a file, a folder, a glob in quotes, stdlib, https://..., "
+            "@LIST or hf:NAME"
         )
     return files
 

@@ -98,7 +98,8 @@ class Recipe:
         for f in fields(self):
             name, value = f.name, getattr(self, f.name)
             if not _matches(value, f.type):
-                expected = KINDS.get(get_origin(f.type) or f.type, str(f.type))
+                kind: Any = get_origin(f.type) or f.type
+                expected = KINDS.get(kind, str(kind))
                 raise ValueError(f"{name} must be {expected}, got {value!r}")
             if isinstance(value, int | float) and value < LEAST.get(name, 0):
                 raise ValueError(f"{name} must be at least {LEAST.get(name, 0)}, got {value!r}")
@@ -262,44 +263,33 @@ def pretrain_2k() -> Recipe:
 
 def finetune_64k() -> Recipe:
     """§4.1, after `pretrain_2k`: 500 steps of 16 sequences of 65 536 tokens, with a RoPE base of 64 000."""
-    return Recipe(
+    return replace(
+        pretrain_2k(),
         about="the paper's long-context tuning: 500 steps × 16 × 65 536 tokens, RoPE base 64 000 (needs --from)",
-        preset="paper_1b",
-        data="data/dolma",
         sequence_length=65_536,
-        separate_documents=False,
         steps=500,
         batch_size=16,
         micro_batch_size=1,
-        learning_rate=5e-4,
         rope_theta=64_000.0,
-        precision="bfloat16",
-        gradient_checkpointing=True,
         evaluate_every=100,
         save_every=50,
         evaluation_sequences=16,
-        workers=4,
     )
 
 
 def context_4k() -> Recipe:
     """A.5: the 16-layer model at 4096 tokens, 80 000 steps of a million tokens."""
-    return Recipe(
+    return replace(
+        pretrain_2k(),
         about="the paper's 16-layer model at 4096 tokens: 80 000 steps of 1M tokens",
         preset="paper_16_layer",
         data="data/dolma-256k",
         sequence_length=4096,
-        separate_documents=False,
         steps=80_000,
-        batch_size=256,
         micro_batch_size=4,
-        learning_rate=5e-4,
         beta2=0.95,
-        precision="bfloat16",
-        gradient_checkpointing=True,
         evaluate_every=1000,
         save_every=1000,
-        workers=4,
     )
 
 
@@ -317,19 +307,13 @@ def context_32k() -> Recipe:
 
 def _answers(about: str, data: str, sequence_length: int) -> Recipe:
     """Fine-tuning on prompts with answers. The paper gives no settings for it; these are ours."""
-    return Recipe(
+    return replace(
+        finetune_64k(),
         about=about,
-        preset="paper_1b",
         data=data,
         sequence_length=sequence_length,
-        steps=500,
-        batch_size=16,
-        micro_batch_size=1,
+        separate_documents=True,
         learning_rate=1e-4,
-        rope_theta=64_000.0,
-        precision="bfloat16",
-        gradient_checkpointing=True,
-        evaluate_every=100,
         save_every=100,
         evaluation_sequences=32,
         workers=2,

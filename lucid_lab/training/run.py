@@ -196,7 +196,6 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
             name: getattr(inputs.tokenizer, name, None) for name in ("pad_token_id", "bos_token_id", "eos_token_id")
         }
         config = new_config(recipe, vocab_size=vocabulary(recipe, inputs.vocab_size), **tokens)
-        _check_memory(recipe, _skeleton(config))
         return AutoModelForCausalLM.from_config(config)
     if recipe.model or recipe.attention_options:
         raise ValueError(
@@ -210,9 +209,9 @@ def make_model(recipe: Recipe, inputs: Inputs) -> PreTrainedModel:
             f"the model of {recipe.start} has a vocabulary of {text_config.vocab_size} tokens, the data one of "
             f"{inputs.vocab_size}: tokenize the data with the model's own tokenizer"
         )
-    if inputs.tokenizer is not None and (Path(recipe.start) / "tokenizer.json").is_file():
-        if load_tokenizer(recipe.start).get_vocab() != inputs.tokenizer.get_vocab():
-            raise DataError(f"the data have another tokenizer than the model of {recipe.start}: tokenize with that one")
+    has_tokenizer = inputs.tokenizer is not None and (Path(recipe.start) / "tokenizer.json").is_file()
+    if has_tokenizer and load_tokenizer(recipe.start).get_vocab() != inputs.tokenizer.get_vocab():
+        raise DataError(f"the data have another tokenizer than the model of {recipe.start}: tokenize with that one")
     text_config.max_position_embeddings = max(text_config.max_position_embeddings, recipe.sequence_length)
     if recipe.rope_theta is not None and isinstance(text_config, LucidConfig):
         text_config.rope_theta = recipe.rope_theta
@@ -242,7 +241,7 @@ def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
 
 
 def vocabulary(recipe: Recipe, of_data: int) -> int:
-    """The vocabulary of a new model: that of the data, unless the recipe or a preset in `OWN_VOCABULARY` has another."""
+    """The vocabulary of a new model: of the data, unless the recipe or a preset in `OWN_VOCABULARY` has another."""
     chosen = recipe.model.get("vocab_size")
     if chosen is None and recipe.preset in presets.OWN_VOCABULARY:
         chosen = getattr(presets, recipe.preset)("softmax").vocab_size
@@ -323,17 +322,6 @@ def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str
 def _skeleton(config: Any) -> Any:
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
-
-
-def _check_memory(recipe: Recipe, skeleton: Any) -> None:
-    """Refuse a model whose weights, gradients and optimiser cannot fit, before they are allocated."""
-    needs = memory_needs(recipe, skeleton)
-    least = needs["weights"] if distributed_state().num_processes > 1 else sum(list(needs.values())[:3])
-    if least > machine_memory():
-        raise ValueError(
-            f"the model must fit in the {gigabytes(machine_memory())} of memory of this machine, and needs at least "
-            f"{gigabytes(least)}: choose a smaller preset or smaller model.* fields (lucid train ... --dry-run)"
-        )
 
 
 # ------------------------------------------------------------------------------------------------------ the run
@@ -462,7 +450,7 @@ def training_arguments(
         report_to=["tensorboard"],
         ddp_find_unused_parameters=False,
         # FSDP2, a unit for each decoder layer. Every process saves its own part.
-        fsdp=parallel == "fsdp" or None,  # type: ignore[arg-type]
+        fsdp=parallel == "fsdp" or None,
         fsdp_config={"version": 2, "state_dict_type": "SHARDED_STATE_DICT"} if parallel == "fsdp" else None,
     )
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lucid_lab.data.sources import DOLMA, open_source
+from lucid_lab.training.recipe import Recipe
 
 from lucid_lab import cli
 from lucid_lab.claims.engine import full_recipe, rehearsal, stand_ins
@@ -14,8 +16,6 @@ from lucid_lab.claims.engine.rehearsal import rehearsed, shorter
 from lucid_lab.claims.engine.scale import PAPER, REHEARSAL
 from lucid_lab.claims.engine.steps import Step, check_steps, evaluate, tokenized, train, tune, unique
 from lucid_lab.claims.engine.study import EXPERIMENTS, load
-from lucid_lab.data.sources import DOLMA, open_source
-from lucid_lab.training.recipe import Recipe
 
 from .probing import Probes, probing
 

@@ -1,6 +1,7 @@
 """From text to packed sequences of tokens: nothing is lost, runs resume, damaged folders are refused."""
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def decoded(folder: Path) -> list[str]:
     """All documents of a folder of tokens."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     pairs = [pair for split in ("train", "validation") for pair in token_chunks(folder, split)]
-    rows = [values[a:b] for values, offsets in pairs for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    rows = [values[a:b] for values, offsets in pairs for a, b in pairwise(offsets)]
     assert all(row[-1] == tokenizer.eos_token_id for row in rows)
     return [tokenizer.decode(row[:-1]) for row in rows]
 
@@ -75,9 +76,7 @@ def test_a_small_corpus_holds_one_document_out(texts: Path, tmp_path: Path) -> N
     assert sorted(decoded(tmp_path / "tokens")) == sorted(TEXTS)
 
 
-def test_a_stopped_run_resumes_to_the_same_tokens(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_resumes_to_the_same_tokens(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "BLOCK", 50)
     monkeypatch.setattr(room, "BATCH", 4)
     arguments: dict[str, Any] = {"tokenizer": "train:300", "validation": 0.2}
@@ -149,7 +148,9 @@ def test_a_damaged_folder_of_tokens_is_refused(texts: Path, tmp_path: Path) -> N
     file = next((folder / "train").glob("*.arrow"))
     content = file.read_bytes()
     file.write_bytes(content[:-100])
-    with pytest.raises(DataError, match=rf"must have {len(content)} bytes, got {len(content) - 100}: the file is cut"):
+    with pytest.raises(
+        DataError, match=rf"must have {len(content)} bytes, got {len(content) - 100}: the file is damaged"
+    ):
         PackedTokens(folder, 16)
     file.unlink()
     with pytest.raises(DataError, match="it is missing"):

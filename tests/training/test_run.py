@@ -131,7 +131,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "summary.json").unlink()
     newest = run / "checkpoint-8"
-    file = newest / {"cut weights": "model.safetensors", "cut optimiser": "optimizer.pt"}.get(damage, "trainer_state.json")
+    names = {"cut weights": "model.safetensors", "cut optimiser": "optimizer.pt", "no state": "trainer_state.json"}
+    file = newest / names[damage]
     file.write_bytes(file.read_bytes()[:-50])
     if damage == "no state":
         file.unlink()
@@ -182,7 +183,7 @@ def test_text_is_packed_and_a_model_goes_on_from_a_checkpoint(tmp_path: Path) ->
     ramp = {"sharpness_steps": 0.5}
     second = train(small(**{**changes, **start, **ramp, "data": str(tmp_path / "answers.jsonl")}), tmp_path / "tuned")
     assert load_model(second["model"]).config.rope_theta == 5000.0
-    assert any("lucid_sharpness" in key or "sharpness" in key for e in read_metrics(tmp_path / "tuned" / METRICS) for key in e)
+    assert any("sharpness" in key for entry in read_metrics(tmp_path / "tuned" / METRICS) for key in entry)
     train_tokenizer(["other words"], 280).save_pretrained(tokens)
     with pytest.raises(ValueError, match="another tokenizer"):
         train(small(**{**changes, **start}), tmp_path / "third")
@@ -191,12 +192,6 @@ def test_text_is_packed_and_a_model_goes_on_from_a_checkpoint(tmp_path: Path) ->
 def test_prompts_need_a_model(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="prompts with answers are for a trained model: give one with --from"):
         train(small(data="answers.jsonl", data_options={}), tmp_path / "run")
-
-
-def test_a_model_that_cannot_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="needs at least .* choose a smaller preset"):
-        train(small(model={"hidden_size": 1 << 20, "intermediate_size": 1 << 22}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 FSDP_ON_CPU = """
@@ -252,7 +247,7 @@ def test_two_processes_train_as_one_and_resume(parallel: str, whole: Path, tmp_p
 
 @pytest.mark.slow
 def test_fsdp_is_refused_where_the_model_would_be_copied(tmp_path: Path) -> None:
-    words = ["train", "tiny_needle", "--out", str(tmp_path / "run"), "--parallel", "fsdp"]
+    words = ["train", "tiny_needle", "--out", str(tmp_path / "run"), "--parallel", "fsdp", "--set=micro_batch_size=8"]
     assert "--parallel fsdp needs GPUs" in torchrun(["-m", "lucid_lab.cli"], words).stderr
     with pytest.raises(ValueError, match="--parallel fsdp needs several processes"):
         train(small(), tmp_path / "run", parallel="fsdp")

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.text import documents
 from ...data.synthetic import Needles, overwrites
+from ...data.text import documents
 
 TEST_SEED = 1_000_003
 
