@@ -1,8 +1,10 @@
 """`lucid train`: the data and the model of a recipe, and its run in a folder: start, resume, finish."""
 
+import io
 import json
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -605,10 +607,30 @@ def _damage(checkpoint: Path) -> str | None:
                 pass
     except (ValueError, SafetensorError) as error:
         return f"{checkpoint}: {error}"
+    for file in checkpoint.glob("*/.metadata"):
+        try:
+            _IndexReader(io.BytesIO(file.read_bytes())).load()
+        # A damaged pickle can raise anything.
+        except Exception as error:
+            return f"{file}: {error}"
     # The directory of torch's archives is at their end.
     archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
     cut = [file for file in archives if not zipfile.is_zipfile(file)]
     return f"{cut[0]} is cut off" if cut else None
+
+
+class _IndexReader(pickle.Unpickler):
+    """Reads the index of a divided checkpoint before torch does, and refuses one that names anything but its types."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        ours = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+        others = {("pathlib", "PosixPath"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if "." not in name and (ours or is_dtype or (module, name) in others):
+            found = super().find_class(module, name)
+            if not ours or isinstance(found, type):
+                return found
+        raise pickle.UnpicklingError(f"the index of a checkpoint must not name {module}.{name}")
 
 
 def what_is_kept(out: Path) -> str:

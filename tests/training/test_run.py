@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint
 from torch import Tensor
 
 from lucid_attention.models.checkpoint import load_model
@@ -142,6 +144,24 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     assert "damaged checkpoint, not used: " in out
     assert f"resuming from {run / 'checkpoint-6'}" in out
     assert losses(run) == losses(whole)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("evil",)
+
+
+def test_the_index_of_a_divided_checkpoint_cannot_run_code(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(whole, tmp_path / "run")
+    part = run / "checkpoint-8" / "optimizer_0"
+    torch.distributed.checkpoint.save({"a": torch.ones(3)}, checkpoint_id=part)
+    assert newest_checkpoint(run) == run / "checkpoint-8"
+    (part / ".metadata").write_bytes(pickle.dumps(Evil()))
+    assert newest_checkpoint(run) == run / "checkpoint-6"
+    assert not (tmp_path / "evil").exists()
 
 
 def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
