@@ -280,7 +280,8 @@ def memory_needs(recipe: Recipe, model: Any, devices: int = 1, parallel: str = "
     weights = 4 * sum(parameter.numel() for parameter in model.parameters()) // shared
     config = model.config.get_text_config(decoder=True)
     heads = (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-    width = 2 if recipe.precision == "bfloat16" else 4
+    # With bfloat16, norms and the solve still keep float32.
+    width = 3 if recipe.precision == "bfloat16" else 4
     tokens, layers = recipe.micro_batch_size * recipe.sequence_length, config.num_hidden_layers
     layer = tokens * width * (8 * config.hidden_size + 3 * config.intermediate_size + 4 * heads)
     inputs = tokens * 4 * config.hidden_size * layers
