@@ -61,7 +61,162 @@ def lucid(
 # ---------------------------------------------------------------------------------------------- text to tokens
 
 
+@command(
+    "tokenize",
+    example="lucid tokenize ./texts ./tokens --tokenizer train:32000",
+    extra="train",
+    kept="finished blocks are kept: the same command resumes",
+)
+def tokenize(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="file, folder or glob in quotes (text; .jsonl, .json: a document per line; .parquet; also .gz, .zst), "
+            "an address (https://...), @LIST (a list of files and addresses, one a line), stdlib (the source of the "
+            "Python library: works offline), or hf:NAME[:CONFIG] (a data set of the hub)"
+        ),
+    ],
+    out: Annotated[Path, typer.Argument(help="folder to write, such as tokens/; an unfinished one is resumed")],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a "
+            "name of the hub, such as gpt2",
+        ),
+    ] = "train:32000",
+    validation: Annotated[
+        float, typer.Option(metavar="SHARE", help="share of the documents to hold out; at least one, unless 0")
+    ] = 0.01,
+    field: Annotated[str, typer.Option(metavar="NAME", help="key or column of the text")] = "text",
+    split: Annotated[str, typer.Option(metavar="NAME", help="split of a data set of the hub")] = "train",
+    config: Annotated[
+        str | None, typer.Option("--config", "--subset", metavar="NAME", help="configuration of a data set of the hub")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", help="only the first N documents")] = None,
+    limit_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="only the first documents that have N tokens together")
+    ] = None,
+    min_document_tokens: Annotated[
+        int, typer.Option(metavar="N", help="leave out documents with fewer tokens, such as 16384 for long contexts")
+    ] = 0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="take the files in a random order (default: their own)")
+    ] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out lines of JSON that cannot be read")] = False,
+) -> None:
+    """Turn text into tokens for training."""
+    from .data import tokenize as room
+
+    manifest, is_new = room.tokenize(
+        source,
+        out,
+        tokenizer=tokenizer,
+        validation=validation,
+        field=field,
+        split=split,
+        config=config,
+        limit=limit,
+        limit_tokens=limit_tokens,
+        min_document_tokens=min_document_tokens,
+        seed=seed,
+        skip_bad=skip_bad,
+    )
+    print(f"{out}: {'written' if is_new else 'finished before, nothing to do'}")
+    for name, counts in manifest["splits"].items():
+        print(f"  {name:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")
+    print(f"  vocabulary {manifest['vocab_size']:>14,} tokens")
+    if any(manifest["left_out"].values()):
+        print("  left out   " + ", ".join(f"{count:,} {name}" for name, count in manifest["left_out"].items()))
+    if not manifest["splits"]["validation"]["documents"]:
+        print("  No document is held out: `lucid train` needs some. Tokenize into another OUT with --validation 0.1")
+
+
 # --------------------------------------------------------------------------------------------------- training
+
+
+@command("train", example="lucid train tiny_lm --attention lucid --set learning_rate=3e-3", extra="train")
+def train(
+    recipe: Annotated[str, typer.Argument(help="a name that `lucid recipes` lists")],
+    attention: Annotated[
+        str | None, typer.Option(metavar="NAME", help="attention of every layer: softmax, lucid, path, delta, ...")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHAT",
+            help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
+            "or memory_update",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="folder of the run (default: runs/RECIPE-ATTENTION-SEED)")
+    ] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="CHECKPOINT", help="start from the weights of this checkpoint")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="seed of weights and data")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="change a field of the recipe, as --show prints it: learning_rate=3e-4, steps=500, batch_size=16 "
+            "(sequences per step), sequence_length=1024, model.hidden_size=128, ... (may be repeated)",
+        ),
+    ] = None,
+    parallel: Annotated[
+        str,
+        typer.Option(
+            metavar="ddp|fsdp",
+            help="how processes of torchrun share the work: ddp gives each the whole model, fsdp a part of it",
+        ),
+    ] = "ddp",
+    restart: Annotated[
+        bool, typer.Option("--restart", help="remove an earlier run in --out instead of resuming it")
+    ] = False,
+    is_dry: Annotated[
+        bool, typer.Option("--dry-run", help="print model size, tokens, steps and memory of each device, and stop")
+    ] = False,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, help="number of devices of --dry-run")] = 1,
+    show: Annotated[bool, typer.Option("--show", help="print the recipe with all changes, and stop")] = False,
+) -> None:
+    """Train a recipe; the same command resumes it."""
+    import json
+    from dataclasses import asdict
+
+    from .processes import distributed_state
+    from .training import run
+
+    chosen = run.chosen_recipe(recipe, attention=attention, data=data, start=start, seed=seed, changes=changes or [])
+    if show:
+        return print(json.dumps(asdict(chosen), indent=1))
+    if is_dry:
+        return print("\n".join(run.dry_run(chosen, gpus, parallel)))
+    name = chosen.attention if isinstance(chosen.attention, str) else "hybrid"
+    folder = out or Path("runs") / f"{recipe}-{name}-{chosen.seed}"
+    try:
+        summary = run.train(chosen, folder, parallel=parallel, restart=restart)
+    except KeyboardInterrupt:
+        KEPT["train"] = run.what_is_kept(folder)
+        raise
+    if distributed_state().is_main_process:
+        speed = summary["median_tokens_per_second"]
+        print(f"{folder}: validation loss {summary['validation_loss']:.4f} after {summary['steps']} steps", end="")
+        print(f", {speed:,.0f} tokens/s" if speed else "")
+        print(f"  model {summary['model']}, curve {folder / 'loss.png'}, metrics {folder / 'metrics.jsonl'}")
+    return None
+
+
+@command("recipes", example="lucid recipes", extra="train")
+def recipes() -> None:
+    """List the recipes."""
+    from .training.recipes import RECIPES
+
+    for name, make in RECIPES.items():
+        recipe = make()
+        print(f"{name:<13} {recipe.about}")
+        print(f"{'':13} {recipe.preset}, {recipe.tokens / 1e6:,.1f}M tokens, learning rate {recipe.learning_rate:g}")
 
 
 # ------------------------------------------------------------------------------------------------- evaluation

@@ -34,19 +34,6 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "tokenize": Command(
-        "lucid_lab.data.tokenize",
-        "turn text into tokens for training",
-        "lucid tokenize ./texts ./tokens --tokenizer train:32000",
-        kept="finished parts are kept: the same command resumes",
-    ),
-    "train": Command(
-        "lucid_lab.training.command",
-        "train a recipe; the same command resumes it",
-        "lucid train tiny_lm --attention lucid --set learning_rate=3e-3",
-        kept="the same command resumes from the last checkpoint",
-    ),
-    "recipes": Command("lucid_lab.training.recipes", "list the recipes", "lucid recipes"),
     "eval": Command(
         "lucid_lab.evals.command",
         "score a checkpoint: needles, BABILong, LongBench, SCROLLS, perplexity",

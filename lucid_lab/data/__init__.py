@@ -1,3 +1,5 @@
-"""Where tokens come from: corpora, tokenizers, token shards, synthetic tasks. Imports no other room but `base`."""
+"""Where tokens come from: text, tokenizers, folders of tokens, synthetic tasks."""
 
-from .readers import DataError as DataError
+
+class DataError(ValueError):
+    """Wrong data, or a wrong folder of tokens: the message names the file, what was expected and what came."""

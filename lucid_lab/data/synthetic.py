@@ -171,23 +171,6 @@ class Needles(_Task):
         return dict(zip(keys.tolist(), values.tolist(), strict=True))
 
 
-def accuracy(predictions: torch.Tensor, labels: torch.Tensor) -> float:
-    """The share of right answers.
-
-    predictions: [.., T], the most likely token after each position: logits.argmax(-1) of a model.
-    labels: [.., T], of a task. The label at t + 1 is compared with the prediction at t.
-    """
-    if predictions.shape != labels.shape:
-        raise ValueError(
-            f"predictions must have the shape of labels: expected {tuple(labels.shape)}, got {tuple(predictions.shape)}"
-        )
-    answers = labels[..., 1:]
-    counted = answers != IGNORED
-    if not counted.any():
-        raise ValueError("labels must hold an answer, got -100 everywhere")
-    return float((predictions[..., :-1] == answers)[counted].double().mean())
-
-
 def overwrites(
     batch: int, keys: int, length: int, generator: torch.Generator, *, values: int = 64, key_tokens: int = 64
 ) -> tuple[Tensor, Tensor]:

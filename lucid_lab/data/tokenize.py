@@ -1,361 +1,275 @@
-"""`lucid tokenize`: text to token shards, in parallel. A run killed at any moment is resumed by the same command.
+"""`lucid tokenize`: text to a folder of tokens, which `datasets.load_from_disk` opens.
 
-OUT/unfinished/ holds the settings and a record of every finished part. The files of a part are written under temporary
-names and renamed; the record is written last. A part without a record is encoded again, with the same result. At the
-end OUT/manifest.json is written and OUT/unfinished/ is removed.
+The text is streamed. Encoded documents are saved in blocks, each with the position in the stream: a stopped run resumes
+after its last block.
 """
 
-import argparse
-import math
-import re
+import hashlib
+import json
 import shutil
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
+from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_from_disk
+from datasets.utils.logging import disable_progress_bar
+from tqdm.auto import tqdm
 
-from lucid_attention.files import PARTIAL, read_json, write_record, write_whole
+from lucid_attention.files import read_json, write_whole
 
-from ..locks import locked
-from ..processes import available_cores
-from .arguments import SMALLEST_SHARD
-from .encoding import Job, Record, encode_part, encode_parts, read_record
-from .readers import Bad, DataError, Part, stop_at
-from .shards import FORMAT, MANIFEST, SPLITS, UNFINISHED, VERSION, id_type, open_folder, read_manifest, shard_files
-from .shuffling import ShuffledSource
-from .sources import Source, open_source
-from .tokenizer import SAMPLE_BYTES, Encoder, hash_of, load, requested_size, sample, train
+from ..locks import LOCK, locked
+from . import DataError
+from .text import Text, documents
+from .tokenizer import Encoder, load, requested_size, train
 
-SETTINGS = "settings.json"
-# Files that `lucid tokenize` writes. Earlier releases ended the names of unfinished files in .tmp.
-SHARDS_AND_LEFTOVERS = re.compile(
-    rf"(train|validation)-\d{{6,}}-\d{{3,}}\.(bin|ends\.npy)|.+({re.escape(PARTIAL)}|\.tmp)"
-)
-# A token is about four bytes of text.
-BYTES_PER_TOKEN = 4
-# Errors of bad documents that the manifest lists, at most one per part.
-BAD_EXAMPLES = 5
-# Files that the manifest lists with their counts. Of a source with more, it lists the folders.
-LISTED_FILES = 10_000
+MANIFEST, UNFINISHED = "tokens.json", "unfinished"
+SPLITS = ("train", "validation")
+# Tokens of a block: what a stopped run loses at most.
+BLOCK = 10_000_000
+# A batch that is encoded at once: documents, or characters.
+BATCH, BATCH_CHARACTERS = 1000, 1 << 24
+# Text that a tokenizer is trained on, and the number of files that it comes from.
+SAMPLE_CHARACTERS, SAMPLE_FILES = 100_000_000, 64
 
 
 def tokenize(
     source: str,
     out: str | Path,
     *,
-    tokenizer: str,
-    workers: int | None = None,
+    tokenizer: str = "train:32000",
     validation: float = 0.01,
     field: str = "text",
     split: str = "train",
     config: str | None = None,
-    shard_tokens: int = 50_000_000,
     limit: int | None = None,
     limit_tokens: int | None = None,
     min_document_tokens: int = 0,
     seed: int | None = None,
     skip_bad: bool = False,
 ) -> tuple[dict[str, Any], bool]:
-    """Write the tokens of a source to a folder, or resume a run that was killed.
+    """Write a folder of tokens. Returns its manifest, and whether anything had to be written.
 
-    source, field, split, config: as in `open_source`.
-    tokenizer: "train:32000", a folder with a tokenizer.json, or a name that Transformers knows.
-    workers: number of processes, by default that of the cores. The result does not depend on it.
-    validation: share of the documents that are held out, chosen by a hash of their content.
-    shard_tokens: largest number of tokens in a shard. A document that has more is a shard of its own.
-    limit, limit_tokens: stop once the first documents of the source are this many, or have this many tokens together;
-        None for all.
-    min_document_tokens: leave out and count documents with fewer tokens, the end token included.
-    seed: take files and documents in a random order, as in `ShuffledSource`; None for the order of the source.
-    skip_bad: leave out and count documents that cannot be read, instead of stopping at the first.
-
-    Returns the manifest, and whether anything was written: False if the folder was finished before.
+    source, field, split, config, seed, skip_bad: as in `Text`.
+    tokenizer: "train:N" (a BPE of N tokens, trained on the source), a folder with a tokenizer.json, or a hub name.
+    validation: share of the documents that are held out, chosen by a hash of their text; at least one, unless 0.
+    limit, limit_tokens: stop after as many documents, or after the document with this token.
+    min_document_tokens: leave out shorter documents.
     """
-    workers = available_cores() if workers is None else workers
-    _check_arguments(workers, validation, shard_tokens, limit, limit_tokens, min_document_tokens)
-    target = Path(out)
-    if Path(source).is_dir() and target.resolve().is_relative_to(Path(source).resolve()):
-        raise DataError(f"OUT must not lie inside SOURCE, got {str(target)!r} in {source!r}")
-    vocab_size = requested_size(tokenizer)
-    loaded = load(tokenizer) if vocab_size is None else None
-    opened = open_source(source, field=field, split=split, config=config)
-    opened = opened if seed is None else ShuffledSource(opened, seed)
+    if not 0 <= validation < 1:
+        raise DataError(f"--validation must be from 0 to below 1, got {validation}")
+    for name, value in (("--limit", limit), ("--limit-tokens", limit_tokens)):
+        if value is not None and value < 1:
+            raise DataError(f"{name} must be at least 1, got {value}")
+    requested_size(tokenizer)
+    folder = Path(out)
     settings = {
-        "source": opened.describe(),
+        "source": source,
         "tokenizer": tokenizer,
-        "tokenizer_sha256": hash_of(loaded["tokenizer.json"]) if loaded else None,
         "validation": validation,
         "field": field,
         "split": split,
-        "shard_tokens": shard_tokens,
+        "config": config,
         "limit": limit,
-        # None as in folders of earlier releases, which do not have these settings.
         "limit_tokens": limit_tokens,
-        "min_document_tokens": min_document_tokens or None,
+        "min_document_tokens": min_document_tokens,
         "seed": seed,
-        "skip_bad": skip_bad,
     }
-    if manifest := _finished(target, opened, settings):
-        return manifest, False
-    job = Job(target, validation, shard_tokens, skip_bad, limit, limit_tokens, min_document_tokens)
-    with _begun(target, settings):
-        if manifest := _finished(target, opened, settings):
+    if (folder / MANIFEST).exists():
+        manifest = read_manifest(folder)
+        if manifest["settings"] == settings:
             return manifest, False
-        parts = opened.parts(shard_tokens * BYTES_PER_TOKEN, _skip if skip_bad else stop_at)
-        if loaded or not (target / "tokenizer.json").is_file():
-            files = loaded or _train_tokenizer(opened, parts, vocab_size or 0, _skip if skip_bad else stop_at)
-            # tokenizer.json is written last: if it exists, the other files do.
-            for name in sorted(files, key="tokenizer.json".__eq__):
-                write_whole(target / name, files[name])
-        records = _encode(opened, parts, job, workers)
-        if validation and not any(shard.split == "validation" for record in records for shard in record.shards):
-            records = _hold_one_out(opened, parts, job, records)
-        return _finish(target, settings, records), True
+        raise DataError(f"{folder} holds tokens of other settings, {manifest['settings']}: choose another OUT")
+    if folder.exists() and not (folder / UNFINISHED).exists() and _other_files(folder):
+        raise DataError(f"{folder} must be new or empty, or hold tokens, got a folder with other files")
+    text = Text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
+    disable_progress_bar()
+    with locked(folder, "lucid tokenize"):
+        work = folder / UNFINISHED
+        _begin(work, settings | {"files": [[name, _size(name)] for name in text.files]})
+        loaded = _tokenizer(tokenizer, text, work)
+        _encode(text, Encoder(loaded), work, settings)
+        return _finish(folder, loaded, settings), True
 
 
-def _skip(_: DataError) -> None:
-    """The `bad` callback that continues. `encode_part` counts what is left out."""
+def _other_files(folder: Path) -> bool:
+    return any(not path.name.startswith(LOCK) for path in folder.iterdir())
 
 
-def _check_arguments(
-    workers: int,
-    validation: float,
-    shard_tokens: int,
-    limit: int | None,
-    limit_tokens: int | None,
-    min_document_tokens: int,
-) -> None:
-    if workers < 1:
-        raise DataError(f"--workers must be at least 1, got {workers}")
-    if not 0 <= validation < 1:
-        raise DataError(f"--validation must be a share from 0 to below 1, got {validation}")
-    if shard_tokens < 1:
-        raise DataError(f"--shard-tokens must be at least 1, got {shard_tokens}")
-    if limit is not None and limit < 1:
-        raise DataError(f"--limit must be at least 1, got {limit}")
-    if limit_tokens is not None and limit_tokens < 1:
-        raise DataError(f"--limit-tokens must be at least 1, got {limit_tokens}")
-    if min_document_tokens < 0:
-        raise DataError(f"--min-document-tokens must be at least 0, got {min_document_tokens}")
+def _begin(work: Path, settings: dict[str, Any]) -> None:
+    """Keep the blocks of a stopped run with the same settings and files; remove others."""
+    digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    file = work / "settings.txt"
+    if file.is_file() and file.read_text() == digest:
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    write_whole(file, digest)
 
 
-def _finished(out: Path, source: Source, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """The manifest of a folder that was finished with the same settings; None for an unfinished folder."""
-    if not (out / MANIFEST).is_file():
-        return None
-    manifest = read_manifest(out)
-    _check_same(out, manifest["settings"], settings)
-    open_folder(out, verify=True)
-    if changed := source.changed_after((out / MANIFEST).stat().st_mtime_ns):
-        raise DataError(f"{changed} of SOURCE changed after OUT {str(out)!r} was finished: choose another OUT")
-    # A kill between writing the manifest and removing this folder leaves the folder behind.
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-    return manifest
+def _size(name: str) -> int:
+    """Bytes of a local file; 0 for an address, whose server is not asked."""
+    return Path(name).stat().st_size if Path(name).is_file() else 0
 
 
-def _check_same(
-    out: Path, first_settings: dict[str, Any], settings: dict[str, Any], may_differ: Sequence[str] = ("source.name",)
-) -> None:
-    """Refuse to mix two runs in one folder. The source's name may differ: two names can mean the same files."""
-    before, now = _flat(first_settings), _flat(settings)
-    names = [name for name in {**before, **now} if name not in may_differ and before.get(name) != now.get(name)]
-    if names:
-        differences = "; ".join(f"{name} was {before.get(name)}, is {now.get(name)}" for name in names)
-        raise DataError(f"OUT {str(out)!r} was begun with other settings ({differences}): choose another OUT")
+def _tokenizer(name: str, text: Text, work: Path) -> Any:
+    """The tokenizer, loaded, or trained once: a resumed run takes the one that it began with."""
+    size = requested_size(name)
+    if size is None:
+        return load(name)
+    if not (work / "tokenizer").exists():
+        partial = work / "tokenizer.partial"
+        train(_sample(text), size).save_pretrained(partial)
+        partial.rename(work / "tokenizer")
+    return load(work / "tokenizer")
 
 
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    source = {f"source.{name}": value for name, value in settings["source"].items()}
-    return source | {name: value for name, value in settings.items() if name != "source"}
+def _sample(text: Text) -> Iterator[str]:
+    """Text to train a tokenizer on: all of a small source, or beginnings of files spread evenly over a large one."""
+    is_small = sum(map(_size, text.files)) <= SAMPLE_CHARACTERS and all(map(_size, text.files))
+    if len(text.files) <= 1 or is_small:
+        return _beginning(document for document in text if document)
+    count = min(SAMPLE_FILES, len(text.files))
+    names = [text.files[i * len(text.files) // count] for i in range(count)]
+    return (
+        piece for name in names for piece in _beginning(documents(name, field=text.field), SAMPLE_CHARACTERS // count)
+    )
 
 
-@contextmanager
-def _begun(out: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Lock OUT against other runs, and begin it or resume it with these settings."""
-    unfinished = out / UNFINISHED
-    if out.exists() and not unfinished.is_dir() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"OUT must be new, an empty folder, or one of `lucid tokenize`, got {str(out)!r}")
-    # In the subfolder, which is removed at the end: a finished folder holds no lock.
-    with locked(unfinished, "lucid tokenize"):
-        file = unfinished / SETTINGS
-        first_settings = _read_settings(file) or settings
-        # A part that has a record of the same files and of no bad document is the same with and without --skip-bad.
-        may_differ = ["source.name", "skip_bad"]
-        if first_settings["source"]["name"] == settings["source"]["name"]:
-            # Files were mended. Each record tells which files it is of.
-            may_differ += [f"source.{name}" for name in ("files", "bytes", "listing_sha256")]
-        _check_same(out, first_settings, settings, may_differ)
-        if first_settings["source"] != settings["source"] and settings["tokenizer_sha256"] is None:
-            # Train the tokenizer again. If it becomes another one, no earlier shard is used.
-            (out / "tokenizer.json").unlink(missing_ok=True)
-        write_record(file, settings)
-        yield
+def _beginning(texts: Iterator[str], characters: int = SAMPLE_CHARACTERS) -> Iterator[str]:
+    for text in texts:
+        yield text[:characters]
+        characters -= len(text)
+        if characters <= 0:
+            return
 
 
-def _read_settings(file: Path) -> dict[str, Any] | None:
-    """The settings that OUT was begun with; None if it has none, or damaged ones: then its records decide."""
-    try:
-        settings = read_json(file)
-        _flat(settings), settings["source"]["name"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return dict(settings)
+def _encode(text: Text, encoder: Encoder, work: Path, settings: dict[str, Any]) -> None:
+    """Encode from the last saved position to the end or the limit."""
+    limit, limit_tokens = settings["limit"] or float("inf"), settings["limit_tokens"] or float("inf")
+    counts = {"blocks": 0, "documents": 0, "tokens": 0, "empty": 0, "bad": 0, "short": 0}
+    if (work / "state.json").exists():
+        saved = read_json(work / "state.json")
+        counts = saved["counts"]
+        if saved["done"]:
+            return
+        text.load_state_dict(saved["position"])
+    block: dict[str, list[list[int]]] = {split: [] for split in SPLITS}
+    block_tokens = 0
+
+    def save(done: bool) -> None:
+        _save_block(block, work / f"block-{counts['blocks']:06}", encoder.vocab_size)
+        counts["blocks"] += 1
+        state = {"done": done, "counts": counts, "position": text.state_dict()}
+        write_whole(work / "state.json", json.dumps(state))
+
+    total = None if limit_tokens == float("inf") else limit_tokens
+    with tqdm(
+        desc="Tokenizing", total=total, initial=counts["tokens"], unit="tok", unit_scale=True, disable=None
+    ) as bar:
+        for batch in _batches(text):
+            texts = [document for document in batch if document]
+            counts["bad"] += sum(document is None for document in batch)
+            counts["empty"] += sum(document == "" for document in batch)
+            for document, ids in zip(texts, encoder(texts), strict=True):
+                if counts["documents"] >= limit or counts["tokens"] >= limit_tokens:
+                    break
+                if len(ids) < settings["min_document_tokens"]:
+                    counts["short"] += 1
+                    continue
+                held_out = hash_share(document) < settings["validation"]
+                block["validation" if held_out else "train"].append(ids)
+                counts["documents"] += 1
+                counts["tokens"] += len(ids)
+                block_tokens += len(ids)
+                bar.update(len(ids))
+            if counts["documents"] >= limit or counts["tokens"] >= limit_tokens:
+                break
+            if block_tokens >= BLOCK:
+                save(done=False)
+                block, block_tokens = {split: [] for split in SPLITS}, 0
+    save(done=True)
 
 
-def _train_tokenizer(source: Source, parts: Sequence[Part], vocab_size: int, bad: Bad) -> dict[str, bytes]:
-    size = min(sum(part.size for part in parts) or SAMPLE_BYTES, SAMPLE_BYTES)
-    with tqdm(desc="Training the tokenizer", total=size, unit="B", unit_scale=True, disable=None) as bar:
-
-        def texts() -> Iterator[str]:
-            for text in sample(source, parts, bad):
-                yield text
-                bar.update(len(text))
-
-        return train(texts(), vocab_size)
-
-
-def _encode(source: Source, parts: Sequence[Part], job: Job, workers: int) -> list[Record]:
-    """The records of all parts, or of the first parts that together reach a limit of the job."""
-    encoder = Encoder.of(job.out)
-    earlier = (read_record(job, part, encoder) for part in parts)
-    records = {record.part: record for record in earlier if record}
-
-    def missing() -> Iterator[Part]:
-        for part in parts:
-            if _is_enough(job, records):
-                return
-            if part.number not in records:
-                yield part
-
-    total, done = sum(part.size for part in parts), sum(part.size for part in parts if part.number in records)
-    bar = tqdm(desc="Tokenizing", total=total or None, initial=done, unit="B", unit_scale=True, disable=None)
-    with bar:
-        for record in encode_parts(missing(), source, job, min(workers, len(parts)), bar):
-            records[record.part] = record
-    limited_records: list[Record] = []
-    # `job` with the documents and tokens that are left for the parts to come.
-    left = job
-    for part in parts:
-        if left.limit == 0 or (left.limit_tokens is not None and left.limit_tokens <= 0):
-            break
-        record = records[part.number]
-        is_cut_elsewhere = record.is_cut and (record.limit, record.limit_tokens) != (left.limit, left.limit_tokens)
-        is_too_long = _is_above(record.documents, left.limit) or _is_above(record.tokens, left.limit_tokens)
-        if is_cut_elsewhere or (is_too_long and not record.is_cut):
-            # This part stops in its middle. The place is known once all earlier parts are counted.
-            record = encode_part(source, encoder, part, left, lambda _: None)
-        left = left._replace(
-            limit=None if left.limit is None else left.limit - record.documents,
-            limit_tokens=None if left.limit_tokens is None else left.limit_tokens - record.tokens,
-        )
-        limited_records.append(record)
-    return limited_records
+def _batches(text: Text) -> Iterator[list[str | None]]:
+    batch: list[str | None] = []
+    characters = 0
+    for document in text:
+        batch.append(document)
+        characters += len(document or "")
+        if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    yield batch
 
 
-def _is_above(count: int, limit: int | None) -> bool:
-    return limit is not None and count > limit
+def hash_share(text: str) -> float:
+    """A hash of the text as a number in [0, 1)."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
 
 
-def _hold_one_out(source: Source, parts: Sequence[Part], job: Job, records: list[Record]) -> list[Record]:
-    """The records with the document of the smallest hash, and its equals, moved to the validation split.
-
-    A small corpus has no document whose hash is below the share. A corpus of one document stays as it is.
-    """
-    smallest = min((record.hashes[0] for record in records if record.hashes), default=0)
-    if all(record.hashes is None or tuple(record.hashes) == (smallest, smallest) for record in records):
-        return records
-    # The next float: division may have rounded down.
-    share = math.nextafter(smallest / 2**64, 1)
-    encoder = Encoder.of(job.out)
-    for index, record in enumerate(records):
-        if record.hashes and record.hashes[0] == smallest:
-            job_of_record = job._replace(validation=share, limit=record.limit, limit_tokens=record.limit_tokens)
-            records[index] = encode_part(source, encoder, parts[record.part], job_of_record, lambda _: None)
-    return records
+def _save_block(block: dict[str, list[list[int]]], folder: Path, vocab_size: int) -> None:
+    kind = Features({"input_ids": List(Value("uint16" if vocab_size <= 1 << 16 else "int32"))})
+    # `datasets` cannot load an empty split.
+    parts = {split: Dataset.from_dict({"input_ids": rows}, features=kind) for split, rows in block.items() if rows}
+    # What a kill left of an earlier attempt.
+    shutil.rmtree(folder, ignore_errors=True)
+    DatasetDict(parts).save_to_disk(folder)
 
 
-def _is_enough(job: Job, records: dict[int, Record]) -> bool:
-    """Whether the finished parts before the first unfinished one reach a limit of the job."""
-    documents = tokens = index = 0
-    while index in records:
-        documents, tokens, index = documents + records[index].documents, tokens + records[index].tokens, index + 1
-    return _is_above(documents + 1, job.limit) or _is_above(tokens + 1, job.limit_tokens)
-
-
-def _counts_by_file(records: list[Record]) -> dict[str, dict[str, int]]:
-    """Documents and tokens of each file, in the order in which they were taken; of each folder if files are many."""
-    names = {name for record in records for name in record.files}
-    of_files: dict[str, dict[str, int]] = {}
-    for record in records:
-        for name, (documents, tokens) in record.files.items():
-            key = name if len(names) <= LISTED_FILES else name.rpartition("/")[0] + "/"
-            counts = of_files.setdefault(key, {"documents": 0, "tokens": 0})
-            counts["documents"] += documents
-            counts["tokens"] += tokens
-    return of_files
-
-
-def _finish(out: Path, settings: dict[str, Any], records: list[Record]) -> dict[str, Any]:
-    encoder = Encoder.of(out)
-    shards = sorted(shard for record in records for shard in record.shards)
-    empty, bad = sum(record.empty for record in records), sum(record.bad for record in records)
-    if not shards:
-        raise DataError(f"SOURCE {settings['source']['name']!r} has no text: {empty} empty documents, {bad} bad ones")
+def _finish(folder: Path, tokenizer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Join the blocks, and write the manifest last: it makes the folder complete."""
+    work = folder / UNFINISHED
+    counts = read_json(work / "state.json")["counts"]
+    if not counts["documents"]:
+        left_out = ", ".join(f"{counts[name]} {name}" for name in ("empty", "bad", "short"))
+        raise DataError(f"SOURCE {settings['source']!r} has no text: {left_out} documents")
+    blocks = [load_from_disk(work / f"block-{number:06}") for number in range(counts["blocks"])]
+    found = {split: [block[split] for block in blocks if split in block] for split in SPLITS}
+    parts = {split: concatenate_datasets(of_split) for split, of_split in found.items() if of_split}
+    if settings["validation"] and "validation" not in parts and len(parts["train"]) > 1:
+        # A small corpus has no document whose hash is below the share: hold the last one out.
+        last = len(parts["train"]) - 1
+        parts = {"train": parts["train"].select(range(last)), "validation": parts["train"].select([last])}
+    for split in SPLITS:
+        shutil.rmtree(folder / split, ignore_errors=True)
+    DatasetDict(parts).save_to_disk(folder)
+    tokenizer.save_pretrained(folder)
+    saved = load_from_disk(folder)
+    files = sorted(path for split in SPLITS for path in (folder / split).glob("*.arrow"))
     manifest = {
-        "format": FORMAT,
-        "version": VERSION,
-        "tokenizer": {
-            "sha256": encoder.sha256,
-            "vocab_size": encoder.vocab_size,
-            "eos_token": encoder.eos_token,
-            "eos_id": encoder.eos_id,
-        },
-        "dtype": id_type(encoder.vocab_size),
-        "splits": {
-            split: {
-                "documents": sum(shard.documents for shard in shards if shard.split == split),
-                "tokens": sum(shard.tokens for shard in shards if shard.split == split),
-            }
-            for split in SPLITS
-        },
-        "text_bytes": sum(record.bytes for record in records),
-        "skipped": {"empty": empty, "bad": bad, "short": sum(record.short for record in records)},
-        "bad_examples": [record.bad_example for record in records if record.bad_example][:BAD_EXAMPLES],
+        "vocab_size": Encoder(tokenizer).vocab_size,
+        "splits": {split: _count(saved.get(split)) for split in SPLITS},
+        "left_out": {name: counts[name] for name in ("empty", "bad", "short")},
         "settings": settings,
-        "files": _counts_by_file(records),
-        "shards": [shard._asdict() for shard in shards],
+        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
     }
-    listed = {file.name for shard in shards for file in shard_files(out, shard.name)}
-    for file in out.iterdir():
-        if SHARDS_AND_LEFTOVERS.fullmatch(file.name) and file.name not in listed:
-            file.unlink()
-    write_record(out / MANIFEST, manifest)
-    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
+    shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 
-def run(args: argparse.Namespace) -> int:
-    """`lucid tokenize`: write the folder, then print what it holds."""
-    try:
-        if args.shard_tokens < SMALLEST_SHARD:
-            raise DataError(f"--shard-tokens must be at least {SMALLEST_SHARD:_}, got {args.shard_tokens}")
-        manifest, written = tokenize(**vars(args))
-    except DataError as error:
-        print(f"lucid tokenize: error: {error}", file=sys.stderr)
-        return 1
-    print(f"{args.out}: {'written' if written else 'finished before, nothing to do'}")
-    for split, counts in manifest["splits"].items():
-        print(f"  {split:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")
-    print(f"  vocabulary {manifest['tokenizer']['vocab_size']:>14,} tokens, {manifest['dtype']} on disk")
-    skipped = manifest["skipped"]
-    if any(skipped.values()):
-        short = f", {skipped['short']:,} short ones" if skipped.get("short") else ""
-        print(f"  left out   {skipped['empty']:,} empty and {skipped['bad']:,} bad documents{short}")
-    for example in manifest.get("bad_examples", ()):
-        print(f"             such as {example}")
-    if not manifest["splits"]["validation"]["documents"]:
-        print("  No document is held out: `lucid train` needs some. Tokenize into another OUT with --validation 0.1")
-    return 0
+def _count(part: Dataset | None) -> dict[str, int]:
+    if part is None:
+        return {"documents": 0, "tokens": 0}
+    tokens = sum(len(chunk.flatten()) for chunk in part.data.column("input_ids").chunks)
+    return {"documents": len(part), "tokens": tokens}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder of tokens. A folder that is unfinished, cut or damaged is refused."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        is_unfinished = (folder / UNFINISHED).exists()
+        reason = "is not finished: run the same `lucid tokenize` again" if is_unfinished else f"has no {MANIFEST}"
+        raise DataError(f"{folder} must be a folder written by `lucid tokenize`, and {reason}")
+    manifest: dict[str, Any] = read_json(file)
+    if not {"vocab_size", "splits", "settings", "files"} <= manifest.keys():
+        raise DataError(f"{file} is not a manifest of `lucid tokenize`, or one of an earlier release: tokenize again")
+    for name, size in manifest["files"].items():
+        found = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if found != size:
+            got = "it is missing" if found is None else f"got {found}"
+            raise DataError(
+                f"{folder / name} must have {size} bytes, {got}: the file is cut or damaged, tokenize again"
+            )
+    return manifest

@@ -1,1 +1,1 @@
-"""Training: a thin layer over transformers.Trainer."""
+"""Training: recipes on transformers.Trainer."""

@@ -1,10 +1,198 @@
-"""The recipes: the paper's runs (§4.1, §4.3, §4.4, A.5, A.6), small ones for a laptop, and `lucid recipes`."""
+"""A recipe is everything that a training run depends on, as one frozen value; a variation is `replace`.
 
-import argparse
-from collections.abc import Callable
-from dataclasses import replace
+The recipes: the paper's runs (§4.1, §4.3, §4.4, A.5, A.6), and small ones for a laptop.
+"""
 
-from .recipe import Recipe
+import ast
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from types import NoneType, UnionType
+from typing import Any, get_origin
+
+from lucid_attention.messages import did_you_mean
+from lucid_attention.models.decoder import presets
+from lucid_attention.nn.attention import ATTENTIONS
+
+PRESETS = [
+    name
+    for name, value in vars(presets).items()
+    if callable(value) and value.__module__ == presets.__name__ and not name.startswith("_")
+]
+CHOICES = {"schedule": ["cosine", "constant"], "precision": ["float32", "bfloat16"], "preset": PRESETS}
+# The least value of a number; 0 for all others.
+LEAST = {
+    **dict.fromkeys(("steps", "batch_size", "micro_batch_size", "log_every", "evaluation_sequences", "keep"), 1),
+    "sequence_length": 2,
+}
+KINDS = {str: "text", int: "an integer", float: "a finite number", bool: "true or false", dict: "a dictionary"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training run. Values with which no run is possible are refused.
+
+    about: a line for the user.
+    preset: a function in `lucid_attention.models.decoder.presets`. `model` overrides fields of its configuration.
+    attention, attention_options: as in `LucidConfig`.
+    data: a folder written by `lucid tokenize`; a .jsonl file of prompts with answers; "needles" or "memory_update"
+        (synthetic); "stdlib" (the Python standard library, tokenized on first use). `data_options` go to its class.
+    sequence_length: tokens in a sequence.
+    separate_documents: whether documents packed into one sequence do not see each other.
+    steps, batch_size: optimiser steps, and sequences per step, over all processes and accumulated micro-batches.
+    micro_batch_size: sequences that one process computes at a time.
+    learning_rate, beta1, beta2, weight_decay: of AdamW.
+    clip: largest norm of the gradient; 0 for no limit.
+    warmup, schedule: share of the steps in which the rate rises; then it follows "cosine" or stays "constant".
+    precision: "float32" or "bfloat16" (autocast; the solve stays in float32).
+    gradient_checkpointing: recompute activations in the backward pass, one layer at a time.
+    loss_rows: tokens whose logits exist at a time; 0 for all.
+    start: a checkpoint whose weights the run begins with; None for a new model.
+    rope_theta: base of the rotary embedding; None for the model's own.
+    strength_steps: steps (below 1: share of the steps) in which LUCID's strength rises from 0 to 1; 0 for no ramp.
+    sharpness_steps: the same for LUCID's sharpness, which falls from sharpness_start to sharpness_end (None: √D).
+    log_every, evaluate_every, save_every: intervals in steps; evaluate_every and save_every: 0 for the end only.
+    evaluation_sequences: number of sequences of the validation split.
+    keep: number of checkpoints.
+    workers: number of processes that read data.
+    seed: of weights and data.
+    """
+
+    about: str
+    preset: str
+    data: str
+    sequence_length: int
+    steps: int
+    batch_size: int
+    micro_batch_size: int
+    learning_rate: float
+    attention: str | list[str] = "lucid"
+    attention_options: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    data_options: dict[str, Any] = field(default_factory=dict)
+    separate_documents: bool = True
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    warmup: float = 0.06
+    schedule: str = "cosine"
+    precision: str = "float32"
+    gradient_checkpointing: bool = False
+    loss_rows: int = 1024
+    start: str | None = None
+    rope_theta: float | None = None
+    strength_steps: float = 0
+    sharpness_steps: float = 0
+    sharpness_start: float = 64.0
+    sharpness_end: float | None = None
+    log_every: int = 10
+    evaluate_every: int = 0
+    save_every: int = 0
+    evaluation_sequences: int = 64
+    keep: int = 2
+    workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            name, value = f.name, getattr(self, f.name)
+            if not _matches(value, f.type):
+                kind: Any = get_origin(f.type) or f.type
+                expected = KINDS.get(kind, str(kind))
+                raise ValueError(f"{name} must be {expected}, got {value!r}")
+            if isinstance(value, int | float) and value < LEAST.get(name, 0):
+                raise ValueError(f"{name} must be at least {LEAST.get(name, 0)}, got {value!r}")
+        for name, known in CHOICES.items():
+            _expect_one_of(name, getattr(self, name), known)
+        for name in [self.attention] if isinstance(self.attention, str) else self.attention:
+            _expect_one_of("attention", name, list(ATTENTIONS))
+        for name in ("beta1", "beta2", "warmup"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be below 1, got {getattr(self, name)}")
+        for name in ("rope_theta", "sharpness_start", "sharpness_end"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"{name} must be above 0, got 0")
+        if self.strength_steps and self.sharpness_steps:
+            raise ValueError(
+                "strength_steps and sharpness_steps are two ways to move a model to LUCID: expected one of them, got "
+                f"{self.strength_steps:g} and {self.sharpness_steps:g}"
+            )
+        if self.batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"batch_size must be a multiple of micro_batch_size: got {self.batch_size} and {self.micro_batch_size}"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the whole run."""
+        return self.steps * self.batch_size * self.sequence_length
+
+    def changed(self, changes: Sequence[str], processes: int = 1) -> "Recipe":
+        """The recipe with changes such as "learning_rate=3e-4" or "model.hidden_size=128".
+
+        A new batch_size without a micro_batch_size gets the largest one up to the old that divides it between
+        `processes`.
+        """
+        names = [f.name for f in fields(self)]
+        values: dict[str, Any] = {}
+        for change in changes:
+            key, equals, text = change.partition("=")
+            if not equals or not key:
+                raise ValueError(f"a change must be KEY=VALUE, got {change!r}")
+            name, dot, inner = key.strip().partition(".")
+            if name not in names:
+                raise ValueError(f"a recipe has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
+            old = values.get(name, getattr(self, name))
+            if dot and not isinstance(old, dict):
+                raise ValueError(f"{name} has no parts: expected {name}=VALUE, got {change!r}")
+            if dot:
+                values[name] = {**old, inner: _parse(text, self._inner(name, inner))}
+            else:
+                values[name] = _parse(text, [] if name == "attention" else old)
+        if "micro_batch_size" not in values and isinstance(batch_size := values.get("batch_size"), int):
+            divisors = (size for size in range(1, self.micro_batch_size + 1) if batch_size // processes % size == 0)
+            values["micro_batch_size"] = max(divisors, default=1)
+        # All at once: the check compares fields, such as batch_size with micro_batch_size.
+        return replace(self, **values)
+
+    def _inner(self, name: str, inner: str) -> Any:
+        """The present value of a field such as model.hidden_size, None if it has none."""
+        if name != "model":
+            return getattr(self, name).get(inner)
+        config = getattr(presets, self.preset)("softmax").to_dict()
+        if inner not in config:
+            raise ValueError(f"a model has no {inner!r}{did_you_mean(inner, config)}")
+        return config[inner]
+
+
+def _matches(value: Any, kind: Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_matches(value, part) for part in kind.__args__)
+    if kind is NoneType:
+        return value is None
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, get_origin(kind) or kind) and (kind is bool or not isinstance(value, bool))
+
+
+def _expect_one_of(name: str, value: Any, known: list[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{did_you_mean(value, known)}")
+
+
+def _parse(text: str, old: Any) -> Any:
+    """The value in the type of the old one: 1e3 is an integer for an integer, 3 is text for a text."""
+    text = text.strip()
+    if isinstance(old, str):
+        return text
+    try:
+        value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+    if isinstance(old, int) and not isinstance(old, bool) and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return float(value) if isinstance(old, float) and type(value) is int else value
 
 
 def tiny_lm() -> Recipe:
@@ -75,44 +263,33 @@ def pretrain_2k() -> Recipe:
 
 def finetune_64k() -> Recipe:
     """§4.1, after `pretrain_2k`: 500 steps of 16 sequences of 65 536 tokens, with a RoPE base of 64 000."""
-    return Recipe(
+    return replace(
+        pretrain_2k(),
         about="the paper's long-context tuning: 500 steps × 16 × 65 536 tokens, RoPE base 64 000 (needs --from)",
-        preset="paper_1b",
-        data="data/dolma",
         sequence_length=65_536,
-        separate_documents=False,
         steps=500,
         batch_size=16,
         micro_batch_size=1,
-        learning_rate=5e-4,
         rope_theta=64_000.0,
-        precision="bfloat16",
-        gradient_checkpointing=True,
         evaluate_every=100,
         save_every=50,
         evaluation_sequences=16,
-        workers=4,
     )
 
 
 def context_4k() -> Recipe:
     """A.5: the 16-layer model at 4096 tokens, 80 000 steps of a million tokens."""
-    return Recipe(
+    return replace(
+        pretrain_2k(),
         about="the paper's 16-layer model at 4096 tokens: 80 000 steps of 1M tokens",
         preset="paper_16_layer",
         data="data/dolma-256k",
         sequence_length=4096,
-        separate_documents=False,
         steps=80_000,
-        batch_size=256,
         micro_batch_size=4,
-        learning_rate=5e-4,
         beta2=0.95,
-        precision="bfloat16",
-        gradient_checkpointing=True,
         evaluate_every=1000,
         save_every=1000,
-        workers=4,
     )
 
 
@@ -130,19 +307,13 @@ def context_32k() -> Recipe:
 
 def _answers(about: str, data: str, sequence_length: int) -> Recipe:
     """Fine-tuning on prompts with answers. The paper gives no settings for it; these are ours."""
-    return Recipe(
+    return replace(
+        finetune_64k(),
         about=about,
-        preset="paper_1b",
         data=data,
         sequence_length=sequence_length,
-        steps=500,
-        batch_size=16,
-        micro_batch_size=1,
+        separate_documents=True,
         learning_rate=1e-4,
-        rope_theta=64_000.0,
-        precision="bfloat16",
-        gradient_checkpointing=True,
-        evaluate_every=100,
         save_every=100,
         evaluation_sequences=32,
         workers=2,
@@ -183,11 +354,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
-    """`lucid recipes`: print every recipe with its size and learning rate."""
-    for name, make in RECIPES.items():
-        recipe = make()
-        tokens = recipe.steps * recipe.batch_size * recipe.sequence_length
-        print(f"{name:<13} {recipe.about}")
-        print(f"{'':13} {recipe.preset}, {tokens / 1e6:,.1f}M tokens, learning rate {recipe.learning_rate:g}")
-    return 0
+def find_recipe(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in RECIPES:
+        raise ValueError(
+            f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}: expected one of {', '.join(RECIPES)}"
+        )
+    return RECIPES[name]()

@@ -32,9 +32,7 @@ def write_checkpoint(folder: Path, kind: str, vocabulary: int) -> Path:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders by kind, each with a small tokenizer, except "bare"."""
     root = tmp_path_factory.mktemp("checkpoints")
-    (root / "tokenizer").mkdir()
-    for name, content in train([TEXT] * 4, 300).items():
-        (root / "tokenizer" / name).write_bytes(content)
+    train([TEXT] * 4, 300).save_pretrained(root / "tokenizer")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "tokenizer")
     made = {"tokenizer": root / "tokenizer"}
     for kind in ("lucid", "path", "delta", "softmax", "drop-in"):

@@ -6,17 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer
 
-from lucid_lab.data import DataError
 from lucid_lab.data.datasets import PromptAnswers
-
-from .folders import write_tokenizer
+from lucid_lab.data.tokenizer import train
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return AutoTokenizer.from_pretrained(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+def tokenizer() -> Any:
+    return train([line["prompt"] + line["answer"] for line in LINES], 300)
 
 
 def write_lines(path: Path, lines: list[dict[str, str]], **options: Any) -> Path:
@@ -121,26 +118,26 @@ WRONG = {
 def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path) -> None:
     text, complaint = WRONG[kind]
     (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(DataError, match=complaint):
+    with pytest.raises(ValueError, match=complaint):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
 
 
 def test_a_file_that_is_missing_or_in_another_encoding_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"a\.jsonl: there is no such file"):
+    with pytest.raises(ValueError, match=r"a\.jsonl: there is no such file"):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
     (tmp_path / "b.jsonl").write_bytes('{"prompt": "é", "answer": "b"}'.encode("latin-1"))
-    with pytest.raises(DataError, match=r"b\.jsonl"):
+    with pytest.raises(ValueError, match=r"b\.jsonl"):
         PromptAnswers(tmp_path / "b.jsonl", tokenizer, 40)
 
 
 def test_a_split_without_lines_is_named(tokenizer: Any, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", LINES[:2])
-    with pytest.raises(DataError, match=r"none of its 2 lines is in split 'validation'"):
+    with pytest.raises(ValueError, match=r"none of its 2 lines is in split 'validation'"):
         PromptAnswers(path, tokenizer, 40, split="validation", validation=0.0)
 
 
 def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(tmp_path: Path) -> None:
-    without_end = AutoTokenizer.from_pretrained(write_tokenizer(tmp_path / "tokenizer"))
+    without_end = train(["text"], 300)
     without_end.eos_token = None
-    with pytest.raises(DataError, match="end-of-sequence token"):
+    with pytest.raises(ValueError, match="end-of-sequence token"):
         PromptAnswers(write_lines(tmp_path / "a.jsonl", LINES), without_end, 40)

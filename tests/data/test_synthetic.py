@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lucid_lab.data.synthetic import MemoryUpdate, Needles, accuracy, overwrites
+from lucid_lab.data.synthetic import MemoryUpdate, Needles, overwrites
 from lucid_lab.labels import IGNORED
 
 TASKS: dict[str, tuple[type[MemoryUpdate] | type[Needles], dict[str, Any]]] = {
@@ -106,18 +106,6 @@ def test_needles_lie_at_all_even_positions_of_the_context() -> None:
 def test_a_task_that_cannot_be_made_is_refused(make: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make()
-
-
-def test_accuracy_compares_a_prediction_with_the_next_label() -> None:
-    labels = torch.tensor([[-100, -100, 7, 8], [-100, -100, -100, 9]])
-    right = torch.tensor([[0, 7, 8, 0], [7, 8, 9, 9]])
-    assert accuracy(right, labels) == 1.0
-    assert accuracy(right + (right == 8), labels) == pytest.approx(2 / 3)
-    assert accuracy(labels, labels) == 0.0
-    with pytest.raises(ValueError, match=r"expected \(2, 4\), got \(2, 3\)"):
-        accuracy(right[:, 1:], labels)
-    with pytest.raises(ValueError, match="-100 everywhere"):
-        accuracy(right, labels.fill_(-100))
 
 
 OVERWRITES = {

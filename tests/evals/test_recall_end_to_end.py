@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from lucid_lab.training.arguments import train_arguments
+from lucid_lab.training.command import recipe_from
+from lucid_lab.training.inputs import load_inputs
 
 from lucid_lab.data.synthetic import MemoryUpdate, Needles
 from lucid_lab.evals.benchmarks import recall
 from lucid_lab.evals.benchmarks.recall import TRAINED_BY
 from lucid_lab.evals.cells import Options
-from lucid_lab.training.arguments import train_arguments
-from lucid_lab.training.command import recipe_from
-from lucid_lab.training.inputs import load_inputs
 from lucid_lab.training.recipes import tiny_needle
 from lucid_lab.training.run import train
 

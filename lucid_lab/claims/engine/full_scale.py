@@ -9,7 +9,7 @@ from lucid_attention.files import parse_json, read_json, read_text
 from lucid_attention.messages import first_line
 
 from ...report.records import RESULT
-from ...training.metrics import METRICS
+from ...training.run import METRICS
 from .arguments import EXPERIMENTS_OUT
 from .result import Conclusion, Table, table
 from .steps import Step

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.sources import open_source
 from ...data.synthetic import Needles, overwrites
+from ...data.text import documents
 
 TEST_SEED = 1_000_003
 
@@ -101,9 +101,7 @@ class Characters:
 @lru_cache(1)
 def characters() -> tuple[np.ndarray, np.ndarray]:
     """Bytes for training and for tests."""
-    source = open_source("stdlib")
-    documents = [document.text for part in source.parts(1 << 30) for document in source.documents(part)]
-    text = np.frombuffer("\n".join(documents).encode(), dtype=np.uint8)
+    text = np.frombuffer("\n".join(documents("stdlib")).encode(), dtype=np.uint8)
     border = len(text) * 9 // 10
     return text[:border], text[border:]
 

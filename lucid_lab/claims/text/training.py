@@ -166,7 +166,7 @@ def new_model(run: TextRun, tokenizer: Path, folder: Path) -> Path:
 
 def recipe_of(run: TextRun, texts: Path, start: Path) -> Any:
     """The recipe of a run. texts: the folder of `make_texts`. start: that of `new_model`."""
-    from ...training.recipe import Recipe
+    from ...training.recipes import Recipe
 
     return Recipe(
         about="a small model of text",
@@ -209,7 +209,7 @@ def scores(folder: Path, model: Path, asked: Asked, data: Path) -> list[dict[str
 
 
 def _curve(run: Path) -> dict[str, list[float]]:
-    from ...training.metrics import METRICS, read_metrics
+    from ...training.run import METRICS, read_metrics
 
     logged = [entry for entry in read_metrics(run / METRICS) if "loss" in entry]
     return {"step": [entry["step"] for entry in logged], "loss": [entry["loss"] for entry in logged]}

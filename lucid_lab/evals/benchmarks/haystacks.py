@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from ...data import DataError
-from ...data.sources import open_source
+from ...data.text import documents
 from ..cells import EvalError
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
@@ -175,13 +175,11 @@ def _read(name: str, what: str) -> list[str]:
     sentences: list[str] = []
     size = 0
     try:
-        source = open_source(name)
-        for part in source.parts(LONGEST_TEXT):
-            for document in source.documents(part):
-                sentences.extend(split_sentences(document.text))
-                size += len(document.text)
-                if size >= LONGEST_TEXT:
-                    return sentences
+        for document in documents(name):
+            sentences.extend(split_sentences(document))
+            size += len(document)
+            if size >= LONGEST_TEXT:
+                return sentences
     except DataError as error:
         raise EvalError(f"{what}: {error}") from error
     return sentences

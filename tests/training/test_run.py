@@ -1,0 +1,273 @@
+"""Runs finish, resume to the same losses, survive signals and damage, and refuse what is not theirs."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import torch.distributed.checkpoint
+from torch import Tensor
+
+from lucid_attention.models.checkpoint import load_model
+from lucid_lab import cli
+from lucid_lab.data.tokenize import tokenize
+from lucid_lab.data.tokenizer import train as train_tokenizer
+from lucid_lab.training import run as runs
+from lucid_lab.training.recipes import Recipe, find_recipe
+from lucid_lab.training.run import METRICS, load_inputs, newest_checkpoint, read_metrics, train
+
+SMALL: dict[str, Any] = {
+    "steps": 8,
+    "sequence_length": 33,
+    "batch_size": 4,
+    "micro_batch_size": 2,
+    "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16},
+    "data_options": {"n": [2, 4, 8]},
+    "log_every": 1,
+    "save_every": 2,
+    "evaluate_every": 0,
+    "evaluation_sequences": 4,
+}
+
+
+def small(**changes: Any) -> Recipe:
+    return replace(find_recipe("tiny_needle"), **{**SMALL, **changes})
+
+
+def losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in read_metrics(run / METRICS) if "loss" in entry]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(run / "model" / "model.safetensors")
+
+
+def signal_at(step: int, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send this process a signal in the middle of a step."""
+    plain = runs.Record.on_pre_optimizer_step
+
+    def send(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        plain(self, args, state, control, **kwargs)
+        if state.global_step == step - 1:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(runs.Record, "on_pre_optimizer_step", send)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was not stopped."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(small(), run)
+    return run
+
+
+def test_a_run_leaves_a_model_metrics_and_a_summary(whole: Path) -> None:
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary["steps"] == 8
+    assert summary["tokens"] == 8 * 4 * 33
+    assert len(losses(whole)) == 8
+    assert (whole / "loss.png").stat().st_size > 1000
+    assert list((whole / "tensorboard").rglob("events*"))
+    assert {path.name for path in whole.glob("checkpoint-*")} == {"checkpoint-6", "checkpoint-8"}
+    assert not list((whole / "model").glob("*.bin"))
+    model = load_model(whole / "model")
+    assert sum(parameter.numel() for parameter in model.parameters()) == summary["parameters"]
+    # The validation loss is the mean over all labels.
+    validation = load_inputs(small()).validation
+    total = count = 0.0
+    for item in validation:  # type: ignore[attr-defined]
+        labels = item["labels"][1:]
+        with torch.no_grad():
+            logits = model(item["input_ids"][None]).logits[0, :-1].float()
+        total += torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
+        count += int((labels != -100).sum())
+    assert summary["validation_loss"] == pytest.approx(total / count, abs=1e-4)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_a_checkpoint_and_the_run_resumes_to_the_same_losses(
+    number: int, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Trainer would save only at the end.
+    recipe = small(save_every=0)
+    words = ["train", "tiny_needle", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(runs, "chosen_recipe", lambda *_, **__: recipe)
+    with monkeypatch.context() as patch:
+        signal_at(5, number, patch)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            assert cli.main(words) == 128 + number
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    checkpoint = tmp_path / "run" / "checkpoint-5"
+    assert f"{checkpoint} is saved: the same command resumes from it" in capsys.readouterr().err
+    assert cli.main(words) == 0
+    assert f"resuming from {checkpoint}" in capsys.readouterr().out
+    assert losses(tmp_path / "run") == losses(whole)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(weights(tmp_path / "run")[name], tensor), name
+
+
+def test_a_run_that_is_stopped_before_its_first_step_says_that_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "make_model", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert cli.main(["train", "tiny_needle", "--out", str(tmp_path / "run")]) == 130
+    assert "no checkpoint was saved yet: the same command starts from the beginning" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["cut weights", "cut optimiser", "no state"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    damage: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "summary.json").unlink()
+    newest = run / "checkpoint-8"
+    names = {"cut weights": "model.safetensors", "cut optimiser": "optimizer.pt", "no state": "trainer_state.json"}
+    file = newest / names[damage]
+    file.write_bytes(file.read_bytes()[:-50])
+    if damage == "no state":
+        file.unlink()
+    assert newest_checkpoint(run) == run / "checkpoint-6"
+    train(small(), run)
+    out = capsys.readouterr().out
+    assert "damaged checkpoint, not used: " in out
+    assert f"resuming from {run / 'checkpoint-6'}" in out
+    assert losses(run) == losses(whole)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("evil",)
+
+
+def test_the_index_of_a_divided_checkpoint_cannot_run_code(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(whole, tmp_path / "run")
+    part = run / "checkpoint-8" / "optimizer_0"
+    torch.distributed.checkpoint.save({"a": torch.ones(3)}, checkpoint_id=part)
+    assert newest_checkpoint(run) == run / "checkpoint-8"
+    (part / ".metadata").write_bytes(pickle.dumps(Evil()))
+    assert newest_checkpoint(run) == run / "checkpoint-6"
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    summary = train(small(keep=1, log_every=3), run)
+    assert "finished already" in capsys.readouterr().out
+    assert summary == json.loads((run / "summary.json").read_text())
+    with pytest.raises(ValueError, match=r"a run of another recipe: learning_rate was 0.003, is 0.1\. Choose another"):
+        train(small(learning_rate=0.1), run)
+    train(small(learning_rate=0.1, steps=2), run, restart=True)
+    assert len(losses(run)) == 2
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("years of work")
+    for restart in (False, True):
+        with pytest.raises(ValueError, match="must be new, empty or the folder of a run"):
+            train(small(), tmp_path / "other", restart=restart)
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the (loss|gradient) became (nan|inf) in step \d+, before the weights"):
+        train(small(learning_rate=1e30, clip=0.0, schedule="constant", warmup=0.0), tmp_path / "run")
+
+
+def test_text_is_packed_and_a_model_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    for i in range(30):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"Document {i}. " + "The latest value wins. " * (5 + i))
+    tokens = tmp_path / "tokens"
+    tokenize(str(tmp_path / "texts"), tokens, tokenizer="train:300", validation=0.2)
+    changes: dict[str, Any] = {"data": str(tokens), "data_options": {}, "steps": 3}
+    first = train(small(**changes, precision="bfloat16", gradient_checkpointing=True), tmp_path / "run")
+    assert first["vocab_size"] == 300
+    (tmp_path / "answers.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{i} reads ", "answer": f"value {i}"}) + "\n" for i in range(200))
+    )
+    start = {"start": first["model"], "model": {}, "rope_theta": 5000.0, "sequence_length": 48}
+    ramp = {"sharpness_steps": 0.5}
+    second = train(small(**{**changes, **start, **ramp, "data": str(tmp_path / "answers.jsonl")}), tmp_path / "tuned")
+    assert load_model(second["model"]).config.rope_theta == 5000.0
+    assert any("sharpness" in key for entry in read_metrics(tmp_path / "tuned" / METRICS) for key in entry)
+    train_tokenizer(["other words"], 280).save_pretrained(tokens)
+    with pytest.raises(ValueError, match="another tokenizer"):
+        train(small(**{**changes, **start}), tmp_path / "third")
+
+
+def test_prompts_need_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="prompts with answers are for a trained model: give one with --from"):
+        train(small(data="answers.jsonl", data_options={}), tmp_path / "run")
+
+
+FSDP_ON_CPU = """
+import sys
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import DistributedType
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+# accelerate divides models on GPUs only. Let it do so here.
+plain = AcceleratorState.__init__
+def init(self, *args, fsdp_plugin=None, **kwargs):
+    plain(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+    if fsdp_plugin is not None:
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+AcceleratorState.__init__ = init
+options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+Accelerator.get_state_dict = lambda self, model, unwrap=True: get_model_state_dict(model, options=options)
+from lucid_lab.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def torchrun(program: list[str], words: list[str]) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True, timeout=150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_train_as_one_and_resume(parallel: str, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FSDP_ON_CPU)
+    program = [str(tmp_path / "program.py")] if parallel == "fsdp" else ["-m", "lucid_lab.cli"]
+    run = tmp_path / "run"
+    settings = {**SMALL, "micro_batch_size": 1}
+    model = settings.pop("model")
+    changes = [f"{key}={value}" for key, value in {**settings, **{f"model.{k}": v for k, v in model.items()}}.items()]
+    words = ["train", "tiny_needle", "--out", str(run), "--parallel", parallel, *(f"--set={c}" for c in changes)]
+    done = torchrun(program, words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("validation loss") == 1
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
+    shutil.rmtree(run / "checkpoint-8")
+    (run / "summary.json").unlink()
+    done = torchrun(program, words)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming from {run / 'checkpoint-6'}" in done.stdout
+    assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_fsdp_is_refused_where_the_model_would_be_copied(tmp_path: Path) -> None:
+    words = ["train", "tiny_needle", "--out", str(tmp_path / "run"), "--parallel", "fsdp", "--set=micro_batch_size=8"]
+    assert "--parallel fsdp needs GPUs" in torchrun(["-m", "lucid_lab.cli"], words).stderr
+    with pytest.raises(ValueError, match="--parallel fsdp needs several processes"):
+        train(small(), tmp_path / "run", parallel="fsdp")
