@@ -40,8 +40,6 @@ CLAIM = Claim(
 SLACK = 1e-3
 UNTRAINED = "+untrained"
 HEAD_SIZES = (16, 32, 64, 256)
-
-
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048)
 
 

@@ -40,8 +40,6 @@ WEIGHTS = {"softmax": "A, softmax", "signed": "W, signed", "magnitude": "|W|, no
 # Accuracy, in percent, of a model that solves its task.
 SOLVED = 90.0
 DIGITS = 3
-
-
 # Toys of `needle_grid` and `memory_update`, which are trained once for all claims.
 TOYS = {
     "needles": needle_grid.TOY,

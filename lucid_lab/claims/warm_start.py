@@ -58,8 +58,6 @@ SMOOTH, LEVEL = 0.25, 0.02
 # Added to the seed, so that further training sees other batches than the first training.
 FRESH = 1000
 NATS = "loss on unseen text, nats a character"
-
-
 # Steps after the switch, steps until full strength, and steps between tests.
 STEPS, RAMP_STEPS, EVERY = 150, 100, 10
 TINY = (4, 2, 2)

@@ -105,17 +105,11 @@ def explain_against(name: str, ours: Spread, baselines: Mapping[str, Spread]) ->
 
 
 def series(
-    name: str,
-    role: str,
-    x: Sequence[float],
-    y: Sequence[float | Spread | None],
-    *,
-    spread: Sequence[float] = (),
-    dashed: bool = False,
+    name: str, role: str, x: Sequence[float], y: Sequence[float | Spread | None], *, dashed: bool = False
 ) -> dict[str, Any]:
-    """A line of `lines`. role: its colour. y: spreads, or numbers with their spread, which is drawn above and below."""
+    """A line of `lines`. role: its colour. y: numbers, or spreads, whose deviations are drawn above and below."""
     means = [value.mean if isinstance(value, Spread) else value for value in y]
-    deviations = spread or [value.std for value in y if isinstance(value, Spread)]
+    deviations = [value.std for value in y if isinstance(value, Spread)]
     return {
         "name": name,
         "role": role,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lucid_attention.files import read_json
+from lucid_lab.report.records import checked
 from lucid_lab.toys.results import (
     VERDICTS,
     Claim,
@@ -57,57 +58,28 @@ def test_a_verdict_is_one_of_those_that_the_report_knows() -> None:
         Conclusion("1", "true", "because", 3)
 
 
-def test_lines_have_the_form_of_the_report() -> None:
+def test_figures_are_read_by_the_report_and_show_what_diverged_as_nothing() -> None:
     curve = series("LUCID", "lucid", (1, 2), [Spread(0.5, 0.1, 3), Spread(math.nan, 0.2, 3)], dashed=True)
-    assert lines("T", "steps", "loss", [curve], log="y", range=(0, 1), marks=[(2, "switch")], note="N") == {
-        "kind": "lines",
-        "title": "T",
-        "note": "N",
-        "x": {"label": "steps", "log": False},
-        "y": {"label": "loss", "log": True, "range": [0, 1]},
-        "series": [
-            {"name": "LUCID", "role": "lucid", "dashed": True, "x": [1, 2], "y": [0.5, None], "spread": [0.1, 0.2]}
-        ],
-        "marks": [{"x": 2, "name": "switch"}],
-    }
+    figures = [
+        lines("L", "steps", "loss", [curve], log="y", range=(0, 1), marks=[(2, "switch")], note="N"),
+        heatmaps("H", "needles", "length", {"LUCID": ((2, 4), (64,), [[99.0], [math.inf]])}, range=(0, 100), unit="%"),
+        bars("B", "%", {"n = 2": [bar("LUCID", "lucid", spread([99.0, 100.0]))]}, references={"chance": 1.6}),
+    ]
+    drawn, maps, grouped = figures
+    assert (drawn["x"], drawn["y"]) == (
+        {"label": "steps", "log": False},
+        {"label": "loss", "log": True, "range": [0, 1]},
+    )
+    assert drawn["marks"] == [{"x": 2, "name": "switch"}]
+    assert (drawn["series"][0]["y"], drawn["series"][0]["spread"]) == ([0.5, None], [0.1, 0.2])
     assert series("a", "b", [1], [2.0])["spread"] is None
-
-
-def test_heatmaps_have_the_form_of_the_report() -> None:
-    panels = {"LUCID": ((2, 4), (64,), [[99.0], [math.inf]])}
-    assert heatmaps("T", "needles", "length", panels, range=(0, 100), unit="%") == {
-        "kind": "heatmaps",
-        "title": "T",
-        "note": "",
-        "rows": {"label": "needles"},
-        "columns": {"label": "length"},
-        "range": [0, 100],
-        "unit": "%",
-        "signed": False,
-        "numbers": True,
-        "panels": [{"name": "LUCID", "rows": [2, 4], "columns": [64], "values": [[99.0], [None]]}],
-    }
-
-
-def test_bars_have_the_form_of_the_report() -> None:
-    group = [bar("LUCID", "lucid", spread([99.0, 100.0])), bar("chance", "control", 1.6)]
-    figure = bars("T", "%", {"n = 2": group}, references={"chance": 1.6}, range=(0, 100))
-    assert figure == {
-        "kind": "bars",
-        "title": "T",
-        "note": "",
-        "value": {"label": "%", "range": [0, 100]},
-        "groups": [
-            {
-                "name": "n = 2",
-                "bars": [
-                    {"name": "LUCID", "role": "lucid", "value": 99.5, "spread": pytest.approx(0.7071, abs=1e-4)},
-                    {"name": "chance", "role": "control", "value": 1.6, "spread": None},
-                ],
-            }
-        ],
-        "references": [{"name": "chance", "value": 1.6}],
-    }
+    assert maps["panels"] == [{"name": "LUCID", "rows": [2, 4], "columns": [64], "values": [[99.0], [None]]}]
+    assert grouped["groups"][0]["bars"][0]["spread"] == pytest.approx(0.7071, abs=1e-4)
+    assert grouped["references"] == [{"name": "chance", "value": 1.6}]
+    json.dumps(figures, allow_nan=False)
+    texts = ("name", "scale", "title", "section", "claim", "paper", "ours", "because", "command", "machine", "finished")
+    result = dict.fromkeys(texts, "x") | {"format": 1, "verdict": "holds", "seconds": 1.0, "seeds": 3, "tables": []}
+    checked(result | {"figures": figures}, "result")
 
 
 def test_tables_show_spreads_as_text_and_what_json_cannot_write_becomes_nothing() -> None:

@@ -145,7 +145,7 @@ def test_the_score_is_the_share_of_right_answers_and_their_loss() -> None:
     found = score(model, batch)
     assert found["accuracy"] == pytest.approx(100 * right / len(losses))
     assert found["loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
-    assert float(loss_of(model, batch)) == pytest.approx(found["loss"], rel=1e-5)
+    assert float(loss_of(model, batch).detach()) == pytest.approx(found["loss"], rel=1e-5)
 
 
 def test_training_is_repeatable_and_depends_on_the_seed(tmp_path: Path) -> None:
