@@ -84,8 +84,8 @@ def test_prompts_that_do_not_fit_are_refused_before_the_model_is_loaded(
 
 
 def test_prompts_for_training_are_not_those_of_evaluations(samples: Path, checkpoints: Any) -> None:
-    from lucid_lab.evals.benchmarks.needles import Needles, make_sample
+    from lucid_lab.evals.needles import make_needles
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["lucid"])
-    asked = {make_sample(Needles(512, n, haystack="noise"), tokenizer, i)["input"] for n in (1, 2) for i in range(2)}
+    asked = {make_needles(tokenizer, 512, n, haystack="noise", index=i).question for n in (1, 2) for i in range(2)}
     assert not any(json.loads(line)["prompt"].startswith(tuple(asked)) for line in samples.read_text().splitlines())
