@@ -10,12 +10,9 @@ import torch
 
 from lucid_attention.models.decoder import presets
 from lucid_lab import cli
-from lucid_lab.data.synthetic import MemoryUpdate, Needles
-from lucid_lab.evals.benchmarks.recall import TRAINED_BY, memory_update, needles
-from lucid_lab.evals.cells import Options
 from lucid_lab.training.arguments import train_arguments
 from lucid_lab.training.command import recipe_from
-from lucid_lab.training.inputs import Inputs, load_inputs, make_model
+from lucid_lab.training.inputs import Inputs, make_model
 from lucid_lab.training.recipe import Recipe, preset_names
 from lucid_lab.training.recipes import RECIPES, pretrain_2k, tiny_needle
 
@@ -221,14 +218,6 @@ def test_arguments_change_the_recipe() -> None:
     expected = {"attention": "softmax", "data": "memory_update", "data_options": {}, "seed": 4, "steps": 9}
     assert recipe == replace(tiny_needle(), **expected)
     assert parsed("pretrain_2k") == pretrain_2k()
-
-
-@pytest.mark.parametrize("task", TRAINED_BY)
-def test_the_command_that_an_evaluation_names_trains_for_its_vocabulary_and_length(task: Any) -> None:
-    recipe = parsed(*TRAINED_BY[task].split()[2:])
-    make_cells = {Needles: needles, MemoryUpdate: memory_update}[task]
-    assert load_inputs(recipe).vocab_size == task().vocab_size
-    assert {cell.length for cell in make_cells(Options(samples=1))} == {recipe.sequence_length}
 
 
 def test_the_recipes_are_listed_with_their_tokens_and_rates(capsys: pytest.CaptureFixture[str]) -> None:
