@@ -153,8 +153,7 @@ def _handle(kind: str, verbs: tuple[str, ...], pairs: list[tuple[str, str]], rng
     """A person takes or drops an object. pairs: (person, object) for which it is possible."""
     if not pairs:
         return None
-    person, thing = rng.choice(pairs)
-    there = rng.choice(("", " there"))
+    (person, thing), there = rng.choice(pairs), rng.choice(("", " there"))
     return Fact(f"{person} {rng.choice(verbs)} the {thing}{there}.", kind, person, thing)
 
 

@@ -23,7 +23,6 @@ from .tokens import count_tokens, task_tokenizer
 
 LONGBENCH_HUB = "Xnhyacinth/LongBench"
 SCROLLS_HUB = "https://huggingface.co/datasets/tau/scrolls/resolve/main/{name}.zip"
-ADVICE = "Without the hub, give a folder with this file as --data-dir"
 Row = dict[str, Any]
 # The seed of the halves is not an option: with another half, a model could be evaluated on its training texts.
 SPLIT_SEED = 0
@@ -88,14 +87,12 @@ def documents(name: str, split: str, data_dir: str = "") -> list[dict[str, Any]]
     return docs
 
 
-def _file(name: str, split: str) -> str:
-    """The path of a split, in --data-dir or in the hub's archive."""
-    if TASKS[name].suite == "longbench":
-        return f"{name}.jsonl"
-    return f"{name}/{'train' if split == 'train' else 'validation'}.jsonl"
-
-
-def _local(data_dir: str, file: str) -> Iterator[Row]:
+def _rows(name: str, file: str, data_dir: str, *hub: str, **how: Any) -> Iterator[Row]:
+    """Rows of a local file, or of the hub."""
+    if not data_dir:
+        return read_rows(
+            f"{name}, {file}", *hub, advice=f"Without the hub, give a folder with {file} as --data-dir", **how
+        )
     path = Path(data_dir) / file
     if not path.is_file():
         raise ValueError(f"--data-dir: there is no file {str(path)!r}")
@@ -103,13 +100,10 @@ def _local(data_dir: str, file: str) -> Iterator[Row]:
 
 
 def _longbench_rows(name: str, split: str, data_dir: str) -> list[Row]:
-    file = _file(name, split)
-    what = f"{data_dir or LONGBENCH_HUB}: {file}"
-    found = _local(data_dir, file) if data_dir else read_rows(what, LONGBENCH_HUB, name, split="test", advice=ADVICE)
     rows = []
-    for number, row in enumerate(found):
+    for number, row in enumerate(_rows(name, f"{name}.jsonl", data_dir, LONGBENCH_HUB, name, split="test")):
         # LongBench's own file has "input", the copy that the harness reads has "question".
-        check_fields(row, what, ("context",), ("question", "input"), ("answers",))
+        check_fields(row, f"a row of {name}", ("context",), ("question", "input"), ("answers",))
         question = row["question"] if "question" in row else row["input"]
         row_id, answers = str(row.get("_id", number)), list(row["answers"])
         rows.append({"id": row_id, "context": row["context"], "question": question, "answers": answers})
@@ -128,16 +122,11 @@ def _half(texts: set[str], name: str) -> set[str]:
 
 
 def _scrolls_rows(name: str, split: str, data_dir: str) -> list[Row]:
-    file = _file(name, split)
-    what, archive = f"{data_dir or SCROLLS_HUB}: {file}", f"zip://{file}::{SCROLLS_HUB.format(name=name)}"
-    found = (
-        _local(data_dir, file)
-        if data_dir
-        else read_rows(what, "json", data_files=archive, split="train", advice=ADVICE)
-    )
+    file = f"{name}/{'train' if split == 'train' else 'validation'}.jsonl"
+    archive = f"zip://{file}::{SCROLLS_HUB.format(name=name)}"
     merged: dict[str, Row] = {}
-    for row in found:
-        check_fields(row, what, ("id",), ("input",), ("output",))
+    for row in _rows(name, file, data_dir, "json", data_files=archive, split="train"):
+        check_fields(row, f"a row of {name}", ("id",), ("input",), ("output",))
         # A question that several people answered has several rows.
         if row["id"] in merged:
             merged[row["id"]]["answers"].append(row["output"])

@@ -271,9 +271,10 @@ def dataset(
     how: dict[str, Any] = {"haystack": haystack, "answer_tokens": answer_tokens, "seed": seed, **variants[variant]}
     many, count = how.pop("many", "needles"), 1 if variant in SINGLE else needles
     counts = {"needles": 1 if many == "values" else count} | ({many: count} if many != "needles" else {})
-    documents = []
+    documents, repeats = [], []
     for index in tqdm(range(samples), desc="making samples", delay=5, leave=False):
         sample = make_needles(tokenizer, length, index=index, **counts, **how)
+        repeats.append(sample.haystack_repeats)
         documents.append(
             {
                 "input": sample.question,
@@ -286,7 +287,7 @@ def dataset(
                 "answer_spans": sample.answer_spans,
             }
         )
-    warn_of_repeats(how["haystack"], length, (document["haystack_repeats"] for document in documents))
+    warn_of_repeats(how["haystack"], length, repeats)
     return {"test": Dataset.from_list(documents)}
 
 

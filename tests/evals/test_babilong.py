@@ -94,11 +94,6 @@ def test_facts_are_spread_over_the_text(folder: str) -> None:
     assert min(quarters) > 0.1
 
 
-def test_without_a_length_there_are_only_facts(folder: str) -> None:
-    sample = make_story_sample(load_tokenizer(folder), "qa2", 0)
-    assert sample.prompt == render_prompt("qa2", " ".join(sample.facts), sample.question)
-
-
 def test_a_sample_depends_on_its_arguments_alone(folder: str, prose: str) -> None:
     tokenizer = load_tokenizer(folder)
     sample = make_story_sample(tokenizer, "qa1", 1024, haystack=prose, index=4)
