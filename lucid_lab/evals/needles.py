@@ -185,12 +185,12 @@ def make_needles(
         hay = read_prose(haystack).from_random_place(random)
     room = answer_tokens or _answer_room(tokenizer, length, queries * values, kind)
 
-    def written(units: int) -> tuple[NeedleSample, list[int]]:
-        context, starts = _hide(sentences, depths, hay, units)
-        return NeedleSample(context, kind, query, queries * values == 1, room, hay.repeats(units)), starts
+    def written(units: int) -> NeedleSample:
+        context = _hide(sentences, depths, hay, units)
+        return NeedleSample(context, kind, query, queries * values == 1, room, hay.repeats(units))
 
     units = most_units(
-        lambda units: count_tokens(tokenizer, written(units)[0].prompt),
+        lambda units: count_tokens(tokenizer, written(units).prompt),
         length - room,
         length // SLACK,
         lambda base: (
@@ -198,34 +198,27 @@ def make_needles(
             f"{length}: take fewer needles, or a length of at least {base + room}"
         ),
     )
-    sample, starts = written(int(fill * units))
-    head, tokens = sample.question.index("\n") + 1, count_tokens(tokenizer, sample.prompt)
-    ends = [head + start + len(text) for start, text in zip(starts, sentences, strict=True)]
-    places = [(end - len(text), end) for end, text in zip(ends, sentences, strict=True)]
-    places += [(end - 1 - len(value), end - 1) for end, (_, value) in zip(ends, pairs, strict=True)]
-    spans = token_spans(tokenizer, sample.prompt, places)
-    located = tuple(
-        Needle(text, *pair, span[0] / tokens, span, value_span)
-        for text, pair, span, value_span in zip(sentences, pairs, spans[: len(pairs)], spans[len(pairs) :], strict=True)
-    )
-    return replace(sample, needles=located, tokens=tokens)
+    sample = written(int(fill * units))
+    prompt, tokens, places = sample.prompt, count_tokens(tokenizer, sample.prompt), []
+    for (_, value), text in zip(pairs, sentences, strict=True):
+        end = prompt.index(text) + len(text)  # Values are unique, and so are the sentences.
+        places += [(end - len(text), end), (end - 1 - len(value), end - 1)]
+    spans = token_spans(tokenizer, prompt, places)
+    located = zip(sentences, pairs, spans[::2], spans[1::2], strict=True)
+    needles_found = tuple(Needle(text, *pair, span[0] / tokens, span, inner) for text, pair, span, inner in located)
+    return replace(sample, needles=needles_found, tokens=tokens)
 
 
-def _hide(sentences: list[str], depths: list[float], hay: Haystack, units: int) -> tuple[str, list[int]]:
-    """`units` of hay with the sentences at their depths, and the first character of each sentence."""
+def _hide(sentences: list[str], depths: list[float], hay: Haystack, units: int) -> str:
+    """`units` of hay with the sentences at their depths."""
     pieces = hay.take(units)
     text: list[str] = []
-    starts: list[int] = []
-    position, done = 0, 0
+    done = 0
     for depth, sentence in zip(depths, sentences, strict=True):
         place = int(depth * (len(pieces) + 1))
-        before = pieces[done:place]
-        position += sum(map(len, before)) + len(hay.separator) * len(before)
-        starts.append(position)
-        position += len(sentence) + len(hay.separator)
-        text += [*before, sentence]
+        text += [*pieces[done:place], sentence]
         done = place
-    return hay.separator.join([*text, *pieces[done:]]), starts
+    return hay.separator.join([*text, *pieces[done:]])
 
 
 @cache
