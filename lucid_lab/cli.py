@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -220,6 +220,187 @@ def recipes() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- evaluation
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """ "2,4,6" -> (2, 4, 6)."""
+    return tuple(int(part) for part in text.split(","))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """ "qa1,qa2" -> ("qa1", "qa2")."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that the command line has."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _list_option(parser: Callable[[str], tuple[Any, ...]], text: str) -> Any:
+    return typer.Option(parser=parser, metavar="LIST", help=text, show_default=False)
+
+
+def _option(metavar: str, text: str) -> Any:
+    return typer.Option(metavar=metavar, help=text, show_default=False)
+
+
+Tasks = Annotated[Any, _list_option(_names, "names of tasks, as in sniah,mniah; list shows all")]
+Lengths = Annotated[Any, _list_option(_counts, "lengths in tokens, question and answer included")]
+Needles = Annotated[Any, _list_option(_counts, "numbers of needles")]
+Samples = Annotated[int | None, _option("N", "samples for every task, length and number of needles")]
+Seed = Annotated[int | None, _option("N", "seed of the samples")]
+Variants = Annotated[Any, _list_option(_names, "tasks of sniah and mniah, as in multikey_1,multivalue (default: all)")]
+Stories = Annotated[Any, _list_option(_names, "stories of babilong (default: qa1 to qa5)")]
+Hay = Annotated[
+    str | None,
+    _option("WHAT", "noise, needles, prose (Python's docstrings), essays or pg19 (from the hub), or a text or folder"),
+]
+AnswerTokens = Annotated[int | None, _option("N", "tokens for the answer (default: the benchmark's)")]
+Published = Annotated[
+    str | None,
+    _option("NAME", "published stories on PG19, RMT-team/babilong-1k-samples or a folder with its data/, not our own"),
+]
+DataDir = Annotated[str | None, _option("FOLDER", "folder with the files of LongBench and SCROLLS (default: the hub)")]
+Part = Annotated[str | None, _option("PART", "of 2WikiMQA and MultifieldQA: held_out (the half not trained on) or all")]
+MaxLength = Annotated[
+    int | None, _option("N", "tokens of LongBench and SCROLLS; longer prompts lose their middle (default: the paper's)")
+]
+Text = Annotated[str | None, _option("FILE", "text to take losses on: a text, .jsonl or .parquet file, or a folder")]
+TokenizerFolder = Annotated[Path | None, _option("FOLDER", "tokenizer for a checkpoint that has none")]
+BatchSize = Annotated[int, typer.Option(metavar="N", help="samples at a time")]
+Limit = Annotated[int | None, _option("N", "only the first N samples of every task")]
+Dtype = Annotated[
+    Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="of the weights; auto: as saved")
+]
+ComparedOut = Annotated[Path, typer.Option(metavar="FOLDER", help="gets a folder NAME-HASH for each checkpoint")]
+
+
+@command(
+    "eval",
+    example="lucid eval ./model --tasks mniah --needles 2,4,6 --lengths 2048,4096 --samples 100 --out results",
+    extra="eval",
+    kept="the same command continues with the samples that are left",
+)
+def eval_command(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights", show_default=False),
+    ] = None,
+    tasks: Tasks = None,
+    lengths: Lengths = None,
+    needles: Needles = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    variants: Variants = None,
+    haystack: Hay = None,
+    answer_tokens: AnswerTokens = None,
+    qa: Stories = None,
+    babilong_hub: Published = None,
+    data_dir: DataDir = None,
+    part: Part = None,
+    max_length: MaxLength = None,
+    text: Text = None,
+    tokenizer: TokenizerFolder = None,
+    batch_size: BatchSize = 1,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    out: Out = None,
+    task_path: Annotated[
+        bool, typer.Option("--task-path", help="print the folder of our tasks, for lm_eval --include_path, and exit")
+    ] = False,
+) -> None:
+    """Score a checkpoint with lm-evaluation-harness: needles, BABILong, LongBench, SCROLLS, perplexity."""
+    from .evals.evaluate import TASK_FOLDER, evaluate, listing, results_table
+
+    if task_path or tasks == ("list",):
+        print(TASK_FOLDER if task_path else listing())
+        return
+    if checkpoint is None or not tasks:
+        raise ValueError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
+    options = _given(
+        lengths=lengths, needles=needles, samples=samples, seed=seed, variants=variants, haystack=haystack,
+        answer_tokens=answer_tokens, qa=qa, babilong_hub=babilong_hub, data_dir=data_dir, part=part,
+        max_length=max_length, text=text,
+    )  # fmt: skip
+    how: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": batch_size, "limit": limit, "dtype": dtype}
+    done = evaluate(checkpoint, tasks, options, out, **how)
+    if done.results is not None:
+        print(f"{results_table(done.results)}\nresults.json and samples: {done.folder}")
+
+
+@command(
+    "compare",
+    example="lucid compare ./softmax ./lucid --tasks mniah --needles 4 --lengths 2048 --samples 100",
+    extra="eval",
+    kept="the same command continues with the samples that are left",
+)
+def compare_command(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER...", help="checkpoints, or results of lucid eval; compared to the first one"),
+    ],
+    tasks: Tasks = None,
+    lengths: Lengths = None,
+    needles: Needles = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    variants: Variants = None,
+    haystack: Hay = None,
+    answer_tokens: AnswerTokens = None,
+    qa: Stories = None,
+    babilong_hub: Published = None,
+    data_dir: DataDir = None,
+    part: Part = None,
+    max_length: MaxLength = None,
+    text: Text = None,
+    tokenizer: TokenizerFolder = None,
+    batch_size: BatchSize = 1,
+    limit: Limit = None,
+    dtype: Dtype = "auto",
+    out: ComparedOut = Path("results"),
+) -> None:
+    """Score checkpoints on the same samples, and print the differences with paired standard errors."""
+    from .evals.compare import compare
+
+    options = _given(
+        lengths=lengths, needles=needles, samples=samples, seed=seed, variants=variants, haystack=haystack,
+        answer_tokens=answer_tokens, qa=qa, babilong_hub=babilong_hub, data_dir=data_dir, part=part,
+        max_length=max_length, text=text,
+    )  # fmt: skip
+    how: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": batch_size, "limit": limit, "dtype": dtype}
+    table = compare(folders, tasks or (), options, out, **how)
+    if table is not None:
+        print(table)
+
+
+@command(
+    "make-data",
+    example="lucid make-data babilong data/train.jsonl --tasks qa1,qa2 --lengths 0,1024 --tokenizer ./model",
+    extra="eval",
+    kept="nothing was written",
+)
+def make_data_command(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="needles, babilong, longbench, qasper or qmsum")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help=".jsonl file to be written")],
+    lengths: Lengths = None,
+    samples: Samples = None,
+    seed: Seed = None,
+    tokenizer: Annotated[Path | None, _option("FOLDER", "tokenizer of the model that is to be trained")] = None,
+    haystack: Hay = None,
+    needles: Needles = None,
+    tasks: Stories = None,
+    babilong_hub: Published = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Make prompts with answers for fine-tuning, which no evaluation asks."""
+    from .evals.make_data import training_lines, write_lines
+
+    options = _given(
+        lengths=lengths, samples=samples, seed=seed, tokenizer=tokenizer, haystack=haystack, needles=needles,
+        tasks=tasks, babilong_hub=babilong_hub, data_dir=data_dir,
+    )  # fmt: skip
+    print(f"{out}: {write_lines(training_lines(kind, options), out)} prompts with answers")
 
 
 # ----------------------------------------------------------------------------------------------------- claims

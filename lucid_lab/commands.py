@@ -34,27 +34,6 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "eval": Command(
-        "lucid_lab.evals.command",
-        "score a checkpoint: needles, BABILong, LongBench, SCROLLS, perplexity",
-        "lucid eval ./model --tasks mniah --needles 2,4,6 --lengths 2048,4096 --samples 100 --out results",
-        "eval",
-        kept="the same command continues with the samples that are left",
-    ),
-    "compare": Command(
-        "lucid_lab.evals.compare",
-        "score several checkpoints on the same samples, with differences",
-        "lucid compare ./softmax ./lucid --tasks mniah --needles 4 --lengths 2048 --samples 100",
-        "eval",
-        kept="the same command continues with the samples that are left",
-    ),
-    "make-data": Command(
-        "lucid_lab.evals.make_data",
-        "make prompts with answers for fine-tuning",
-        "lucid make-data babilong data/babilong_train.jsonl --tasks qa1,qa2 --lengths 0,1024 --tokenizer ./model",
-        "eval",
-        kept="nothing was written",
-    ),
     "doctor": Command(
         "lucid_lab.bench.doctor",
         "check every implementation on this machine's device, and say what impl='auto' uses there",

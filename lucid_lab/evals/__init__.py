@@ -1,1 +1,1 @@
-"""Evaluation of checkpoints: the runner, its three commands, and the benchmarks below it."""
+"""Tasks for lm-evaluation-harness, and `lucid eval`, which runs them: needles, BABILong, LongBench, SCROLLS, losses."""

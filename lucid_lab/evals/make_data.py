@@ -1,9 +1,7 @@
 """`lucid make-data`: prompts with answers for fine-tuning, from the training side of the benchmarks."""
 
-import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,159 +9,85 @@ from tqdm import tqdm
 
 from lucid_attention.files import finish, partial_path
 
-from .benchmarks.babi import TASKS as STORIES
-from .benchmarks.babilong import Babilong, published_samples
-from .benchmarks.babilong import make_sample as make_story_sample
-from .benchmarks.haystacks import warn_of_repeats
-from .benchmarks.longqa import HALVED, documents
-from .benchmarks.needles import Needles
-from .benchmarks.needles import make_sample as make_needle_sample
-from .cells import LONGEST, TRAINING_SEED, EvalError, check_seed
-from .command import flags
-from .tokens import load_tokenizer
+from .babi import TASKS as STORIES
+from .babilong import make_story_sample, published_samples
+from .haystacks import warn_of_repeats
+from .longqa import HALVED, documents
+from .needles import make_needles
+from .tokens import TRAINING_SEED, check_sizes, load_tokenizer
 
 Line = dict[str, Any]
-# Prompts for each task and length: more than a training needs.
-MOST_SAMPLES = 10_000_000
+# What is made, with the options that it takes and their defaults.
+SAMPLED: dict[str, Any] = {"samples": 1000, "seed": 0, "tokenizer": None, "haystack": "prose"}
+KINDS: dict[str, dict[str, Any]] = {
+    "needles": SAMPLED | {"lengths": (1024, 2048, 4096), "needles": (4,)},
+    "babilong": SAMPLED | {"lengths": (0, 1024, 2048, 4096), "tasks": tuple(STORIES), "babilong_hub": ""},
+    **{kind: {"data_dir": ""} for kind in ("longbench", "qasper", "qmsum")},
+}
 
 
-def _load_tokenizer(samples: int, lengths: tuple[int, ...], seed: int, tokenizer: str) -> Any:
-    """The tokenizer, after a check of the arguments that both kinds of samples have."""
-    check_seed(seed)
-    if samples < 1:
-        raise EvalError(f"--samples must be at least 1, got {samples}")
-    if samples > MOST_SAMPLES:
-        raise EvalError(f"--samples must be at most {MOST_SAMPLES}, got {samples}")
-    if max(lengths) > LONGEST:
-        raise EvalError(f"--lengths must be at most {LONGEST}, got {max(lengths)}")
-    if not tokenizer:
-        raise EvalError("--tokenizer is needed: lengths are in its tokens")
-    return load_tokenizer(tokenizer)
+def training_lines(kind: str, options: dict[str, Any]) -> Iterator[Line]:
+    """Lines {"prompt", "answer"} of a kind. options: those of `KINDS`, by their names on the command line."""
+    if kind not in KINDS:
+        raise ValueError(f"KIND must be one of {', '.join(KINDS)}, got {kind!r}")
+    if unused := [name for name in options if name not in KINDS[kind]]:
+        known, flags = (", ".join("--" + name.replace("_", "-") for name in names) for names in (KINDS[kind], unused))
+        raise ValueError(f"{kind} takes {known}, and not {flags}")
+    options = KINDS[kind] | options
+    if "data_dir" in options:
+        return question_lines(HALVED if kind == "longbench" else (kind,), options["data_dir"])
+    for length in options["lengths"]:
+        check_sizes(options["samples"], length, options["seed"])
+    if options.get("babilong_hub"):
+        return published_lines(options["babilong_hub"], options["tasks"], options["lengths"], options["samples"])
+    if not options["tokenizer"]:
+        raise ValueError("--tokenizer is needed: lengths are in its tokens")
+    options["tokenizer"] = load_tokenizer(str(options["tokenizer"]))
+    what = options["needles"] if kind == "needles" else options["tasks"]
+    return sample_lines(what, **{name: options[name] for name in (*SAMPLED, "lengths")})
 
 
-def _repeats(sample: Line, haystack: str, length: int) -> Line:
-    """{"haystack_repeats"} of a sample whose haystack was too short, which is said for the first one; else {}."""
-    repeats = sample["haystack_repeats"]
-    if repeats and not sample["index"]:
-        warn_of_repeats(haystack, length, [repeats])
-    return {"haystack_repeats": repeats} if repeats else {}
-
-
-def babilong_lines(
-    *,
-    tasks: tuple[str, ...],
-    lengths: tuple[int, ...],
-    samples: int,
-    seed: int,
-    tokenizer: str,
-    haystack: str = "prose",
+def sample_lines(
+    what: Sequence[int | str], *, tokenizer: Any, lengths: Sequence[int], samples: int, seed: int, haystack: str
 ) -> Iterator[Line]:
-    """`samples` prompts for every task at every length. No evaluation asks about one of their stories."""
-    loaded = _load_tokenizer(samples, lengths, seed, tokenizer)
-    settings = [Babilong(task, length, "train", haystack, seed=seed) for length in lengths for task in tasks]
-    # Tasks and lengths alternate, so that the beginning of the file is like the whole.
-    for index in range(samples):
-        for setting in settings:
-            sample = make_story_sample(setting, loaded, index)
-            line = {"prompt": sample["prompt"], "answer": f" {sample['answer']}"}
-            yield line | _repeats(sample, haystack, setting.length)
+    """`samples` prompts for every length and number of needles, or story of bAbI, with the tokens of the answers.
+
+    No evaluation asks them: needles have other seeds, and stories are of the training split.
+    """
+    # Lengths alternate, so that the beginning of the file is like the whole.
+    for index, length, one in ((index, length, one) for index in range(samples) for length in lengths for one in what):
+        how: dict[str, Any] = {"index": index, "haystack": haystack}
+        sample: Any
+        if isinstance(one, int):
+            sample = make_needles(tokenizer, length, one, seed=seed + TRAINING_SEED, **how)
+        else:
+            sample = make_story_sample(tokenizer, one, length, split="train", seed=seed, **how)
+        line = {"prompt": sample.prompt, "answer": f" {sample.answer.strip()}", "answer_spans": sample.answer_spans}
+        if sample.haystack_repeats and not index:
+            warn_of_repeats(haystack, length, [sample.haystack_repeats])
+        yield line | ({"haystack_repeats": sample.haystack_repeats} if sample.haystack_repeats else {})
 
 
-def published_lines(name: str, tasks: tuple[str, ...], lengths: tuple[int, ...], samples: int) -> Iterator[Line]:
+def published_lines(name: str, tasks: Sequence[str], lengths: Sequence[int], samples: int) -> Iterator[Line]:
     """`samples` prompts for every task at every length, from a published training set of BABILong."""
-    if samples < 1:
-        raise EvalError(f"--samples must be at least 1, got {samples}")
-    # Tasks and lengths alternate, as above.
     sets = [published_samples(name, task, length, samples) for length in lengths for task in tasks]
     for index in range(samples):
         for members in sets:
             if index < len(members):
-                yield {"prompt": members[index]["prompt"], "answer": f" {members[index]['answer'].strip()}"}
+                yield {"prompt": members[index]["prompt"], "answer": f" {members[index]['answer']}"}
 
 
-def needle_lines(
-    *,
-    needles: tuple[int, ...],
-    lengths: tuple[int, ...],
-    samples: int,
-    seed: int,
-    tokenizer: str,
-    haystack: str = "prose",
-) -> Iterator[Line]:
-    """`samples` prompts for every number of needles at every length, with the tokens that hold the answers."""
-    loaded = _load_tokenizer(samples, lengths, seed, tokenizer)
-    training_seed = seed + TRAINING_SEED
-    settings = [
-        Needles(length, count, haystack=haystack, seed=training_seed) for length in lengths for count in needles
-    ]
-    for index in range(samples):
-        for setting in settings:
-            sample = make_needle_sample(setting, loaded, index)
-            answer = f" {', '.join(sample['outputs'])}."
-            prompt = f"{sample['input']} {sample['gen_prefix']}"
-            line = {"prompt": prompt, "answer": answer, "answer_spans": sample["answer_spans"]}
-            yield line | _repeats(sample, haystack, setting.length)
-
-
-def question_lines(tasks: tuple[str, ...], data_dir: str = "") -> Iterator[Line]:
+def question_lines(tasks: Sequence[str], data_dir: str = "") -> Iterator[Line]:
     """The paper's training splits of LongBench and SCROLLS. A question with several answers gets the first."""
     for task in tasks:
         for document in documents(task, "train", data_dir):
             yield {"prompt": document["prompt"], "answer": f" {document['answers'][0].strip()}"}
 
 
-# The options of every kind, with their defaults.
-SAMPLES: dict[str, Any] = {
-    "lengths": (0, 1024, 2048, 4096),
-    "samples": 1000,
-    "seed": 0,
-    "tokenizer": "",
-    "haystack": "prose",
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "needles": SAMPLES | {"needles": (4,)},
-    "babilong": SAMPLES | {"tasks": tuple(STORIES), "babilong_hub": ""},
-    **{kind: {"data_dir": ""} for kind in ("longbench", "qasper", "qmsum")},
-}
-
-
-def _with_defaults(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments with the defaults of their kind. An option that the kind does not take is an error."""
-    defaults = OPTIONS[args.kind]
-    given = {name: value for name, value in vars(args).items() if value is not None and name not in ("kind", "out")}
-    if unused := [name for name in given if name not in defaults]:
-        raise EvalError(f"{args.kind} takes {flags(defaults)}, and not {flags(unused)}")
-    return argparse.Namespace(kind=args.kind, out=args.out, **(defaults | given))
-
-
-def _babilong(args: argparse.Namespace) -> Iterator[Line]:
-    if args.babilong_hub:
-        return published_lines(args.babilong_hub, args.tasks, args.lengths, args.samples)
-    return babilong_lines(tasks=args.tasks, **_sample_arguments(args))
-
-
-def _needles(args: argparse.Namespace) -> Iterator[Line]:
-    return needle_lines(needles=args.needles, **_sample_arguments(args))
-
-
-def _sample_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("lengths", "samples", "seed", "tokenizer", "haystack")}
-
-
-# The lines {"prompt", "answer"} of every name in `arguments.KINDS`.
-MAKERS: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
-    "needles": _needles,
-    "babilong": _babilong,
-    "longbench": lambda args: question_lines(HALVED, args.data_dir),
-    "qasper": lambda args: question_lines(("qasper",), args.data_dir),
-    "qmsum": lambda args: question_lines(("qmsum",), args.data_dir),
-}
-
-
 def write_lines(lines: Iterator[Line], out: Path) -> int:
-    """Write one JSON object a line; the file gets its name when it is whole. Gives the number of lines."""
+    """Write one JSON object a line; the file gets its name when it is whole. Returns the number of lines."""
     if out.exists():
-        raise EvalError(f"OUT must be new, got {str(out)!r}, which exists")
+        raise ValueError(f"OUT must be new, got {str(out)!r}, which exists")
     out.parent.mkdir(parents=True, exist_ok=True)
     partial, number = partial_path(out), 0
     try:
@@ -176,14 +100,3 @@ def write_lines(lines: Iterator[Line], out: Path) -> int:
     finally:
         partial.unlink(missing_ok=True)
     return number
-
-
-def run(args: argparse.Namespace) -> int:
-    """`lucid make-data`."""
-    try:
-        number = write_lines(MAKERS[args.kind](_with_defaults(args)), args.out)
-    except ValueError as error:
-        print(f"lucid make-data: error: {error}", file=sys.stderr)
-        return 1
-    print(f"{args.out}: {number} prompts with answers")
-    return 0

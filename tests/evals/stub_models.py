@@ -1,21 +1,25 @@
-"""Models without weights for the harness, which say nothing or know the answer, and a way to ask them a cell."""
+"""Models without weights for the harness, which say nothing or know the answer, and a way to ask them a task."""
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lucid_lab.evals.benchmarks.longqa import ask_with_choices
-from lucid_lab.evals.cells import Cell, Record
-from lucid_lab.evals.harness import HarnessCell
+import lm_eval
+from lm_eval.api.group import Group
+from lm_eval.api.model import LM
+
+from lucid_lab.evals.evaluate import make_tasks
 
 
-class Mute:
+class Mute(LM):
     """Says nothing."""
 
-    length = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompts: list[str] = []
 
     def generate_until(self, requests: list[Any]) -> list[str]:
+        self.prompts += [request.args[0] for request in requests]
         return [self.answer(request) for request in requests]
 
     def answer(self, request: Any) -> str:
@@ -24,24 +28,23 @@ class Mute:
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
         return [(0.0, False) for _ in requests]
 
+    def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+        raise NotImplementedError
+
 
 class AnswerKey(Mute):
-    """Looks the answer up in a field of the document, and keeps the prompts."""
+    """Looks the answer up in a field of the document."""
 
     def __init__(self, field: str) -> None:
+        super().__init__()
         self.field = field
-        self.prompts: list[str] = []
 
     def answer(self, request: Any) -> str:
-        self.prompts.append(request.args[0])
-        return self._look_up(request.doc)
-
-    def _look_up(self, doc: dict[str, Any]) -> str:
-        answer = doc[self.field]
+        answer = request.doc[self.field]
         return f" {answer if isinstance(answer, str) else answer[0]}"
 
     def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        right = [request.args[1].lower() == self._look_up(request.doc).lower() for request in requests]
+        right = [request.args[1].lower() == self.answer(request).lower() for request in requests]
         return [(0.0 if is_right else -1.0, is_right) for is_right in right]
 
 
@@ -61,9 +64,6 @@ class PromptReader(Mute):
             return " ".join(word for word, _ in Counter(words).most_common(10))
         coded = prompt.split("coded words. ", 1)[1].split("\nQuestion")[0].split()
         return " ".join(word for word, _ in Counter(word for word in coded if word != "...").most_common(3))
-
-    def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
-        raise AssertionError("RULER's questions are answered by generation")
 
 
 def needles(prompt: str) -> str:
@@ -89,19 +89,13 @@ def tracked(prompt: str) -> str:
     return " ".join(variables)
 
 
-def ask(cell: Cell, lm: Any, batch_size: int = 2) -> list[Record]:
-    """The records of all samples of a cell, in order."""
-    records: Iterator[Record]
-    if cell.task is None:
-        assert cell.evaluate is not None
-        # `evaluate` is a partial function of the cell with its harness task.
-        loaded = HarnessCell(cell.evaluate.args[0], lm)  # type: ignore[attr-defined]
-        records = ask_with_choices(loaded, range(cell.samples), batch_size)
-    else:
-        loaded = HarnessCell(cell, lm)
-        records = loaded(range(loaded.samples), batch_size)
-    return sorted(records, key=lambda record: record["id"])
+def leaves(names: str, tokenizer: object, **options: Any) -> list[Any]:
+    """The tasks of families, without their groups."""
+    made = make_tasks(names.split(","), options, str(tokenizer))
+    return [leaf for task in made for leaf in (task.get_all_tasks() if isinstance(task, Group) else [task])]
 
 
-def mean(records: Sequence[Record]) -> float:
-    return sum(record["score"] for record in records) / len(records)
+def ask(task: Any, lm: Any, limit: int | None = None) -> list[dict[str, Any]]:
+    """The samples of a task, with their scores."""
+    results: Any = lm_eval.evaluate(lm, {"tasks": {task.task_name: task}, "groups": {}}, limit=limit, bootstrap_iters=0)
+    return list(results["samples"][task.task_name])

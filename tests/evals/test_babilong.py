@@ -1,40 +1,33 @@
 """BABILong: prompts, lengths, splits and scores."""
 
+import json
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
 import pytest
-import torch
 from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.babilong.common_utils import process_results as harness_score
 
-from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
-from lucid_lab.evals.benchmarks import haystacks
-from lucid_lab.evals.benchmarks.babi import TASKS, Story, make_story
-from lucid_lab.evals.benchmarks.babilong import (
+from lucid_lab.evals.babi import TASKS, Story, make_story
+from lucid_lab.evals.babilong import (
     NAMES,
-    Babilong,
-    cells,
     draw,
-    make_sample,
+    make_story_sample,
     process_results,
+    published_samples,
     render_prompt,
     score_strict,
     split_of,
 )
-from lucid_lab.evals.cells import EvalError, Options
-from lucid_lab.evals.harness import HarnessModel
 from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
 from .babi_replay import FORMS, replay
 from .checkpoints import write_tokenizer
-from .stub_models import AnswerKey, Mute, ask, mean
+from .stub_models import AnswerKey, Mute, ask, leaves
 
 HARNESS = Path(lm_eval.tasks.__file__).parent / "babilong"
 PROSE = "The ship had come in late. Nobody was at the pier, and the lamps were out. A dog barked, far away. " * 5
@@ -70,49 +63,45 @@ def test_the_prompt_is_the_harness_s(task: str) -> None:
 def test_facts_stand_in_their_order_in_a_text_of_the_length(task: str, folder: str, prose: str) -> None:
     tokenizer = load_tokenizer(folder)
     for length in (1500, 4096):
-        settings = Babilong(task, length, background=prose)
         for index in range(3):
-            sample = make_sample(settings, tokenizer, index)
-            tokens = len(tokenizer(sample["prompt"])["input_ids"])
-            assert tokens == sample["tokens"]
-            assert length - 32 - 16 < tokens <= length - 32
-            text = sample["prompt"].split("\n")[-2]
-            places = [text.find(fact) for fact in sample["facts"]]
+            sample = make_story_sample(tokenizer, task, length, haystack=prose, index=index)
+            ids = tokenizer(sample.prompt)["input_ids"]
+            assert len(ids) == sample.tokens
+            assert length - 32 - 16 < len(ids) <= length - 32
+            spans = [tokenizer.decode(ids[slice(*span)]).strip() for span in sample.answer_spans]
+            assert spans == [sample.facts[number] for number in sample.supporting]
+            text = sample.prompt.split("\n")[-2]
+            places = [text.find(fact) for fact in list(sample.facts)]
             assert all(place >= 0 for place in places)
             matches = [match for form in FORMS[task] for match in form.finditer(text)]
             facts = [match[0] for match in sorted(matches, key=lambda match: match.start())]
             # "Mary left." in the prose would look like a fact: such sentences are left out.
-            assert facts == sample["facts"]
-            assert replay(task, facts, sample["question"]) == sample["target"]
+            assert facts == list(sample.facts)
+            assert replay(task, facts, sample.question) == sample.target
             rest = text
-            for fact in sample["facts"]:
+            for fact in list(sample.facts):
                 rest = rest.replace(fact, "", 1)
             assert not NAMES.search(rest)
 
 
 def test_facts_are_spread_over_the_text(folder: str) -> None:
-    settings = Babilong("qa1", 4096, background="noise")
     depths = []
     for index in range(20):
-        sample = make_sample(settings, load_tokenizer(folder), index)
-        text = sample["prompt"].split("\n")[-2]
-        depths += [text.find(fact) / len(text) for fact in sample["facts"]]
+        sample = make_story_sample(load_tokenizer(folder), "qa1", 4096, haystack="noise", index=index)
+        text = sample.prompt.split("\n")[-2]
+        depths += [text.find(fact) / len(text) for fact in sample.facts]
     quarters = [sum(low <= depth < low + 0.25 for depth in depths) / len(depths) for low in (0, 0.25, 0.5, 0.75)]
     assert min(quarters) > 0.1
 
 
-def test_without_a_length_there_are_only_facts(folder: str) -> None:
-    sample = make_sample(Babilong("qa2", 0), load_tokenizer(folder), 0)
-    assert sample["prompt"] == render_prompt("qa2", " ".join(sample["facts"]), sample["question"])
-
-
-def test_a_sample_depends_on_its_place_alone(folder: str, prose: str) -> None:
-    tokenizer, settings = load_tokenizer(folder), Babilong("qa1", 1024, background=prose)
-    sample = make_sample(settings, tokenizer, 4)
+def test_a_sample_depends_on_its_arguments_alone(folder: str, prose: str) -> None:
+    tokenizer = load_tokenizer(folder)
+    sample = make_story_sample(tokenizer, "qa1", 1024, haystack=prose, index=4)
     random.seed(7)
-    assert make_sample(settings, tokenizer, 4) == sample
-    others = [make_sample(settings, tokenizer, 5), make_sample(replace(settings, seed=1), tokenizer, 4)]
-    assert all(other["prompt"] != sample["prompt"] for other in others)
+    assert make_story_sample(tokenizer, "qa1", 1024, haystack=prose, index=4) == sample
+    for other in ({"index": 5}, {"index": 4, "seed": 1}, {"index": 4, "split": "train"}):
+        how: dict[str, Any] = {"haystack": prose, **other}
+        assert make_story_sample(tokenizer, "qa1", 1024, **how).prompt != sample.prompt
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -122,7 +111,7 @@ def test_no_story_is_in_training_and_in_evaluation(task: str) -> None:
     drawn = {
         split: {
             (story.facts, story.question)
-            for story in (draw(Babilong(task, 0, split), random.Random(number)) for number in range(draws))
+            for story in (draw(task, split, random.Random(number)) for number in range(draws))
         }
         for split in ("train", "test")
     }
@@ -172,96 +161,56 @@ def test_labels_of_the_question_do_not_count() -> None:
     assert score_strict("qa5", "Who gave the milk to Bill?", "Fred", "Fred gave the milk to Bill.") == 1
 
 
-def options(folder: str, **changes: Any) -> Options:
-    given = {"tokenizer": folder, "lengths": (0, 1500), "samples": 2, "haystack": "noise"}
-    return Options(**{**given, **changes})
-
-
 def test_a_model_that_knows_the_answers_scores_1_and_a_mute_one_0(folder: str) -> None:
-    for scoring in ("strict", "lax"):
-        table = cells(options(folder, scoring=scoring))
-        assert [tuple(cell.labels.values()) for cell in table] == [(task, n) for task in TASKS for n in (0, 1500)]
-        for cell in table[:: 1 if scoring == "strict" else 5]:
-            assert mean(ask(cell, AnswerKey("answer"))) == 1
-            assert mean(ask(cell, AnswerKey("target"))) == 1
-            assert mean(ask(cell, Mute())) == 0
-            lm = AnswerKey("answer")
-            ask(cell, lm)
-            longest = max(count_tokens(load_tokenizer(folder), prompt) for prompt in lm.prompts)
-            assert not cell.length or longest + cell.answer_tokens <= cell.length
-
-
-def test_scores_do_not_depend_on_the_batch(folder: str) -> None:
-    (cell,) = cells(options(folder, qa=("qa2",), lengths=(0,), samples=5, answer_tokens=8))
     tokenizer = load_tokenizer(folder)
-    model = LucidForCausalLM(tiny(vocab_size=len(tokenizer), max_position_embeddings=2048)).eval()
-    with torch.no_grad():
-        # With fresh weights attention is almost uniform: larger weights make distant tokens matter.
-        for weight in model.parameters():
-            weight.mul_(8 if weight.ndim == 2 else 1)
-    alone, batched = (
-        [(record["id"], record["output"], record["score"]) for record in records]
-        for records in (ask(cell, HarnessModel(model, tokenizer, size), size) for size in (1, 3))
-    )
-    assert alone == batched
-    assert len({output for _, output, _ in alone}) > 1
-
-
-def test_a_length_that_is_too_short_is_refused_at_once(folder: str) -> None:
-    with pytest.raises(EvalError, match=r"qa3 with its prompt takes \d+ tokens .* more than --lengths 300"):
-        cells(options(folder, qa=("qa3",), lengths=(300,)))
+    tasks = leaves("babilong", folder, lengths=(0, 1500), samples=2, haystack="noise")
+    assert [task.task_name for task in tasks] == [f"babilong-{task}-{length}" for length in (0, 1500) for task in TASKS]
+    for task in tasks:
+        for field in ("answer", "target"):
+            samples = ask(task, lm := AnswerKey(field))
+            assert [(sample["strict"], sample["lax"]) for sample in samples] == [(1, 1)] * 2
+        assert [sample["strict"] for sample in ask(task, Mute())] == [0, 0]
+        if task.task_name.endswith("1500"):
+            longest = max(count_tokens(tokenizer, prompt) for prompt in lm.prompts)
+            assert longest + task.config.generation_kwargs["max_gen_toks"] <= 1500
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"qa": ("qa6",)}, "task must be one of qa1"),
-        ({"lengths": (-1,)}, "--lengths must not be negative, got -1"),
-        ({"scoring": "soft"}, "--scoring must be one of strict, lax, got 'soft'"),
+        ({"qa": ("qa6",)}, "stories must be some of qa1"),
+        ({"lengths": (-1,)}, "--lengths must be 0 to 131072, got -1"),
         ({"haystack": "needles"}, "--haystack must be noise"),
+        ({"qa": ("qa3",), "lengths": (300,)}, r"qa3 with its prompt takes \d+ tokens .* more than --lengths 300"),
     ],
 )
 def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, folder: str) -> None:
-    with pytest.raises(EvalError, match=message):
-        cells(options(folder, **changes))
+    with pytest.raises(ValueError, match=message):
+        leaves("babilong", folder, **{"lengths": (1500,), "samples": 1, **changes})
 
 
-def test_stories_of_the_hub_get_the_same_prompts(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"input": "Mary went to the office.", "question": "Where is Mary? ", "target": "office"}
+ROWS = [
+    {"input": f"Mary went to the garden. {i}.", "question": "Where is Mary? ", "target": "garden"} for i in range(3)
+]
+
+
+def test_published_stories_are_read_from_a_folder_as_from_the_hub(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task, content in (("qa1", json.dumps(ROWS)), ("qa2", "\n".join(map(json.dumps, ROWS)))):
+        (tmp_path / "data" / task).mkdir(parents=True)
+        (tmp_path / "data" / task / "4k.json").write_text(content)
+        prompts = [sample["prompt"] for sample in published_samples(str(tmp_path), task, 4096, 2)]
+        assert prompts == [render_prompt(task, row["input"], row["question"]) for row in ROWS[:2]]
+    with pytest.raises(ValueError, match=r"8k, cannot be read: .*Leave out --babilong-hub"):
+        published_samples(str(tmp_path), "qa1", 8192, 2)
     loaded = []
 
-    def load_dataset(*names: str, split: str) -> list[dict[str, str]]:
-        loaded.append((*names, split))
-        return [row] * 3
+    def load_dataset(*names: str, **how: Any) -> list[dict[str, str]]:
+        loaded.append((*names, how["split"]))
+        return ROWS
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    (cell,) = cells(options(folder, qa=("qa1",), lengths=(4096,), babilong_hub="some/stories"))
-    lm = AnswerKey("target")
-    assert mean(ask(cell, lm)) == 1
+    (task,) = leaves("babilong", folder, qa=("qa1",), lengths=(4096,), samples=2, babilong_hub="some/stories")
+    assert [sample["strict"] for sample in ask(task, AnswerKey("target"))] == [1, 1]
     assert loaded == [("some/stories", "4k", "qa1")]
-    assert lm.prompts == [render_prompt("qa1", row["input"], row["question"])] * 2
-
-
-def test_an_unreachable_hub_gives_one_message(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_dataset(*_: str, **__: str) -> None:
-        raise ConnectionError("no route\nand a long trace")
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    (cell,) = cells(options(folder, qa=("qa1",), lengths=(0,), babilong_hub="some/stories"))
-    with pytest.raises(EvalError, match=r"'some/stories' .* cannot be read: no route\. Leave out --babilong-hub"):
-        ask(cell, Mute())
-
-
-def test_another_text_under_the_same_name_makes_other_cells(folder: str, tmp_path: Path) -> None:
-    hay = tmp_path / "hay.txt"
-    options = Options(tokenizer=folder, lengths=(0, 1500), samples=1, haystack=str(hay), qa=("qa1",))
-    hashes = []
-    for text in ("The sky is blue. The grass is green.", "The sky is grey. The grass is wet."):
-        hay.write_text(text)
-        # Another run of the command reads the file again.
-        haystacks.read_prose.cache_clear()
-        haystacks.prose_sha256.cache_clear()
-        hashes.append([cell.metadata.get("haystack_sha256") for cell in cells(options)])
-    (without, first), (still_without, second) = hashes
-    assert without is still_without is None
-    assert first != second

@@ -5,7 +5,6 @@ import json
 import random
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,15 @@ import torch
 from jinja2 import Template
 from lm_eval.tasks._yaml_loader import load_yaml
 from rouge_score.rouge_scorer import RougeScorer
+from transformers import AutoModelForCausalLM
 
-from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
-from lucid_lab.evals.benchmarks import longqa
-from lucid_lab.evals.benchmarks.longqa import HALVED, TASKS, cut_middle, documents
-from lucid_lab.evals.cells import Cell, EvalError, Options
+from lucid_lab.evals import longqa
+from lucid_lab.evals.evaluate import EvaluatedModel
+from lucid_lab.evals.longqa import HALVED, TASKS, cut_middle, documents
 from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
-from .checkpoints import write_tokenizer
-from .stub_models import AnswerKey, Mute, ask, mean
+from .checkpoints import write_checkpoint, write_tokenizer
+from .stub_models import AnswerKey, Mute, ask, leaves
 
 HARNESS = Path(lm_eval.tasks.__file__).parent
 LONGBENCH = [name for name, task in TASKS.items() if task.suite == "longbench"]
@@ -75,18 +73,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_tokenizer(tmp_path_factory.mktemp("tokenizer"), texts))
 
 
-def cells(data: str, tokenizer: str, **changes: Any) -> dict[str, Cell]:
-    options = Options(tokenizer=tokenizer, data_dir=data, **changes)
-    return {str(cell.labels["task"]): cell for cell in longqa.longbench(options) + longqa.scrolls(options)}
+def tasks(data: str, tokenizer: str, names: str = "longbench,scrolls", **options: Any) -> dict[str, Any]:
+    return {task.task_name: task for task in leaves(names, tokenizer, data_dir=data, **options)}
 
 
 @pytest.mark.parametrize("name", LONGBENCH)
-def test_prompts_and_room_of_longbench_are_the_harness_s(name: str, data: str, tokenizer: str) -> None:
+def test_prompts_and_room_of_longbench_are_the_harness_s(name: str, data: str) -> None:
     config = load_yaml(HARNESS / "longbench" / f"{name}.yaml", resolve_func=False)
     row = longbench_row(name, 3)
     expected = Template(config["doc_to_text"]).render(context=row["context"], question=row["input"])
     assert expected in {document["prompt"] for document in documents(name, "all", data)}
-    assert cells(data, tokenizer)[name].answer_tokens == config["generation_kwargs"]["max_gen_toks"]
+    assert TASKS[name].answer_tokens == config["generation_kwargs"]["max_gen_toks"]
 
 
 @pytest.fixture
@@ -142,12 +139,12 @@ def test_f1_is_the_harness_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "lm_eval.tasks.longbench.metrics", raising=False)
     theirs = importlib.import_module("lm_eval.tasks.longbench.metrics")
     for output, answer in PAIRS:
-        doc = {"answers": [answer, "copper violin"]}
+        doc = {"answers": [answer, "copper violin"], "choices": []}
         expected = theirs.get_qa_f1_score(doc, [output])["qa_f1_score"]
         assert longqa.score_longbench(doc, [output])["qa_f1_score"] == pytest.approx(expected)
         if output:
             assert longqa.score_qasper(doc, [output])["f1"] == pytest.approx(100 * expected)
-    assert longqa.score_qasper({"answers": ["unanswerable"]}, [" "])["f1"] == 100
+    assert longqa.score_qasper({"answers": ["unanswerable"], "choices": []}, [" "])["f1"] == 100
 
 
 def test_rouge_is_of_the_summary_that_fits_best() -> None:
@@ -177,67 +174,47 @@ def test_halves_are_the_same_in_every_release() -> None:
     assert longqa._half(set("abcdefghij"), "multifieldqa_en") == set("abceg")
 
 
-def test_halves_do_not_depend_on_the_order_of_the_file(data: str, tmp_path: Path) -> None:
-    lines = (Path(data) / "2wikimqa.jsonl").read_text().split("\n")
-    (tmp_path / "2wikimqa.jsonl").write_text("\n".join(reversed(lines)))
-    ours, reversed_ = (
-        {document["prompt"] for document in documents("2wikimqa", "train", folder)} for folder in (data, str(tmp_path))
-    )
-    assert ours == reversed_
-
-
 def test_hotpotqa_is_evaluated_whole_and_never_trained_on(data: str, tokenizer: str) -> None:
-    assert len(ask(cells(data, tokenizer)["hotpotqa"], Mute())) == 13
-    assert len(ask(cells(data, tokenizer, part="all")["2wikimqa"], Mute())) == 13
-    assert len(ask(cells(data, tokenizer)["2wikimqa"], Mute())) < 9
-    with pytest.raises(EvalError, match="hotpotqa is for evaluation only"):
+    held_out = tasks(data, tokenizer, "longbench")
+    assert len(held_out["longbench-hotpotqa"].eval_docs) == 13
+    assert len(held_out["longbench-2wikimqa"].eval_docs) < 9
+    assert len(tasks(data, tokenizer, "longbench", part="all")["longbench-2wikimqa"].eval_docs) == 13
+    with pytest.raises(ValueError, match="hotpotqa is for evaluation only"):
         documents("hotpotqa", "train", data)
 
 
-def test_training_and_validation_of_scrolls_are_apart(data: str) -> None:
-    for name in ("qasper", "qmsum"):
-        train, held_out = (
-            {document["prompt"] for document in documents(name, split, data)} for split in ("train", "held_out")
-        )
-        assert train
-        assert held_out
-        assert not train & held_out
-
-
 def test_a_model_that_knows_the_answers_has_the_best_score_and_a_mute_one_0(data: str, tokenizer: str) -> None:
-    for name, cell in cells(data, tokenizer).items():
-        assert cell.out_of == (1 if name in LONGBENCH else 100)
-        for size in (1, 3):
-            assert mean(ask(cell, AnswerKey("answers"), size)) == pytest.approx(cell.out_of)
-            assert mean(ask(cell, Mute(), size)) == 0
+    metrics = {"scrolls-qasper": "f1", "scrolls-qmsum": "rougeL"}
+    for name, task in tasks(data, tokenizer).items():
+        metric, best = metrics.get(name, "qa_f1_score"), 100 if name in metrics else 1
+        assert [sample[metric] for sample in ask(task, AnswerKey("answers"))] == pytest.approx(
+            [best] * len(task.eval_docs)
+        )
+        assert {sample[metric] for sample in ask(task, Mute())} == {0}
 
 
-def test_the_likelier_of_yes_and_no_counts_in_every_batch(data: str, tokenizer: str) -> None:
-    cell, loaded = cells(data, tokenizer, answer_tokens=4)["qasper"], load_tokenizer(tokenizer)
-    model = LucidForCausalLM(tiny(vocab_size=len(loaded), max_position_embeddings=1024)).eval()
-    assert cell.evaluate is not None
-    assert cell.samples == 5
+def test_the_likelier_of_yes_and_no_counts_in_every_batch(data: str, tokenizer: str, tmp_path: Path) -> None:
+    loaded = load_tokenizer(tokenizer)
+    model = AutoModelForCausalLM.from_pretrained(write_checkpoint(tmp_path / "llama", Path(tokenizer), "llama"))
     alone, batched = (
-        sorted(cell.evaluate(model, loaded, range(5), size), key=lambda record: record["id"]) for size in (1, 3)
+        [
+            (sample["doc_id"], sample["filtered_resps"], sample["f1"])
+            for sample in ask(tasks(data, tokenizer, "scrolls", answer_tokens=4)["scrolls-qasper"], lm)
+        ]
+        for lm in (EvaluatedModel(model, loaded, size) for size in (1, 3))
     )
-    assert [(record["id"], record["output"], record["score"]) for record in alone] == [
-        (record["id"], record["output"], record["score"]) for record in batched
-    ]
+    assert [(number, score) for number, _, score in alone] == [(number, score) for number, _, score in batched]
+    assert [answers for _, answers, _ in alone[:-1]] == [answers for _, answers, _ in batched[:-1]]
     yes_no = documents("qasper", "held_out", data)[-1]
-    losses = {}
+    likelihoods = []
     for choice in yes_no["choices"]:
         prompt = loaded(yes_no["prompt"], return_tensors="pt")["input_ids"]
         ids = loaded(f"{yes_no['prompt']} {choice}", return_tensors="pt")["input_ids"]
         with torch.no_grad():
             log_probabilities = model(ids).logits.log_softmax(-1)[0, prompt.shape[1] - 1 : -1]
-        losses[choice] = -log_probabilities.gather(1, ids[0, prompt.shape[1] :, None]).sum().item()
-    assert alone[-1]["output"] == min(losses, key=lambda choice: losses[choice])
-    assert alone[-1]["score"] == (100 if alone[-1]["output"] == "yes" else 0)
-
-
-def test_the_metrics_of_a_summary_are_all_recorded(data: str, tokenizer: str) -> None:
-    record = ask(cells(data, tokenizer)["qmsum"], AnswerKey("answers"))[0]
-    assert set(record["metrics"]) == {"rouge1", "rouge2", "rougeL"}
+        likelihoods.append(log_probabilities.gather(1, ids[0, prompt.shape[1] :, None]).sum().item())
+    assert [likelihood for likelihood, _ in alone[-1][1]] == pytest.approx(likelihoods, rel=1e-4)
+    assert alone[-1][2] == (100 if likelihoods[0] > likelihoods[1] else 0)
 
 
 def test_a_long_prompt_loses_its_middle(tokenizer: str) -> None:
@@ -252,21 +229,20 @@ def test_a_long_prompt_loses_its_middle(tokenizer: str) -> None:
 
 
 def test_prompts_and_answers_have_the_given_length(data: str, tokenizer: str) -> None:
-    cell = cells(data, tokenizer, max_length=160, answer_tokens=20)["hotpotqa"]
+    task = tasks(data, tokenizer, "longbench", max_length=160, answer_tokens=20)["longbench-hotpotqa"]
     lm = AnswerKey("answers")
-    assert mean(ask(cell, lm)) == 1
+    assert {sample["qa_f1_score"] for sample in ask(task, lm)} == {1}
     assert max(count_tokens(load_tokenizer(tokenizer), prompt) for prompt in lm.prompts) in range(130, 141)
-    limited = replace(cell, metadata={**cell.metadata, "samples": 3})
-    assert len(ask(limited, Mute())) == 3
+    assert task.config.generation_kwargs["max_gen_toks"] == 20
 
 
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
         (None, "there is no file"),
-        ("{", "line 1: not JSON"),
-        ('{"context": "", "answers": []}', "line 1: expected a field 'question' or 'input', got none"),
-        ("\n", "holds no rows"),
+        ("{", "cannot be read"),
+        ('{"context": "", "answers": []}', "must have a field 'question' or 'input', got context, answers"),
+        ("\n", "holds no questions"),
     ],
 )
 def test_a_broken_file_is_named(lines: str | None, message: str, tmp_path: Path) -> None:
@@ -276,25 +252,15 @@ def test_a_broken_file_is_named(lines: str | None, message: str, tmp_path: Path)
         documents("hotpotqa", "all", str(tmp_path))
 
 
-def test_other_content_makes_other_cells_and_a_missing_file_is_refused_at_once(tmp_path: Path, tokenizer: str) -> None:
-    hashes = set()
-    for first in range(2):
-        for name in LONGBENCH:
-            write(tmp_path / f"{name}.jsonl", [longbench_row(name, number) for number in range(first, first + 3)])
-        made = longqa.longbench(Options(tokenizer=tokenizer, data_dir=str(tmp_path)))
-        hashes |= {cell.metadata["data_sha256"] for cell in made}
-    assert len(hashes) == 6
-    with pytest.raises(EvalError, match=r"--data-dir: there is no file .*qasper/validation.jsonl"):
-        longqa.scrolls(Options(tokenizer=tokenizer, data_dir=str(tmp_path)))
-
-
 def test_an_unreachable_hub_names_the_files_to_give_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_dataset(*_: str, **__: Any) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     for name, file in {"2wikimqa": "2wikimqa.jsonl", "qasper": "qasper/validation.jsonl"}.items():
-        with pytest.raises(EvalError, match=rf"cannot be read: no route\. .* a folder with {file} as --data-dir"):
+        with pytest.raises(
+            ValueError, match=rf"{file} cannot be read: no route\. .* a folder with {file} as --data-dir"
+        ):
             documents(name, "held_out")
 
 
@@ -303,9 +269,9 @@ def test_an_unreachable_hub_names_the_files_to_give_instead(monkeypatch: pytest.
     [
         ({"part": "half"}, "--part must be one of held_out, all, got 'half'"),
         ({"max_length": 40}, "--max-length must be at least 64 for 2wikimqa, got 40"),
-        ({"data_dir": "nowhere"}, "--data-dir must be a folder, got 'nowhere'"),
+        ({"data_dir": "nowhere"}, "--data-dir: there is no file 'nowhere/2wikimqa.jsonl'"),
     ],
 )
-def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, tokenizer: str) -> None:
-    with pytest.raises(EvalError, match=message):
-        longqa.longbench(Options(tokenizer=tokenizer, **changes))
+def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, data: str, tokenizer: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks(**{"data": changes.pop("data_dir", data), "tokenizer": tokenizer, "names": "longbench", **changes})

@@ -4,8 +4,9 @@ A story has one question. `World` keeps what is true and what a reader of the st
 """
 
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 ROOMS = ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office")
 OBJECTS = ("apple", "football", "milk")
@@ -50,12 +51,12 @@ class Stay:
     held: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class World:
-    """The state after some facts. No method changes a world: `after` makes a new one.
+    """The state after some facts.
 
     room: of every person. place: the room of every object. No fact tells a reader where people and objects start.
-    carrier: of every object that is carried.
+    carrier: of every object that is carried. touched: the last fact that names an object.
     entered: the fact that tells the room of a person, for people whose room a reader knows.
     stays: for every object, the rooms in which a reader knows it was, in order.
     facts: the story so far.
@@ -64,63 +65,41 @@ class World:
     room: dict[str, str]
     place: dict[str, str]
     carrier: dict[str, str] = field(default_factory=dict)
+    touched: dict[str, int] = field(default_factory=dict)
     entered: dict[str, int] = field(default_factory=dict)
-    stays: dict[str, tuple[Stay, ...]] = field(default_factory=dict)
-    facts: tuple[Fact, ...] = ()
+    stays: dict[str, list[Stay]] = field(default_factory=dict)
+    facts: list[Fact] = field(default_factory=list)
 
-    def after(self, fact: Fact) -> "World":
-        """The world after a fact has happened."""
-        world = replace(self, facts=(*self.facts, fact))
-        change = {"move": world._moved, "get": world._got, "drop": world._dropped, "give": world._given}[fact.kind]
-        return change(fact)
-
-    def _moved(self, fact: Fact) -> "World":
-        now = len(self.facts) - 1
-        carried = [thing for thing, person in self.carrier.items() if person == fact.person]
-        stays = dict(self.stays)
-        for thing in carried:
-            stays[thing] = (*stays.get(thing, ()), Stay(fact.other, now, self._last_touched(thing)))
-        return replace(
-            self,
-            room={**self.room, fact.person: fact.other},
-            place={**self.place, **dict.fromkeys(carried, fact.other)},
-            entered={**self.entered, fact.person: now},
-            stays=stays,
-        )
-
-    def _got(self, fact: Fact) -> "World":
-        return replace(self, carrier={**self.carrier, fact.thing: fact.person})._touched(fact.thing, fact.person)
-
-    def _dropped(self, fact: Fact) -> "World":
-        carrier = {thing: person for thing, person in self.carrier.items() if thing != fact.thing}
-        return replace(self, carrier=carrier)._touched(fact.thing, fact.person)
-
-    def _given(self, fact: Fact) -> "World":
-        return replace(self, carrier={**self.carrier, fact.thing: fact.other})
-
-    def _touched(self, thing: str, person: str) -> "World":
-        """A person who takes or drops an object shows its room, if a reader knows the room of the person."""
-        if person not in self.entered:
-            return self
-        now, room, before = len(self.facts) - 1, self.room[person], self.stays.get(thing, ())
-        stay = Stay(room, self.entered[person], now)
-        # In the same room, the stay of the last person who touched the object replaces the one before.
-        earlier = before[:-1] if before and before[-1].room == room else before
-        return replace(self, stays={**self.stays, thing: (*earlier, stay)})
-
-    def _last_touched(self, thing: str) -> int:
-        return max(i for i, fact in enumerate(self.facts) if fact.thing == thing and fact.kind != "move")
+    def add(self, fact: Fact) -> None:
+        """Let a fact happen."""
+        now, person, thing = len(self.facts), fact.person, fact.thing
+        self.facts.append(fact)
+        if fact.kind == "move":
+            self.room[person], self.entered[person] = fact.other, now
+            for carried in [thing for thing, carrier in self.carrier.items() if carrier == person]:
+                self.place[carried] = fact.other
+                self.stays.setdefault(carried, []).append(Stay(fact.other, now, self.touched[carried]))
+            return
+        self.touched[thing] = now
+        if fact.kind == "drop":
+            del self.carrier[thing]
+        else:
+            self.carrier[thing] = fact.other if fact.kind == "give" else person
+        # A person who takes or drops an object shows its room, if a reader knows the room of the person.
+        if fact.kind != "give" and person in self.entered:
+            stays = self.stays.setdefault(thing, [])
+            # In the same room, the stay of the last person who touched the object replaces the one before.
+            if stays and stays[-1].room == self.room[person]:
+                stays.pop()
+            stays.append(Stay(self.room[person], self.entered[person], now))
 
 
-@dataclass(frozen=True)
-class Story:
-    """facts: sentences in order. supporting: indices of the facts that the answer follows from.
+class Question(NamedTuple):
+    """supporting: indices of the facts that the answer follows from. answer: one word.
 
-    answer: one word. sentence: the answer in the form that the prompts of BABILong ask for.
+    sentence: the answer in the form that the prompts of BABILong ask for.
     """
 
-    task: str
-    facts: tuple[str, ...]
     question: str
     answer: str
     supporting: tuple[int, ...]
@@ -128,9 +107,11 @@ class Story:
 
 
 @dataclass(frozen=True)
-class _Question:
-    """The fields of a `Story` about its question."""
+class Story:
+    """facts: sentences in order. The other fields are those of `Question`."""
 
+    task: str
+    facts: tuple[str, ...]
     question: str
     answer: str
     supporting: tuple[int, ...]
@@ -142,10 +123,10 @@ def make_story(task: str, rng: random.Random) -> Story:
     if task not in TASKS:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
     facts, question = TASKS[task](rng)
-    return Story(task, facts, question.question, question.answer, question.supporting, question.sentence)
+    return Story(task, facts, *question)
 
 
-FactsAndQuestion = tuple[tuple[str, ...], _Question]
+FactsAndQuestion = tuple[tuple[str, ...], Question]
 
 
 def _begin(people: tuple[str, ...], rng: random.Random) -> World:
@@ -172,8 +153,7 @@ def _handle(kind: str, verbs: tuple[str, ...], pairs: list[tuple[str, str]], rng
     """A person takes or drops an object. pairs: (person, object) for which it is possible."""
     if not pairs:
         return None
-    person, thing = rng.choice(pairs)
-    there = rng.choice(("", " there"))
+    (person, thing), there = rng.choice(pairs), rng.choice(("", " there"))
     return Fact(f"{person} {rng.choice(verbs)} the {thing}{there}.", kind, person, thing)
 
 
@@ -193,19 +173,10 @@ def _give(world: World, rng: random.Random) -> Fact | None:
 Act = Callable[[World, random.Random], Fact | None]
 
 
-def _worlds(world: World, acts: tuple[Act, ...], rng: random.Random) -> Iterator[World]:
-    """The world after one fact, after two, and so on. An act that is not possible is drawn again."""
-    while len(world.facts) < LONGEST:
-        fact = rng.choice(acts)(world, rng)
-        if fact is not None:
-            world = world.after(fact)
-            yield world
-
-
 def _until_asked(
     people: tuple[str, ...],
     acts: tuple[Act, ...],
-    ask: Callable[[World, random.Random], _Question | None],
+    ask: Callable[[World, random.Random], Question | None],
     segment: int,
     rng: random.Random,
 ) -> FactsAndQuestion:
@@ -214,8 +185,12 @@ def _until_asked(
     ask: gives a question about a world, or None. While it gives None, the segment gets longer.
     """
     while True:
-        segments_left, segment_facts = rng.randint(1, SEGMENTS), 0
-        for world in _worlds(_begin(people, rng), acts, rng):
+        segments_left, segment_facts, world = rng.randint(1, SEGMENTS), 0, _begin(people, rng)
+        while len(world.facts) < LONGEST:
+            fact = rng.choice(acts)(world, rng)
+            if fact is None:  # An act that is not possible is drawn again.
+                continue
+            world.add(fact)
             segment_facts += 1
             if segment_facts < segment or rng.random() < 0.5:
                 continue
@@ -231,10 +206,10 @@ def _qa1(rng: random.Random) -> FactsAndQuestion:
     """One supporting fact: where a person is."""
     world = _begin(PEOPLE, rng)
     for _ in range(2 * rng.randint(1, SEGMENTS)):
-        world = world.after(_move(world, rng))
+        world.add(_move(world, rng))
     person = rng.choice(sorted(world.entered))
     room = world.room[person]
-    question = _Question(
+    question = Question(
         f"Where is {person}?", room, (world.entered[person],), f"The most recent location of {person} is {room}."
     )
     return tuple(fact.text for fact in world.facts), question
@@ -243,13 +218,13 @@ def _qa1(rng: random.Random) -> FactsAndQuestion:
 def _qa2(rng: random.Random) -> FactsAndQuestion:
     """Two supporting facts: where an object is that a person carries or has dropped."""
 
-    def ask(world: World, rng: random.Random) -> _Question | None:
+    def ask(world: World, rng: random.Random) -> Question | None:
         if not world.stays:
             return None
         thing = rng.choice(sorted(world.stays))
         stay = world.stays[thing][-1]
         supporting = tuple(sorted((stay.arrival, stay.held)))
-        return _Question(f"Where is the {thing}?", stay.room, supporting, f"The {thing} is in the {stay.room}.")
+        return Question(f"Where is the {thing}?", stay.room, supporting, f"The {thing} is in the {stay.room}.")
 
     return _until_asked(PEOPLE, (_move, _get, _drop), ask, 3, rng)
 
@@ -257,7 +232,7 @@ def _qa2(rng: random.Random) -> FactsAndQuestion:
 def _qa3(rng: random.Random) -> FactsAndQuestion:
     """Three supporting facts: where an object was before the room in which it is."""
 
-    def ask(world: World, rng: random.Random) -> _Question | None:
+    def ask(world: World, rng: random.Random) -> Question | None:
         moved = sorted(thing for thing, stays in world.stays.items() if len(stays) > 1)
         if not moved:
             return None
@@ -266,7 +241,7 @@ def _qa3(rng: random.Random) -> FactsAndQuestion:
         supporting = tuple(sorted({before.arrival, last.arrival, last.held}))
         question = f"Where was the {thing} before the {last.room}?"
         sentence = f"Before the {last.room} the {thing} was in the {before.room}."
-        return _Question(question, before.room, supporting, sentence)
+        return Question(question, before.room, supporting, sentence)
 
     return _until_asked(PEOPLE, (_move, _get, _drop), ask, 8, rng)
 
@@ -285,13 +260,13 @@ def _qa4(rng: random.Random) -> FactsAndQuestion:
     answer, towards = rng.choice(((first, direction), (last, OPPOSITE[direction])))
     pair = (first, middle) if answer == first else (middle, last)
     question = rng.choice((f"What is {towards} of the {middle}?", f"What is the {middle} {OPPOSITE[towards]} of?"))
-    return tuple(facts), _Question(question, answer, (pairs.index(pair),), answer)
+    return tuple(facts), Question(question, answer, (pairs.index(pair),), answer)
 
 
 def _qa5(rng: random.Random) -> FactsAndQuestion:
     """Three-argument relations: who gave what to whom. If several gifts fit a question, the last one is its answer."""
 
-    def ask(world: World, rng: random.Random) -> _Question | None:
+    def ask(world: World, rng: random.Random) -> Question | None:
         gifts = [(i, fact) for i, fact in enumerate(world.facts) if fact.kind == "give"]
         if not gifts:
             return None
@@ -308,7 +283,7 @@ def _qa5(rng: random.Random) -> FactsAndQuestion:
         asked_field, named_fields = forms[question]
         fitting = [i for i, fact in gifts if all(getattr(fact, name) == getattr(gift, name) for name in named_fields)]
         answer = getattr(gift, asked_field)
-        return _Question(question, answer, (index,), answer) if index == fitting[-1] else None
+        return Question(question, answer, (index,), answer) if index == fitting[-1] else None
 
     return _until_asked(GIVERS, (_move, _get, _drop, _give, _give), ask, 3, rng)
 

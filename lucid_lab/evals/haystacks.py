@@ -1,26 +1,27 @@
 """The text around needles and facts: RULER's noise, lines that look like needles, or prose; and how much of it fits."""
 
 import ast
-import hashlib
 import re
 import sys
 import sysconfig
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from ...data import DataError
-from ...data.text import documents
-from ..cells import EvalError
+from lucid_attention.files import read_text
+from lucid_attention.messages import first_line
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
-KINDS = ("noise", "needles", "prose", "essays", "pg19")
 # RULER's essays, as the harness reads them, and PG19, whose books are BABILong's background.
 HUB = {"essays": "hf:baber/paul_graham_essays", "pg19": "hf:emozilla/pg19"}
+KINDS = ("noise", "needles", "prose", *HUB)
+# Formats of `datasets` by the end of a file's name. Other files are text.
+FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 # Characters to read from a source: 131 072 tokens need only about 600 000.
 LONGEST_TEXT = 20_000_000
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -31,7 +32,7 @@ PROBE = 64
 
 @dataclass(frozen=True)
 class Haystack:
-    """The hay of one sample. It is measured in units; needles may stand between its pieces.
+    """The hay of one sample, measured in units. Needles may be inserted between its pieces.
 
     take: from a number of units to the pieces of text that hold the first units, the same in every call.
     separator: the text between two pieces.
@@ -47,24 +48,24 @@ class Haystack:
         return max(0, units - 1) // self.size if self.size else 0
 
 
-def noise() -> Haystack:
+def noise(separator: str = "\n") -> Haystack:
     """RULER's sentences, five to a line. A unit is a sentence."""
 
     def take(units: int) -> list[str]:
         lines, over = divmod(units, len(NOISE))
         return [" ".join(NOISE)] * lines + ([" ".join(NOISE[:over])] if over else [])
 
-    return Haystack(take, "\n")
+    return Haystack(take, separator)
 
 
 def lines(make: Callable[[], str]) -> Haystack:
     """Lines from `make`. A unit is a line."""
-    cached_lines: list[str] = []
+    made: list[str] = []
 
     def take(units: int) -> list[str]:
-        while len(cached_lines) < units:
-            cached_lines.append(make())
-        return cached_lines[:units]
+        while len(made) < units:
+            made.append(make())
+        return made[:units]
 
     return Haystack(take, "\n")
 
@@ -102,12 +103,11 @@ def warn_of_repeats(name: str, length: int, repeats: Iterable[int]) -> None:
     """Say on stderr that a haystack is shorter than its samples. repeats: of every sample."""
     counts = list(repeats)
     if any(counts):
-        # The real stderr: the harness's own is hidden.
         print(
             f"--haystack {name} is too short for {length} tokens: in {sum(map(bool, counts))} of {len(counts)} samples "
-            f"its text repeats, up to {max(counts)} times, which the records keep as haystack_repeats. A longer text: "
-            "--haystack essays, pg19, or a folder",
-            file=sys.__stderr__,
+            f"its text repeats, up to {max(counts)} times (haystack_repeats of the samples). A longer text: --haystack "
+            "essays, pg19, or a folder",
+            file=sys.stderr,
         )
 
 
@@ -121,7 +121,7 @@ def most_units(count: Callable[[int], int], room: int, slack: int, complaint: Ca
     """
     base = count(0)
     if base > room:
-        raise EvalError(complaint(base))
+        raise ValueError(complaint(base))
     low, left, high = 0, room - base, room - base + 1
     guess = min(max(PROBE, room // PROBE), high - 1)
     for step in range(64):
@@ -145,44 +145,68 @@ def split_sentences(text: str) -> list[str]:
 
 @cache
 def read_prose(name: str) -> Prose:
-    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" or "pg19" (from the
-    hub), or a source of `lucid tokenize`: a file, a folder, a glob, hf:NAME."""
+    """Prose by its name: "prose" (docstrings of Python's standard library), "essays" or "pg19" (from the hub), or what
+    `read_texts` reads."""
     if name == "prose":
         sentences = _docstrings()
-    elif name in HUB:
-        sentences = _read(HUB[name], f"--haystack {name}")
-    elif name.startswith("hf:") or "*" in name or (name and Path(name).exists()):
-        sentences = _read(name, f"--haystack {name}")
     else:
-        raise EvalError(
-            f"--haystack must be one of {', '.join(KINDS)}, or a text file or folder, got {name!r}, which is none"
-        )
+        if name not in HUB and not name.startswith("hf:") and not (name and Path(name).exists()):
+            raise ValueError(
+                f"--haystack must be one of {', '.join(KINDS)}, or a text file or folder, got {name!r}, which is none"
+            )
+        texts = read_texts(HUB.get(name, name), f"--haystack {name}")
+        sentences = [sentence for text in texts for sentence in split_sentences(text)]
     if len(sentences) < 2:
-        raise EvalError(f"--haystack {name!r} must have sentences, got {len(sentences)}")
+        raise ValueError(f"--haystack {name!r} must have sentences, got {len(sentences)}")
     return Prose(sentences)
 
 
-@cache
-def prose_sha256(name: str) -> str:
-    """A hash of a haystack: docstrings differ between versions of Python, and a file may change between two runs."""
-    if name in ("noise", "needles"):
-        return ""
-    return hashlib.sha256("\n".join(read_prose(name).sentences).encode()).hexdigest()
+def read_rows(what: str, *names: str, advice: str = "", **how: Any) -> Iterator[dict[str, Any]]:
+    """The rows of `datasets.load_dataset`, streamed. what, advice: for the error message, which is one sentence."""
+    from datasets import load_dataset
 
-
-def _read(name: str, what: str) -> list[str]:
-    """The sentences of a source. what: the beginning of an error message."""
-    sentences: list[str] = []
-    size = 0
     try:
-        for document in documents(name):
-            sentences.extend(split_sentences(document))
-            size += len(document)
-            if size >= LONGEST_TEXT:
-                return sentences
-    except DataError as error:
-        raise EvalError(f"{what}: {error}") from error
-    return sentences
+        yield from load_dataset(*names, streaming=True, **how)
+    # The libraries below `load_dataset` have no common class of exceptions.
+    except Exception as error:
+        raise ValueError(f"{what} cannot be read: {first_line(error)}{advice and '. ' + advice}") from error
+
+
+def check_fields(row: dict[str, Any], what: str, *fields: tuple[str, ...]) -> None:
+    """Refuse a row that lacks all names of one of the tuples."""
+    for names in fields:
+        if not any(name in row for name in names):
+            raise ValueError(f"{what} must have a field {' or '.join(map(repr, names))}, got {', '.join(row)}")
+
+
+def read_texts(source: str, option: str) -> Iterator[str]:
+    """The documents of a source, up to `LONGEST_TEXT` characters in all.
+
+    source: a text file, a .jsonl or .parquet file with a column "text", a folder of such files, or hf:NAME[:CONFIG].
+    option: the beginning of an error message.
+    """
+    size = 0
+    for row in _text_rows(source, f"{option}: {source!r}"):
+        check_fields(row, f"{option}: {source!r}", ("text",))
+        yield row["text"]
+        size += len(row["text"])
+        if size >= LONGEST_TEXT:
+            return
+
+
+def _text_rows(source: str, what: str) -> Iterator[dict[str, Any]]:
+    if source.startswith("hf:"):
+        name, _, config = source.removeprefix("hf:").partition(":")
+        yield from read_rows(what, name, *([config] if config else []), split="train")
+        return
+    path = Path(source)
+    for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
+        if any(part.startswith(".") for part in file.relative_to(path).parts):
+            continue
+        if file.suffix in FORMATS:
+            yield from read_rows(what, FORMATS[file.suffix], data_files=str(file), split="train")
+        else:
+            yield {"text": read_text(file)}
 
 
 def _docstrings() -> list[str]:
