@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lucid_attention.ops.keys import inverse_norms
-from lucid_attention.ops.path.factors import keys_at_end
+from lucid_attention.ops.path.decode import keys_at_end
 from lucid_attention.ops.path.reference import path_scores
 
 from .progress import Progress, silent
