@@ -76,7 +76,9 @@ def path(dtype: torch.dtype, size: int) -> None:
     mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
     for solves in (False, True):
         behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
-        alone = PathSystem(q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c, solves=solves)
+        alone = PathSystem(
+            q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c if solves else 8.0, solves=solves
+        )
         for system in (behind, alone):
             made = triton_pass.forward(system)
             triton_pass.backward(system, made, made[0], made[2])

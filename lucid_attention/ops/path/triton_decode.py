@@ -8,6 +8,8 @@ Rows of a head: G queries and, with a solve, its new key, then padding. Head siz
 float32 buffers between the kernels.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,28 @@ from .decode import PathDecoded
 def path_step_tile(values: int) -> Tile:
     """`cols` keys at a time, in pieces of `keys` features. values: the padded head size."""
     return Tile(16, 32 if values <= 128 else 16, values, 32)
+
+
+class StepConstants(NamedTuple):
+    """What the kernels are compiled for.
+
+    FEATURES, VALUES: padded D and E; WIDTH: of E, combined by one program; COLUMNS: keys of a tile; PIECE: of D,
+    multiplied at a time; PRECISION, PRODUCT: of products with keys and with values.
+    """
+
+    G: int
+    D: int
+    FEATURES: int
+    E: int
+    VALUES: int
+    WIDTH: int
+    ROWS: int
+    COLUMNS: int
+    PIECE: int
+    SOLVES: bool
+    MASKED: bool
+    PRECISION: str
+    PRODUCT: str
 
 
 def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, pending: int, out: PathDecoded) -> None:
@@ -45,34 +69,33 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
         mask = (mask if mask.stride(-1) == 1 else mask.contiguous()).view(torch.uint8)
     # Arguments that are absent are never read.
     mask_or, norms_or = (q if x is None else x for x in (mask, norms))
-    strides = {
+    numbers = {
         "H": H, "count": total - 1, "live_count": live.shape[2], "stride_mask": 0 if mask is None else mask.stride(0),
     }  # fmt: skip
-    cache_strides = {
+    strides = {
         "k_stride_b": k.stride(0), "k_stride_h": k.stride(1), "k_stride_t": k.stride(2),
         **{f"n_stride_{letter}": 0 if norms is None else norms.stride(i) for i, letter in enumerate("bht")},
     }  # fmt: skip
-    sizes = {
-        "G": G, "D": D, "FEATURES": features, "ROWS": rows, "SOLVES": solves, "MASKED": mask is not None,
-        "num_warps": tile.warps, "num_stages": tile.stages,
-    }  # fmt: skip
-    piece, width = min(32, features), min(64, values)
+    constants = StepConstants(
+        G=G, D=D, FEATURES=features, E=E, VALUES=values, WIDTH=min(64, values), ROWS=rows, COLUMNS=tile.cols,
+        PIECE=min(tile.keys, features), SOLVES=solves, MASKED=mask is not None, PRECISION=multiply.keys,
+        PRODUCT=multiply.values,
+    )  # fmt: skip
+    options = {"CONST": constants, "num_warps": tile.warps, "num_stages": tile.stages}
     with on_device(k):
-        path_step_prepare_kernel[(n, features // piece)](
-            q, k, w, beta, product, live, norms_or, mask_or, c, *buffer, out.product, out.live, **strides,
-            **cache_strides, live_stride_b=live.stride(0), live_stride_h=live.stride(1), live_stride_t=live.stride(2),
-            scale=token.scale, PIECE=piece, PRECISION=multiply.keys, **sizes,
-            **registers(path_step_prepare_kernel, k.device),
+        path_step_prepare_kernel[(n, features // constants.PIECE)](
+            q, k, w, beta, product, live, norms_or, mask_or, c, *buffer, out.product, out.live, **numbers, **strides,
+            live_stride_b=live.stride(0), live_stride_h=live.stride(1), live_stride_t=live.stride(2),
+            scale=token.scale, **options, **registers(path_step_prepare_kernel, k.device),
         )  # fmt: skip
         path_step_split_kernel[(n * splits,)](
-            *buffer, out.live, k, y_past, norms_or, mask_or, c, maxima, sums, parts, pending=pending, splits=splits,
-            y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), E=E, VALUES=values,
-            COLUMNS=tile.cols, PIECE=min(tile.keys, features), PRECISION=multiply.keys, PRODUCT=multiply.values,
-            **strides, **cache_strides, **sizes, **registers(path_step_split_kernel, k.device),
+            *buffer, out.live, k, y_past, norms_or, mask_or, c, maxima, sums, parts, **numbers, **strides,
+            y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), pending=pending,
+            splits=splits, **options, **registers(path_step_split_kernel, k.device),
         )  # fmt: skip
-        path_step_combine_kernel[(n, values // width)](
-            buffer[0], out.live, v, mask_or, maxima, sums, parts, out.y, out.o, splits=splits, E=E, VALUES=values,
-            WIDTH=width, **strides, **sizes, **registers(path_step_combine_kernel, k.device),
+        path_step_combine_kernel[(n, values // constants.WIDTH)](
+            buffer[0], out.live, v, mask_or, maxima, sums, parts, out.y, out.o, **numbers, splits=splits, **options,
+            **registers(path_step_combine_kernel, k.device),
         )  # fmt: skip
 
 
@@ -86,60 +109,59 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
 def path_step_prepare_kernel(
     q, k, w, beta, product, live_keys, norms, mask, sharpness, rows_out, moving_out, product_out, moved_out, H, count,
     live_count, k_stride_b, k_stride_h, k_stride_t, live_stride_b, live_stride_h, live_stride_t, n_stride_b, n_stride_h,
-    n_stride_t, stride_mask, scale,
-    G: tl.constexpr, D: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, PIECE: tl.constexpr,
-    SOLVES: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    n_stride_t, stride_mask, scale, CONST: tl.constexpr,
 ):  # fmt: skip
     """product ← product − β w (wᵀ product), [n, D, D]; rows and rows · product, [n, ROWS, FEATURES]; live keys moved
     and the new one after them, [n, live_count + 1, D]. A program makes PIECE columns of each.
 
     q: [n, G, D], w: [n, D], beta: [n], product: [n, D, D], contiguous. norms: 1/‖k‖ of the keys.
     """
+    D: tl.constexpr = CONST.D
     n = tl.program_id(0).to(tl.int64)
     batch, head = n // H, n % H
     hidden = tl.zeros((1,), tl.int32)
-    if MASKED:
+    if CONST.MASKED:
         hidden += 1 - tl.load(mask + batch * stride_mask + count).to(tl.int32)
-    rows = tl.arange(0, ROWS)[:, None]
-    columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
-    features = tl.arange(0, FEATURES)
+    rows = tl.arange(0, CONST.ROWS)[:, None]
+    columns = tl.program_id(1) * CONST.PIECE + tl.arange(0, CONST.PIECE)
+    features = tl.arange(0, CONST.FEATURES)
     shown = hidden == 0
     b = tl.where(shown, tl.load(beta + n).to(tl.float32), 0.0)
     here = (columns < D) & shown
     w_here = tl.load(w + n * D + columns, mask=here, other=0.0).to(tl.float32)
     new = k + batch * k_stride_b + head * k_stride_h + count.to(tl.int64) * k_stride_t
     factor = 0.0
-    if SOLVES:
+    if CONST.SOLVES:
         own = norms + batch * n_stride_b + head * n_stride_h + count.to(tl.int64) * n_stride_t
         factor = tl.load(sharpness + n) * tl.load(own).to(tl.float32)
-    along = tl.zeros((PIECE,), tl.float32)
-    for i in range(0, FEATURES, PIECE):
-        deep = i + tl.arange(0, PIECE)
+    along = tl.zeros((CONST.PIECE,), tl.float32)
+    for i in range(0, CONST.FEATURES, CONST.PIECE):
+        deep = i + tl.arange(0, CONST.PIECE)
         inside = (deep < D)[:, None] & (columns < D)[None, :]
         m = tl.load(product + n * (D * D) + deep[:, None] * D + columns[None, :], mask=inside, other=0.0)
         w_deep = tl.load(w + n * D + deep, mask=(deep < D) & shown, other=0.0).to(tl.float32)
         along += tl.sum(m.to(tl.float32) * w_deep[:, None], 0)
-    moving = tl.zeros((ROWS, PIECE), tl.float32)
-    for i in range(0, FEATURES, PIECE):
-        deep = i + tl.arange(0, PIECE)
+    moving = tl.zeros((CONST.ROWS, CONST.PIECE), tl.float32)
+    for i in range(0, CONST.FEATURES, CONST.PIECE):
+        deep = i + tl.arange(0, CONST.PIECE)
         inside = (deep < D)[:, None] & (columns < D)[None, :]
         there = n * (D * D) + deep[:, None] * D + columns[None, :]
         w_deep = tl.load(w + n * D + deep, mask=(deep < D) & shown, other=0.0).to(tl.float32)
         m = tl.load(product + there, mask=inside, other=0.0).to(tl.float32) - (b * w_deep)[:, None] * along[None, :]
         tl.store(product_out + there, m, mask=inside)
-        seen = (rows < G) & (deep < D)[None, :] & shown
-        x = tl.load(q + (n * G + rows) * D + deep[None, :], mask=seen, other=0.0).to(tl.float32) * scale
-        if SOLVES:
+        seen = (rows < CONST.G) & (deep < D)[None, :] & shown
+        x = tl.load(q + (n * CONST.G + rows) * D + deep[None, :], mask=seen, other=0.0).to(tl.float32) * scale
+        if CONST.SOLVES:
             key = tl.load(new + deep, mask=(deep < D) & shown, other=0.0).to(tl.float32)
-            x = tl.where(rows == G, (key * factor)[None, :], x)
+            x = tl.where(rows == CONST.G, (key * factor)[None, :], x)
         if tl.program_id(1) == 0:
-            tl.store(rows_out + (n * ROWS + rows) * FEATURES + deep[None, :], x)
-        moving = tl.dot(x, m, moving, input_precision=PRECISION)
-    tl.store(moving_out + (n * ROWS + rows) * FEATURES + columns[None, :], moving)
+            tl.store(rows_out + (n * CONST.ROWS + rows) * CONST.FEATURES + deep[None, :], x)
+        moving = tl.dot(x, m, moving, input_precision=CONST.PRECISION)
+    tl.store(moving_out + (n * CONST.ROWS + rows) * CONST.FEATURES + columns[None, :], moving)
     w_whole = tl.load(w + n * D + features, mask=(features < D) & shown, other=0.0).to(tl.float32)
     start = live_keys + batch * live_stride_b + head * live_stride_h
-    for j in range(0, live_count, PIECE):
-        tokens = j + tl.arange(0, PIECE)
+    for j in range(0, live_count, CONST.PIECE):
+        tokens = j + tl.arange(0, CONST.PIECE)
         from_here = start + tokens.to(tl.int64)[:, None] * live_stride_t
         inside = (tokens < live_count)[:, None]
         x = tl.load(from_here + features[None, :], mask=inside & (features < D)[None, :], other=0.0).to(tl.float32)
@@ -153,38 +175,35 @@ def path_step_prepare_kernel(
 
 @triton.jit
 def read_keys(
-    x, keys, key_stride, first, y, y_stride, norms, norm_stride, tokens, seen, top, total, acc, c,
-    G: tl.constexpr, D: tl.constexpr, FEATURES: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr, SOLVES: tl.constexpr, PRECISION: tl.constexpr,
-    PRODUCT: tl.constexpr,
-):  # fmt: skip
+    x, keys, key_stride, first, y, y_stride, norms, norm_stride, tokens, seen, top, total, acc, c, CONST: tl.constexpr
+):
     """Add tokens [COLUMNS] to maxima, sums and products with values.
 
     x: rows [ROWS, FEATURES]; keys: of the tokens from `first` on.
     """
-    rows = tl.arange(0, ROWS)
-    scores = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for i in range(0, FEATURES, PIECE):
-        deep = i + tl.arange(0, PIECE)
-        left = tl.load(x + rows[:, None] * FEATURES + deep[None, :])
+    rows = tl.arange(0, CONST.ROWS)
+    scores = tl.zeros((CONST.ROWS, CONST.COLUMNS), tl.float32)
+    for i in range(0, CONST.FEATURES, CONST.PIECE):
+        deep = i + tl.arange(0, CONST.PIECE)
+        left = tl.load(x + rows[:, None] * CONST.FEATURES + deep[None, :])
         there = keys + (tokens - first)[None, :] * key_stride + deep[:, None]
-        right = tl.load(there, mask=seen[None, :] & (deep < D)[:, None], other=0.0).to(tl.float32)
-        scores = tl.dot(left, right, scores, input_precision=PRECISION)
-    is_key = rows == G
-    if SOLVES:
+        right = tl.load(there, mask=seen[None, :] & (deep < CONST.D)[:, None], other=0.0).to(tl.float32)
+        scores = tl.dot(left, right, scores, input_precision=CONST.PRECISION)
+    is_key = rows == CONST.G
+    if CONST.SOLVES:
         inverse = tl.load(norms + tokens * norm_stride, mask=seen, other=0.0).to(tl.float32)
         scores = tl.where(is_key[:, None], scores * inverse[None, :] - c, scores)
     scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
     highest = tl.maximum(top, tl.max(scores, 1))
-    if SOLVES:
+    if CONST.SOLVES:
         # The largest exponent of the key's row is its own, 0.
         highest = tl.where(is_key, 0.0, highest)
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - finite[:, None])
     shrink = tl.exp2(top - finite)
-    wide = tl.arange(0, VALUES)[None, :]
-    values = tl.load(y + tokens[:, None] * y_stride + wide, mask=seen[:, None] & (wide < E), other=0.0)
-    acc = tl.dot(weights, values.to(tl.float32), acc * shrink[:, None], input_precision=PRODUCT)
+    wide = tl.arange(0, CONST.VALUES)[None, :]
+    values = tl.load(y + tokens[:, None] * y_stride + wide, mask=seen[:, None] & (wide < CONST.E), other=0.0)
+    acc = tl.dot(weights, values.to(tl.float32), acc * shrink[:, None], input_precision=CONST.PRODUCT)
     return highest, total * shrink + tl.sum(weights, 1), acc
 
 
@@ -197,10 +216,7 @@ def read_keys(
 def path_step_split_kernel(
     rows_in, moving_in, moved, k, y, norms, mask, sharpness, maxima, sums, parts, H, count, pending, live_count, splits,
     k_stride_b, k_stride_h, k_stride_t, y_stride_b, y_stride_h, y_stride_t, n_stride_b, n_stride_h, n_stride_t,
-    stride_mask,
-    G: tl.constexpr, D: tl.constexpr, FEATURES: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PIECE: tl.constexpr, SOLVES: tl.constexpr, MASKED: tl.constexpr,
-    PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    stride_mask, CONST: tl.constexpr,
 ):  # fmt: skip
     """Maxima and sums of the exponentials, [n, splits, ROWS], and their products with Y, [n, splits, ROWS, VALUES].
 
@@ -210,77 +226,76 @@ def path_step_split_kernel(
     n = (pid // splits).to(tl.int64)
     split = pid % splits
     batch, head = n // H, n % H
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    wide = tl.arange(0, VALUES)
+    rows = tl.arange(0, CONST.ROWS)
+    columns = tl.arange(0, CONST.COLUMNS)
+    wide = tl.arange(0, CONST.VALUES)
     c = 0.0
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    if SOLVES:
+    top = tl.full((CONST.ROWS,), float("-inf"), tl.float32)
+    if CONST.SOLVES:
         c = tl.load(sharpness + n)
-        top = tl.where(rows == G, 0.0, top)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, VALUES), tl.float32)
-    per = tl.cdiv(tl.cdiv(count, splits), COLUMNS) * COLUMNS
+        top = tl.where(rows == CONST.G, 0.0, top)
+    total = tl.zeros((CONST.ROWS,), tl.float32)
+    acc = tl.zeros((CONST.ROWS, CONST.VALUES), tl.float32)
+    per = tl.cdiv(tl.cdiv(count, splits), CONST.COLUMNS) * CONST.COLUMNS
     low = split * per
     high = tl.minimum(low + per, count)
     k += batch * k_stride_b + head * k_stride_h
     y += batch * y_stride_b + head * y_stride_h
     norms += batch * n_stride_b + head * n_stride_h
-    moved += n * (live_count + 1) * D
+    moved += n * (live_count + 1) * CONST.D
+    rows_in += n * (CONST.ROWS * CONST.FEATURES)
+    moving_in += n * (CONST.ROWS * CONST.FEATURES)
     end = tl.minimum(high, pending)
-    for start in range(low, end, COLUMNS):
+    for start in range(low, end, CONST.COLUMNS):
         tokens = (start + columns).to(tl.int64)
         seen = tokens < end
-        if MASKED:
+        if CONST.MASKED:
             seen &= tl.load(mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
         top, total, acc = read_keys(
-            moving_in + n * (ROWS * FEATURES), k, k_stride_t, 0, y, y_stride_t, norms, n_stride_t, tokens, seen,
-            top, total, acc, c, G, D, FEATURES, E, VALUES, ROWS, COLUMNS, PIECE, SOLVES, PRECISION, PRODUCT,
+            moving_in, k, k_stride_t, 0, y, y_stride_t, norms, n_stride_t, tokens, seen, top, total, acc, c, CONST
         )  # fmt: skip
-    for start in range(tl.maximum(low, pending), high, COLUMNS):
+    for start in range(tl.maximum(low, pending), high, CONST.COLUMNS):
         tokens = (start + columns).to(tl.int64)
         seen = tokens < high
-        if MASKED:
+        if CONST.MASKED:
             seen &= tl.load(mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
         top, total, acc = read_keys(
-            rows_in + n * (ROWS * FEATURES), moved, D, pending, y, y_stride_t, norms, n_stride_t, tokens, seen,
-            top, total, acc, c, G, D, FEATURES, E, VALUES, ROWS, COLUMNS, PIECE, SOLVES, PRECISION, PRODUCT,
+            rows_in, moved, CONST.D, pending, y, y_stride_t, norms, n_stride_t, tokens, seen, top, total, acc, c, CONST
         )  # fmt: skip
-    here = (n * splits + split) * ROWS + rows
+    here = (n * splits + split) * CONST.ROWS + rows
     tl.store(maxima + here, top)
     tl.store(sums + here, total)
-    tl.store(parts + here[:, None] * VALUES + wide[None, :], acc)
+    tl.store(parts + here[:, None] * CONST.VALUES + wide[None, :], acc)
 
 
 @triton.jit(do_not_specialize=["H", "count", "live_count", "splits", "stride_mask"])
 def path_step_combine_kernel(
     rows_in, moved, v, mask, maxima, sums, parts, y, out, H, count, live_count, splits, stride_mask,
-    G: tl.constexpr, D: tl.constexpr, FEATURES: tl.constexpr, E: tl.constexpr, VALUES: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, SOLVES: tl.constexpr, MASKED: tl.constexpr,
+    CONST: tl.constexpr,
 ):  # fmt: skip
     """y = v − Σ P y, or v, [n, E], and `out` [n, G, E], which reads it. v: [n, E]."""
     n = tl.program_id(0).to(tl.int64)
     hidden = tl.zeros((1,), tl.int32)
-    if MASKED:
+    if CONST.MASKED:
         hidden += 1 - tl.load(mask + n // H * stride_mask + count).to(tl.int32)
-    rows = tl.arange(0, ROWS)
-    features = tl.arange(0, FEATURES)
-    wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, ROWS, VALUES, WIDTH)
-    new = tl.load(v + n * E + wide, mask=(wide < E) & (hidden == 0), other=0.0).to(tl.float32)
-    if SOLVES:
-        solved = tl.sum(tl.where((rows == G)[:, None], acc, 0.0), 0)
+    rows = tl.arange(0, CONST.ROWS)
+    features = tl.arange(0, CONST.FEATURES)
+    wide = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
+    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, CONST.ROWS, CONST.VALUES, CONST.WIDTH)
+    new = tl.load(v + n * CONST.E + wide, mask=(wide < CONST.E) & (hidden == 0), other=0.0).to(tl.float32)
+    if CONST.SOLVES:
+        solved = tl.sum(tl.where((rows == CONST.G)[:, None], acc, 0.0), 0)
         new = tl.where(hidden == 0, new - solved, 0.0)
     stored = new.to(y.dtype.element_ty)
-    tl.store(y + n * E + wide, stored, mask=wide < E)
+    tl.store(y + n * CONST.E + wide, stored, mask=wide < CONST.E)
     # The new key among the keys that the queries read.
-    x = tl.load(rows_in + (n * ROWS + rows)[:, None] * FEATURES + features[None, :])
-    key = tl.load(moved + (n * (live_count + 1) + live_count) * D + features, mask=features < D, other=0.0)
+    x = tl.load(rows_in + (n * CONST.ROWS + rows)[:, None] * CONST.FEATURES + features[None, :])
+    key = tl.load(moved + (n * (live_count + 1) + live_count) * CONST.D + features, mask=features < CONST.D, other=0.0)
     score = tl.sum(x * key[None, :], 1) * LOG2_E
     highest = tl.maximum(top, score)
     shrink, weight = tl.exp2(top - highest), tl.exp2(score - highest)
     total = total * shrink + weight
     acc = (acc * shrink[:, None] + weight[:, None] * stored.to(tl.float32)[None, :]) / total[:, None]
     acc = tl.where(hidden == 0, acc, 0.0)
-    here = out + (n * G + rows)[:, None] * E + wide[None, :]
-    tl.store(here, acc.to(out.dtype.element_ty), mask=(rows < G)[:, None] & (wide < E)[None, :])
+    here = out + (n * CONST.G + rows)[:, None] * CONST.E + wide[None, :]
+    tl.store(here, acc.to(out.dtype.element_ty), mask=(rows < CONST.G)[:, None] & (wide < CONST.E)[None, :])

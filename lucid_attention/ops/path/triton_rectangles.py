@@ -13,11 +13,12 @@ operands.
 ids: for each row of the batch and position, its document, −1 if it is masked: [B, positions], int32.
 bounds: for packed documents, per position, the start (if rows are the target) or the end of its document.
 
-Every length and stride is an argument of its own. As a tuple they would be one argument, but Triton 3.9 specialises the
-elements of a tuple on 1 and on multiples of 16 even if `do_not_specialize` names it: new lengths would compile anew.
+Constants are one argument. Lengths and strides are not: Triton 3.9 specialises the integers of a tuple on 1 and on
+multiples of 16 even if `do_not_specialize` names the tuple, and would compile again for another length.
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -97,10 +98,12 @@ class Rectangles:
         tile, new_lse = self.tiles.attend, lse.new_empty(lse.shape)
         width = min(tile.values, y.shape[3])
         _check_shifts(lse, o)
+        constants = self._constants(rows, keys, tile, sets)._replace(
+            VALUES=y.shape[3], WIDTH=width, ROW_TARGET=True, PRODUCT=self.multiply.values
+        )
         path_attend_kernel[self._grid(rows, tile, y.shape[3] // width)](
-            rows.x, keys.x, y, o, lse, new_lse, *self._common(rows, keys, tile), *_strides(y), *_strides(o),
-            VALUES=y.shape[3], WIDTH=width, **self._constants(rows, keys, tile, sets), PRODUCT=self.multiply.values,
-            **registers(path_attend_kernel, o.device),
+            rows.x, keys.x, y, o, lse, new_lse, *self._common(rows, keys, tile), *_strides(y), *_strides(o), constants,
+            **_options(path_attend_kernel, tile, o),
         )  # fmt: skip
         lse.copy_(new_lse)
 
@@ -115,11 +118,12 @@ class Rectangles:
         tile = self.tiles.apply
         width = min(tile.values, y.shape[3])
         _check_shifts(shifts, out if to_rows else y)
+        constants = self._constants(target, source, tile, sets)._replace(
+            VALUES=y.shape[3], WIDTH=width, ROW_TARGET=to_rows, PER_ROW=shifts.ndim == 3, PRODUCT=self.multiply.values
+        )
         path_apply_kernel[self._grid(target, tile, y.shape[3] // width)](
             target.x, source.x, shifts, y, out, *self._common(target, source, tile), *_strides(y), *_strides(out),
-            alpha, VALUES=y.shape[3], WIDTH=width, ROW_TARGET=to_rows, PER_ROW=shifts.ndim == 3,
-            **self._constants(target, source, tile, sets), PRODUCT=self.multiply.values,
-            **registers(path_apply_kernel, out.device),
+            alpha, constants, **_options(path_apply_kernel, tile, out),
         )  # fmt: skip
 
     def pull_(
@@ -138,12 +142,14 @@ class Rectangles:
         for x in (shifts, along):
             _check_shifts(x, left if to_rows else right)
         assert _strides(out) == _strides(target.x)
+        constants = self._constants(target, source, tile, sets)._replace(
+            VALUES=values, WIDTH=min(tile.values, values), OUT=piece, ROW_TARGET=to_rows, PER_ROW=along is not None,
+            SUMS=sums is not None, PRODUCT=self.multiply.gradient,
+        )  # fmt: skip
         path_pull_kernel[self._grid(target, tile, features // piece)](
             target.x, source.x, shifts, shifts if along is None else along, left, right, out,
             shifts if sums is None else sums, *self._common(target, source, tile), *_strides(left), *_strides(right),
-            alpha, VALUES=values, WIDTH=min(tile.values, values), OUT=piece, ROW_TARGET=to_rows,
-            PER_ROW=along is not None, SUMS=sums is not None, **self._constants(target, source, tile, sets),
-            PRODUCT=self.multiply.gradient, **registers(path_pull_kernel, out.device),
+            alpha, constants, **_options(path_pull_kernel, tile, out),
         )  # fmt: skip
 
     def _grid(self, target: Side, tile: Tile, pieces: int) -> tuple[int, int]:
@@ -161,14 +167,43 @@ class Rectangles:
         positions = target.position, target.step, source.position, source.step
         return [*ids, bounds, self.heads, pairs, R // tile.rows, source.x.shape[2], *sides, *id_strides, *positions]
 
-    def _constants(self, target: Side, source: Side, tile: Tile, sets: int) -> dict[str, object]:
+    def _constants(self, target: Side, source: Side, tile: Tile, sets: int) -> "Constants":
         features = target.x.shape[3]
-        return {
-            "FEATURES": features, "SETS": sets, "LEAF": self.leaf, "ROWS": tile.rows, "COLUMNS": tile.cols,
-            "PIECE": min(tile.keys, features), "MASKED": target.ids is not None and source.ids is not None,
-            "PACKED": target.bounds is not None, "PRECISION": self.multiply.keys, "num_warps": tile.warps,
-            "num_stages": tile.stages,
-        }  # fmt: skip
+        return Constants(
+            FEATURES=features, SETS=sets, LEAF=self.leaf, ROWS=tile.rows, COLUMNS=tile.cols,
+            PIECE=min(tile.keys, features), MASKED=target.ids is not None and source.ids is not None,
+            PACKED=target.bounds is not None, PRECISION=self.multiply.keys,
+        )  # fmt: skip
+
+
+def _options(kernel: triton.JITFunction, tile: Tile, out: Tensor) -> dict[str, int]:
+    return {"num_warps": tile.warps, "num_stages": tile.stages, **registers(kernel, out.device)}
+
+
+class Constants(NamedTuple):
+    """What a kernel is compiled for.
+
+    FEATURES, VALUES: D' and E'; PIECE, WIDTH: of these, in flight; OUT: of D', written by one program; ROW_TARGET:
+    rows are the target; PER_ROW: one shift per row, not per head; SUMS: write sums along the source; MASKED: compare
+    ids; PACKED: read bounds; PRECISION: of scores; PRODUCT: of other products.
+    """
+
+    FEATURES: int
+    SETS: int
+    LEAF: int
+    ROWS: int
+    COLUMNS: int
+    PIECE: int
+    MASKED: bool
+    PACKED: bool
+    PRECISION: str
+    VALUES: int = 0
+    WIDTH: int = 0
+    OUT: int = 0
+    ROW_TARGET: bool = False
+    PER_ROW: bool = False
+    SUMS: bool = False
+    PRODUCT: str = ""
 
 
 def _strides(x: Tensor) -> tuple[int, int]:
@@ -184,42 +219,38 @@ def _check_shifts(x: Tensor | None, rows: Tensor) -> None:
 
 
 @triton.jit
-def tile_of_program(pairs, tiles, ROWS: tl.constexpr):
+def tile_of_program(pairs, tiles, CONST: tl.constexpr):
     """The head, the pair and the first row of the target's tile."""
     pid = tl.program_id(0)
-    return (pid // (pairs * tiles)).to(tl.int64), (pid // tiles % pairs).to(tl.int64), pid % tiles * ROWS
+    return (pid // (pairs * tiles)).to(tl.int64), (pid // tiles % pairs).to(tl.int64), pid % tiles * CONST.ROWS
 
 
 @triton.jit
-def position_of(row, SETS: tl.constexpr, LEAF: tl.constexpr):
+def position_of(row, CONST: tl.constexpr):
     """The position, within its node, of a row that is the first of a tile."""
-    return row // (SETS * LEAF) * LEAF + row % LEAF
+    return row // (CONST.SETS * CONST.LEAF) * CONST.LEAF + row % CONST.LEAF
 
 
 @triton.jit
-def same_document(target_ids, source_ids, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def same_document(target_ids, source_ids, CONST: tl.constexpr):
     """Whether a target sees a source: [ROWS, COLUMNS]."""
-    target = tl.load(target_ids + tl.arange(0, ROWS))[:, None]
-    source = tl.load(source_ids + tl.arange(0, COLUMNS))[None, :]
+    target = tl.load(target_ids + tl.arange(0, CONST.ROWS))[:, None]
+    source = tl.load(source_ids + tl.arange(0, CONST.COLUMNS))[None, :]
     return (target == source) & (source >= 0)
 
 
 @triton.jit
-def source_range(
-    bounds, target_position, source_position, sources,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SETS: tl.constexpr, LEAF: tl.constexpr, ROW_TARGET: tl.constexpr,
-    PACKED: tl.constexpr,
-):  # fmt: skip
+def source_range(bounds, target_position, source_position, sources, CONST: tl.constexpr):
     """The rows of the source in the documents of a tile of the target. Positions are those of the whole row."""
     low = sources * 0
     high = sources
-    if PACKED:
-        if ROW_TARGET:
+    if CONST.PACKED:
+        if CONST.ROW_TARGET:
             start = tl.maximum(tl.load(bounds + target_position) - source_position, 0)
-            low = tl.minimum(start // COLUMNS * COLUMNS, sources)
+            low = tl.minimum(start // CONST.COLUMNS * CONST.COLUMNS, sources)
         else:
-            stop = tl.maximum(tl.load(bounds + target_position + ROWS - 1) - source_position, 0)
-            high = tl.minimum((stop + LEAF - 1) // LEAF * (SETS * LEAF), sources)
+            stop = tl.maximum(tl.load(bounds + target_position + CONST.ROWS - 1) - source_position, 0)
+            high = tl.minimum((stop + CONST.LEAF - 1) // CONST.LEAF * (CONST.SETS * CONST.LEAF), sources)
     return low, high
 
 
@@ -228,53 +259,50 @@ def path_attend_kernel(
     target, source, values, out, lse, new_lse, target_ids, source_ids, bounds,
     H, pairs, tiles, sources, target_n, target_pair, source_n, source_pair, target_ids_row, source_ids_row,
     target_position, target_step, source_position, source_step, value_n, value_pair, out_n, out_pair,
-    FEATURES: tl.constexpr, VALUES: tl.constexpr, SETS: tl.constexpr, LEAF: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr,
-    PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    CONST: tl.constexpr,
 ):  # fmt: skip
     """Merge the softmax attention of a rectangle into out and lse, both finite.
 
     out is written in place, the log-sum-exps to new_lse [n, pairs, R], since programs of all pieces of the values read
     lse.
     """
-    head, pair, i = tile_of_program(pairs, tiles, ROWS)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    head, pair, i = tile_of_program(pairs, tiles, CONST)
+    rows = tl.arange(0, CONST.ROWS)
+    columns = tl.arange(0, CONST.COLUMNS)
+    wide = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
     first_source = head * source_n + pair * source_pair
     first_value = head * value_n + pair * value_pair
-    at = target_position + pair * target_step + position_of(i, SETS, LEAF)
+    at = target_position + pair * target_step + position_of(i, CONST)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, 1, LEAF, True, PACKED)
+    low, high = source_range(bounds, at, begin, sources, CONST)
     out_rows = head * out_n + pair * out_pair + i + rows
-    here = out + out_rows[:, None] * VALUES + wide[None, :]
+    here = out + out_rows[:, None] * CONST.VALUES + wide[None, :]
     acc = tl.load(here)
     top = tl.load(lse + out_rows) * LOG2_E
-    total = tl.full((ROWS,), 1.0, tl.float32)
-    for j in range(low, high, COLUMNS):
+    total = tl.full((CONST.ROWS,), 1.0, tl.float32)
+    for j in range(low, high, CONST.COLUMNS):
         scores = score_tile(
             target, head * target_n + pair * target_pair + i, source, first_source + j,
-            ROWS, COLUMNS, FEATURES, PIECE, PRECISION, False,
+            CONST.ROWS, CONST.COLUMNS, CONST.FEATURES, CONST.PIECE, CONST.PRECISION, False,
         )  # fmt: skip
         scores *= LOG2_E
-        if MASKED:
+        if CONST.MASKED:
             same = same_document(
                 target_ids + head // H * target_ids_row + at,
                 source_ids + head // H * source_ids_row + begin + j,
-                ROWS,
-                COLUMNS,
+                CONST,
             )
             scores = tl.where(same, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
         factor = tl.exp2(top - higher)
         total = total * factor + tl.sum(p, 1)
-        y = tl.load(values + (first_value + j + columns)[:, None] * VALUES + wide[None, :])
-        acc = tl.dot(p, y, acc * factor[:, None], input_precision=PRODUCT)
+        y = tl.load(values + (first_value + j + columns)[:, None] * CONST.VALUES + wide[None, :])
+        acc = tl.dot(p, y, acc * factor[:, None], input_precision=CONST.PRODUCT)
         top = higher
     tl.store(here, acc / total[:, None])
     if tl.program_id(1) == 0:
-        tl.store(new_lse + (head * pairs + pair) * (tiles * ROWS) + i + rows, (top + tl.log2(total)) / LOG2_E)
+        tl.store(new_lse + (head * pairs + pair) * (tiles * CONST.ROWS) + i + rows, (top + tl.log2(total)) / LOG2_E)
 
 
 @triton.jit(do_not_specialize=[*LENGTHS, "value_n", "value_pair", "out_n", "out_pair", "alpha"])
@@ -282,46 +310,43 @@ def path_apply_kernel(
     target, source, shifts, values, out, target_ids, source_ids, bounds,
     H, pairs, tiles, sources, target_n, target_pair, source_n, source_pair, target_ids_row, source_ids_row,
     target_position, target_step, source_position, source_step, value_n, value_pair, out_n, out_pair, alpha,
-    FEATURES: tl.constexpr, VALUES: tl.constexpr, SETS: tl.constexpr, LEAF: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr, ROW_TARGET: tl.constexpr, PER_ROW: tl.constexpr,
-    MASKED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr, PRODUCT: tl.constexpr,
+    CONST: tl.constexpr,
 ):  # fmt: skip
     """out += alpha · exp(target · sourceᵀ − shift) · values. The shifts are of the heads or, PER_ROW, of the rows."""
-    head, pair, i = tile_of_program(pairs, tiles, ROWS)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
-    wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    head, pair, i = tile_of_program(pairs, tiles, CONST)
+    rows = tl.arange(0, CONST.ROWS)
+    columns = tl.arange(0, CONST.COLUMNS)
+    wide = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
     first_source = head * source_n + pair * source_pair
     first_value = head * value_n + pair * value_pair
     first_out = head * out_n + pair * out_pair
-    at = target_position + pair * target_step + (position_of(i, SETS, LEAF) if ROW_TARGET else i)
+    at = target_position + pair * target_step + (position_of(i, CONST) if CONST.ROW_TARGET else i)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, LEAF, ROW_TARGET, PACKED)
-    if not PER_ROW:
+    low, high = source_range(bounds, at, begin, sources, CONST)
+    if not CONST.PER_ROW:
         shift = tl.load(shifts + head)
-    elif ROW_TARGET:
+    elif CONST.ROW_TARGET:
         shift = tl.load(shifts + first_out + i + rows)[:, None]
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for j in range(low, high, COLUMNS):
+    acc = tl.zeros((CONST.ROWS, CONST.WIDTH), tl.float32)
+    for j in range(low, high, CONST.COLUMNS):
         scores = score_tile(
             target, head * target_n + pair * target_pair + i, source, first_source + j,
-            ROWS, COLUMNS, FEATURES, PIECE, PRECISION, False,
+            CONST.ROWS, CONST.COLUMNS, CONST.FEATURES, CONST.PIECE, CONST.PRECISION, False,
         )  # fmt: skip
-        if PER_ROW and not ROW_TARGET:
+        if CONST.PER_ROW and not CONST.ROW_TARGET:
             shift = tl.load(shifts + first_value + j + columns)[None, :]
         tile = tl.exp2((scores - shift) * LOG2_E)
-        if MASKED:
-            there = j if ROW_TARGET else position_of(j, SETS, LEAF)
+        if CONST.MASKED:
+            there = j if CONST.ROW_TARGET else position_of(j, CONST)
             same = same_document(
                 target_ids + head // H * target_ids_row + at,
                 source_ids + head // H * source_ids_row + begin + there,
-                ROWS,
-                COLUMNS,
+                CONST,
             )
             tile = tl.where(same, tile, 0.0)
-        y = tl.load(values + (first_value + j + columns)[:, None] * VALUES + wide[None, :])
-        acc = tl.dot(tile, y, acc, input_precision=PRODUCT)
-    here = out + (first_out + i + rows)[:, None] * VALUES + wide[None, :]
+        y = tl.load(values + (first_value + j + columns)[:, None] * CONST.VALUES + wide[None, :])
+        acc = tl.dot(tile, y, acc, input_precision=CONST.PRODUCT)
+    here = out + (first_out + i + rows)[:, None] * CONST.VALUES + wide[None, :]
     tl.store(here, tl.load(here) + alpha * acc)
 
 
@@ -330,10 +355,7 @@ def path_pull_kernel(
     target, source, shifts, along, left, right, out, sums, target_ids, source_ids, bounds,
     H, pairs, tiles, sources, target_n, target_pair, source_n, source_pair, target_ids_row, source_ids_row,
     target_position, target_step, source_position, source_step, left_n, left_pair, right_n, right_pair, alpha,
-    FEATURES: tl.constexpr, VALUES: tl.constexpr, SETS: tl.constexpr, LEAF: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, PIECE: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, ROW_TARGET: tl.constexpr,
-    PER_ROW: tl.constexpr, SUMS: tl.constexpr, MASKED: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
-    PRODUCT: tl.constexpr,
+    CONST: tl.constexpr,
 ):  # fmt: skip
     """out += alpha · W · source, W = exp(target · sourceᵀ − shift) ∘ (left · rightᵀ − along): gradients of the target.
 
@@ -341,52 +363,54 @@ def path_pull_kernel(
     otherwise there is one shift per head, and along is 0. With SUMS the sums of alpha · W along the source are written
     to sums [n, pairs, R].
     """
-    head, pair, i = tile_of_program(pairs, tiles, ROWS)
-    rows = tl.arange(0, ROWS)
-    columns = tl.arange(0, COLUMNS)
+    head, pair, i = tile_of_program(pairs, tiles, CONST)
+    rows = tl.arange(0, CONST.ROWS)
+    columns = tl.arange(0, CONST.COLUMNS)
     first_target = head * target_n + pair * target_pair
     first_source = head * source_n + pair * source_pair
     first_left = head * left_n + pair * left_pair
     first_right = head * right_n + pair * right_pair
-    at = target_position + pair * target_step + (position_of(i, SETS, LEAF) if ROW_TARGET else i)
+    at = target_position + pair * target_step + (position_of(i, CONST) if CONST.ROW_TARGET else i)
     begin = source_position + pair * source_step
-    low, high = source_range(bounds, at, begin, sources, ROWS, COLUMNS, SETS, LEAF, ROW_TARGET, PACKED)
-    if not PER_ROW:
+    low, high = source_range(bounds, at, begin, sources, CONST)
+    if not CONST.PER_ROW:
         shift = tl.load(shifts + head)
-    elif ROW_TARGET:
+    elif CONST.ROW_TARGET:
         shift = tl.load(shifts + first_left + i + rows)[:, None]
         less = tl.load(along + first_left + i + rows)[:, None]
-    acc = tl.zeros((ROWS, OUT), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    for j in range(low, high, COLUMNS):
+    acc = tl.zeros((CONST.ROWS, CONST.OUT), tl.float32)
+    total = tl.zeros((CONST.ROWS,), tl.float32)
+    for j in range(low, high, CONST.COLUMNS):
         scores = score_tile(
             target, first_target + i, source, first_source + j,
-            ROWS, COLUMNS, FEATURES, PIECE, PRECISION, False,
+            CONST.ROWS, CONST.COLUMNS, CONST.FEATURES, CONST.PIECE, CONST.PRECISION, False,
         )  # fmt: skip
         w = score_tile(
-            left, first_left + i, right, first_right + j, ROWS, COLUMNS, VALUES, WIDTH, PRODUCT, False
+            left, first_left + i, right, first_right + j,
+            CONST.ROWS, CONST.COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT, False,
         )  # fmt: skip
-        if PER_ROW:
-            if not ROW_TARGET:
+        if CONST.PER_ROW:
+            if not CONST.ROW_TARGET:
                 shift = tl.load(shifts + first_right + j + columns)[None, :]
                 less = tl.load(along + first_right + j + columns)[None, :]
             w -= less
         w *= tl.exp2((scores - shift) * LOG2_E)
-        if MASKED:
-            there = j if ROW_TARGET else position_of(j, SETS, LEAF)
+        if CONST.MASKED:
+            there = j if CONST.ROW_TARGET else position_of(j, CONST)
             same = same_document(
                 target_ids + head // H * target_ids_row + at,
                 source_ids + head // H * source_ids_row + begin + there,
-                ROWS,
-                COLUMNS,
+                CONST,
             )
             w = tl.where(same, w, 0.0)
-        if SUMS:
+        if CONST.SUMS:
             total += tl.sum(w, 1)
-        moved = key_rows(source, first_source + j, FEATURES, tl.program_id(1) * OUT, COLUMNS, OUT)
-        acc = tl.dot(w, moved, acc, input_precision=PRODUCT)
-    features = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    here = out + (first_target + i + rows)[:, None] * FEATURES + features[None, :]
+        moved = key_rows(
+            source, first_source + j, CONST.FEATURES, tl.program_id(1) * CONST.OUT, CONST.COLUMNS, CONST.OUT
+        )
+        acc = tl.dot(w, moved, acc, input_precision=CONST.PRODUCT)
+    features = tl.program_id(1) * CONST.OUT + tl.arange(0, CONST.OUT)
+    here = out + (first_target + i + rows)[:, None] * CONST.FEATURES + features[None, :]
     tl.store(here, tl.load(here) + alpha * acc)
-    if SUMS and tl.program_id(1) == 0:
-        tl.store(sums + (head * pairs + pair) * (tiles * ROWS) + i + rows, alpha * total)
+    if CONST.SUMS and tl.program_id(1) == 0:
+        tl.store(sums + (head * pairs + pair) * (tiles * CONST.ROWS) + i + rows, alpha * total)
