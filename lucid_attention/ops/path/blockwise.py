@@ -12,7 +12,7 @@ Memory is linear in the length: a tree exists only for the heads in flight. `tri
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -127,28 +127,30 @@ class HeadsTree:
         raise NotImplementedError
 
 
+Plan = tuple[Iterable[Group], Callable[[Group], HeadsTree]]
+
+
 class Backend(NamedTuple):
     """How a system becomes trees.
 
-    parts: the sequences that are computed together; trees(system, part, reads, keep): for each group of heads of a
-    part, its tree, with rows of q if it `reads`, for gradients if it `keep`s.
+    parts: the sequences that are computed together; plan(system, part, keep): the groups of heads of a part that are
+    computed together, and the tree of a group, which stays valid for gradients if `keep`.
     """
 
     parts: Callable[[PathSystem], Iterator[packing.Part]]
-    trees: Callable[[PathSystem, packing.Part, bool, bool], Iterator[tuple[Group, HeadsTree]]]
+    plan: Callable[[PathSystem, packing.Part, bool], Plan]
 
 
-def _trees(system: PathSystem, part: packing.Part, reads: bool, keep: bool) -> Iterator[tuple[Group, "BlockwiseTree"]]:
-    system = system.part(part)
-    B, H, T = system.k.shape[:3]
-    schedule = pick_schedule(system.k.device, B * H, T, system.past_length)
+def _plan(system: PathSystem, part: packing.Part, keep: bool) -> Plan:
+    sequences = system.part(part)
+    B, H, T = sequences.k.shape[:3]
+    schedule = pick_schedule(system.k.device, B * H, T, sequences.past_length)
     schedule = replace(schedule, heads=max(schedule.heads, min(B * H, POSITIONS // T)))
     layout = Layout.of(T, BLOCK_LEAVES if system.solves else 1)
-    for group in schedule.groups(B, H):
-        yield group, BlockwiseTree(heads_of(system, group, reads), layout, schedule, keep=keep)
+    return schedule.groups(B, H), lambda group: BlockwiseTree(heads_of(sequences, group), layout, schedule, keep=keep)
 
 
-BLOCKWISE = Backend(PathSystem.parts, _trees)
+BLOCKWISE = Backend(PathSystem.parts, _plan)
 
 
 def forward(system: PathSystem, backend: Backend = BLOCKWISE) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -161,8 +163,9 @@ def forward(system: PathSystem, backend: Backend = BLOCKWISE) -> tuple[Tensor | 
     y = system.output(*v.shape, like=v) if system.solves else None
     with no_autocast(v):
         for part, (o_part, lse_part, y_part), _ in packing.pieces(backend.parts(system), (o, lse, y)):
-            for group, tree in backend.trees(system, part, True, False):
-                outputs = forward_heads(tree)
+            groups, tree_of = backend.plan(system, part, False)
+            for group in groups:
+                outputs = forward_heads(tree_of(group))
                 _store(o_part, group, outputs.o, by_kv_head=True)
                 _store(lse_part, group, outputs.lse, by_kv_head=True)
                 _store(y_part, group, outputs.y)
@@ -181,6 +184,7 @@ def backward(
     grads = [None if x is None else system.output(*x.shape, like=x) for x in inputs]
     if system.q is not None and do is None:
         grads[0] = torch.zeros_like(system.q)
+        system = replace(system, q=None)
     dsharpness = grads[-1]
     if dsharpness is not None:
         dsharpness.zero_()
@@ -190,10 +194,11 @@ def backward(
             dc = None if dsharpness is None else torch.empty_like(part.per_sequence(dsharpness))
             o, lse, y = (None if x is None else part.take(x) for x in outputs)
             do_part, dy_part = (None if x is None else part.take_grad(x) for x in (do, dy))
-            for group, tree in backend.trees(system, part, do is not None, True):
+            groups, tree_of = backend.plan(system, part, True)
+            for group in groups:
                 rows = [_flat(x, group, system, by_kv_head=True) for x in (o, lse, do_part)]
                 values, dvalues = (_flat(x, group, system) for x in (y, dy_part))
-                found = backward_heads(tree, Outputs(rows[0], rows[1], values), rows[2], dvalues)
+                found = backward_heads(tree_of(group), Outputs(rows[0], rows[1], values), rows[2], dvalues)
                 if found.q is not None:
                     found.q.mul_(system.scale)
                 for name, whole in zip(DIFFERENTIABLE, [*new_pieces, *past_pieces, dc], strict=True):
@@ -258,9 +263,8 @@ def _per_leaf(sharpness: float | Tensor) -> float | Tensor:
     return sharpness[..., None] if isinstance(sharpness, Tensor) else sharpness
 
 
-def heads_of(system: PathSystem, group: Group, reads: bool) -> PathHeads:
-    """The heads of a group; with q if it `reads`."""
-    q = _flat(system.q, group, system, by_kv_head=True) if reads else None
+def heads_of(system: PathSystem, group: Group) -> PathHeads:
+    q = _flat(system.q, group, system, by_kv_head=True)
     c: float | Tensor | None = None
     if system.solves:
         c = system.sharpness

@@ -21,7 +21,7 @@ from .. import packing
 from ..triangular import Schedule
 from ..triton_tiles import Precisions, architecture, on_device, padded_size, precisions
 from . import blockwise
-from .blockwise import BLOCK_LEAVES, Backend, Group, HeadsTree, PathHeads, SolveGradients, heads_of, one_node
+from .blockwise import BLOCK_LEAVES, Backend, Group, HeadsTree, PathHeads, Plan, SolveGradients, heads_of, one_node
 from .system import DIFFERENTIABLE, PathSystem
 from .tree import Join, Layout
 from .triton_products import TritonAlgebra
@@ -59,7 +59,7 @@ def _whole_rows(system: PathSystem) -> Iterator[packing.Part]:
     yield _WholeRows(system)
 
 
-def _trees(system: PathSystem, part: packing.Part, reads: bool, keep: bool) -> Iterator[tuple[Group, "TritonTree"]]:
+def _plan(system: PathSystem, part: packing.Part, keep: bool) -> Plan:
     (B, H, T, D), E = system.k.shape, system.v.shape[3]
     G = 0 if system.q is None else system.q.shape[1] // H
     layout = Layout.of_whole_blocks(T, BLOCK_LEAVES if system.solves else 1)
@@ -71,12 +71,15 @@ def _trees(system: PathSystem, part: packing.Part, reads: bool, keep: bool) -> I
     dtype = dtype if system.q is None else torch.promote_types(dtype, system.q.dtype)
     tiles, multiply = path_tiles(where, *sizes), precisions(where, dtype)
     documents, clean = Documents.of(system, layout), _clean(system)
-    for group in Schedule(max(1, min(B * H, BYTES // per_head)), C, 1).groups(B, H):
-        heads, kv_heads = _padded(heads_of(clean, group, reads), C), len(range(*group[1].indices(H)))
-        yield group, TritonTree(heads, layout, tiles, multiply, kv_heads, documents.rows(group[0]), keep=keep)
+
+    def tree_of(group: Group) -> TritonTree:
+        heads, kv_heads = _padded(heads_of(clean, group), C), len(range(*group[1].indices(H)))
+        return TritonTree(heads, layout, tiles, multiply, kv_heads, documents.rows(group[0]), keep=keep)
+
+    return Schedule(max(1, min(B * H, BYTES // per_head)), C, 1).groups(B, H), tree_of
 
 
-TRITON = Backend(_whole_rows, _trees)
+TRITON = Backend(_whole_rows, _plan)
 
 
 def _clean(system: PathSystem) -> PathSystem:
