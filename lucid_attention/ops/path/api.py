@@ -86,20 +86,10 @@ def lucid_path_attention(
     Returns:
         o: [B, H·G, T, E].
     """
-    o, _ = lucid_path_pass(
-        q,
-        k,
-        v,
-        w,
-        beta,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
-        scale=scale,
+    return lucid_path_pass(
+        q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness, scale=scale,
         impl=impl,
-    )
-    return o
+    )[0]  # fmt: skip
 
 
 def lucid_path_pass(
@@ -119,18 +109,9 @@ def lucid_path_pass(
     """o of `lucid_path_attention` and y of `path_precondition`, on one tree, for modules with a cache."""
     checks.check_tensor("q", q)
     system = checked_path_system(
-        q,
-        k,
-        v,
-        w,
-        beta,
-        solves=True,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
+        q, k, v, w, beta, solves=True, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness,
         scale=scale,
-    )
+    )  # fmt: skip
     return _run(system, impl)
 
 
@@ -160,16 +141,7 @@ def path_precondition(
         y: [B, H, T, E], zero at masked positions.
     """
     system = checked_path_system(
-        None,
-        k,
-        v,
-        w,
-        beta,
-        solves=True,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
+        None, k, v, w, beta, solves=True, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness
     )
     return _run(system, impl)[1]
 
