@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid import triton_launch, triton_solve
 from lucid_attention.ops.lucid.system import System
-from lucid_attention.ops.path import triton_launch as path_launch
+from lucid_attention.ops.path import triton_decode as path_triton_decode
 from lucid_attention.ops.path import triton_pass
+from lucid_attention.ops.path.decode import PathDecoded
 from lucid_attention.ops.path.system import PathSystem
 from lucid_attention.ops.softmax.one_token import Token
 
@@ -75,7 +76,9 @@ def path(dtype: torch.dtype, size: int) -> None:
     mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
     for solves in (False, True):
         behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
-        alone = PathSystem(q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c, solves=solves)
+        alone = PathSystem(
+            q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c if solves else 8.0, solves=solves
+        )
         for system in (behind, alone):
             made = triton_pass.forward(system)
             triton_pass.backward(system, made, made[0], made[2])
@@ -89,8 +92,8 @@ def path_step(dtype: torch.dtype, size: int) -> None:
     for inverse_norms, key_mask in ((None, None), (norms, mask)):
         token = Token(q, k, v, y_past, inverse_norms, key_mask, None, "key", 8.0, 1.0, 0.1, None)
         live = empty(2, 8, T - 1 - pending, size, dtype=torch.float32)
-        made = path_launch.Made(q, v, empty(2, 8, T - pending, size, dtype=torch.float32), product)
-        path_launch.step(token, w, beta, product, live, pending, made)
+        made = PathDecoded(q, v, empty(2, 8, T - pending, size, dtype=torch.float32), product)
+        path_triton_decode.step(token, w, beta, product, live, pending, made)
 
 
 OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step, path, path_step)

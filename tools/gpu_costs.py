@@ -180,7 +180,9 @@ class Total:
 def total(found: list[Call], gpu: Gpu) -> Total:
     matrix = traffic = seconds = chain = 0.0
     for call in found:
-        cost, programs = COSTS[call.kernel.__name__](call.arguments, 2, 2), math.prod(call.grid)
+        constants = call.arguments["CONST"]._asdict() if "CONST" in call.arguments else {}
+        cost = COSTS[call.kernel.__name__](call.arguments | constants, 2, 2)
+        programs = math.prod(call.grid)
         one = cost.matrix / (EFFICIENCY * gpu.matrix / gpu.processors)
         one += cost.vector / (EFFICIENCY * gpu.vector / gpu.processors)
         rounds = math.ceil(programs / gpu.processors)

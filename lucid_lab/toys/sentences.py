@@ -13,8 +13,8 @@ from zlib import crc32
 
 import torch
 
-from ..evals.benchmarks.babi import OBJECTS, PEOPLE, ROOMS, Story, make_story
-from ..evals.benchmarks.haystacks import NOISE
+from ..evals.babi import OBJECTS, PEOPLE, ROOMS, Story, make_story
+from ..evals.haystacks import NOISE
 from .tasks import IGNORED, TEST_SEED, Batch
 
 TOKEN = re.compile(r"([A-Za-z]+)([.:?]?)")

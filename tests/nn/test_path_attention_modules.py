@@ -7,7 +7,7 @@ from torch import Tensor
 from lucid_attention.nn.attention import ATTENTIONS
 from lucid_attention.nn.attention import path as path_module
 from lucid_attention.nn.attention.path import PathAttention, PathPast
-from lucid_attention.ops.path.factors import keys_at_end
+from lucid_attention.ops.path.decode import keys_at_end
 
 HIDDEN, T = 24, 21
 NAMES = ["path", "lucid_path"]

@@ -12,8 +12,8 @@ import torch
 from lucid_attention import lucid_decode, lucid_path_attention, precondition
 from lucid_attention.ops.lucid import triton_launch, triton_solve
 from lucid_attention.ops.lucid.decode import inverse_key_norms
-from lucid_attention.ops.path import scores, triton_pass, triton_tree
-from lucid_attention.ops.path import triton_launch as path_launch
+from lucid_attention.ops.path import tree, triton_pass
+from lucid_attention.ops.path import triton_decode as path_triton
 from lucid_attention.ops.path.decode import path_decode
 
 from .interpreted_lucid import SMALL
@@ -100,8 +100,8 @@ def test_a_decoding_step_keeps_to_its_tensors(guards, S, sizes):
 @pytest.mark.parametrize("T", [1, 15, 16, 17, 33, 65])
 @pytest.mark.parametrize("S", [0, 1, 17])
 def test_path_keeps_to_its_tensors(guards, T, S, monkeypatch):
-    monkeypatch.setattr(scores, "LEAF", 16)
-    monkeypatch.setattr(triton_tree, "BLOCK_LEAVES", 2)
+    monkeypatch.setattr(tree, "LEAF", 16)
+    monkeypatch.setattr(triton_pass, "BLOCK_LEAVES", 2)
     monkeypatch.setattr(triton_pass, "path_tiles", lambda *shape: SMALL_PATH)
     shapes = {"q": (2, T, 5), "k": (1, T, 5), "v": (1, T, 17), "w": (1, T, 5), "beta": (1, T)}
     tensors = {name: guards.around(torch.rand(1, *shape) / 2).requires_grad_() for name, shape in shapes.items()}
@@ -120,7 +120,7 @@ def test_path_keeps_to_its_tensors(guards, T, S, monkeypatch):
 @pytest.mark.parametrize("S", [0, 1, 31, 33, 65])
 @pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
 def test_a_path_step_keeps_to_its_tensors(guards, S, sizes, monkeypatch):
-    monkeypatch.setattr(path_launch, "splits_of", lambda n, places: 2)
+    monkeypatch.setattr(path_triton, "splits_of", lambda n, places: 2)
     D, E = sizes
     q, k, v, y = (guards.around(torch.randn(2, *x)) for x in ((6, 1, D), (2, S + 1, D), (2, 1, E), (2, S, E)))
     w, beta, product = (guards.around(torch.rand(2, 2, *x)) for x in ((1, D), (1,), (D, D)))

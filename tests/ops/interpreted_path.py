@@ -9,11 +9,11 @@ token (`path_cases.py`).
 import pytest
 import torch
 
-from lucid_attention.ops.path import scores, triton_launch, triton_pass, triton_tree
+from lucid_attention.ops.path import tree, triton_decode, triton_pass
+from lucid_attention.ops.path.api import path_triton_op
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.system import checked_path_system
-from lucid_attention.ops.path.triton_configs import PathTileSizes
-from lucid_attention.ops.path.triton_op import path_triton_op
+from lucid_attention.ops.path.triton_rectangles import PathTileSizes
 from lucid_attention.ops.triton_tiles import Tile
 
 from .cases import assert_as_good_as, error, keys_of, widened
@@ -64,8 +64,8 @@ def compare(operator, case, dtype, options, *, sharpness=True):
 @pytest.fixture
 def small(monkeypatch):
     """Leaves of 16 positions, blocks of 32: short sequences have several levels."""
-    monkeypatch.setattr(scores, "LEAF", 16)
-    monkeypatch.setattr(triton_tree, "BLOCK_LEAVES", 2)
+    monkeypatch.setattr(tree, "LEAF", 16)
+    monkeypatch.setattr(triton_pass, "BLOCK_LEAVES", 2)
     monkeypatch.setattr(triton_pass, "path_tiles", lambda *shape: SMALL)
 
 
@@ -258,7 +258,7 @@ def compare_step(arguments, dtype, **options):
 
 @pytest.fixture(params=[1, 5], ids=["one program", "split"])
 def splits(request, monkeypatch):
-    monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: request.param)
+    monkeypatch.setattr(triton_decode, "splits_of", lambda n, places: request.param)
 
 
 @pytest.mark.quick

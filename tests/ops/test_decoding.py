@@ -6,8 +6,7 @@ import torch.nn.functional as F
 
 from lucid_attention import lucid_decode
 from lucid_attention.ops.lucid.decode import inverse_key_norms
-from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.path.decode import identity_factors, path_decode
 from lucid_attention.ops.softmax import one_token as decoding
 
 B, H, G, S, D, E = 2, 2, 3, 17, 4, 5

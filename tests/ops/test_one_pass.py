@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lucid_attention import inverse_key_norms, lucid_decode
 from lucid_attention.ops.keys import inverse_norms
-from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.path.decode import identity_factors, path_decode
 from lucid_attention.ops.softmax import fused_step
 from tests.ops.one_pass_cases import cache, correlated, masks, step
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from lucid_attention.ops.lucid.api import lucid_attention, precondition
-from lucid_attention.ops.path import blockwise, scores
+from lucid_attention.ops.path import blockwise, tree
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
 from lucid_attention.ops.softmax import rectangles
 from lucid_attention.ops.triangular import Schedule
@@ -98,8 +98,8 @@ def test_without_the_flash_kernel_plain_products_give_the_same(case, operator, m
 @pytest.mark.parametrize("T", [5, 16, 17, 33, 50, 90, 112, 161, 176, 200, 231])
 def test_trees_of_every_shape_are_those_of_the_explicit_product(T, S, operator, monkeypatch):
     """Leaves of 4 positions instead of 64: as many levels as thousands of tokens would have."""
-    monkeypatch.setattr(scores, "LEAF", 4)
-    assert scores.Layout.of(T).leaves == -(-T // 4)
+    monkeypatch.setattr(tree, "LEAF", 4)
+    assert tree.Layout.of(T).leaves == -(-T // 4)
     case = PathCase(T=T, S=S, H=1, G=2, D=3, beta="small", keys="close")
     tensors, weight = case.tensors(operator), case.weight(operator)
     assert_exact(evaluate(call, operator, tensors, weight), evaluate(truth, operator, tensors, weight))

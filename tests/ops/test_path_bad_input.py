@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
-from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.path.factors import apply_factors, identity_factors, keys_at_end
+from lucid_attention.ops.path.decode import apply_factors, identity_factors, keys_at_end, path_decode
 
 from .path_cases import PathCase
 

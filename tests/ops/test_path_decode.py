@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lucid_attention.ops.lucid.decode import inverse_key_norms
-from lucid_attention.ops.path import factors
-from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.path.factors import apply_factors, identity_factors, keys_at_end
+from lucid_attention.ops.path import decode
+from lucid_attention.ops.path.decode import apply_factors, identity_factors, keys_at_end, path_decode
 
 from .cases import error
 from .path_cases import PathCase, call, strengths, tokens
@@ -227,7 +226,7 @@ def test_the_layout_of_an_input_does_not_matter_and_inputs_stay_as_they_are(layo
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("pieces", [3, 1024])
 def test_keys_are_moved_in_place_or_beside_in_pieces_of_any_size(pieces, dtype, monkeypatch):
-    monkeypatch.setattr(factors, "KEYS_AT_ONCE", pieces)
+    monkeypatch.setattr(decode, "KEYS_AT_ONCE", pieces)
     k, product = (
         torch.randn(2, 2, 20, 4).to(dtype),
         torch.randn(2, 2, 4, 4).to(identity_factors(torch.ones(1, 1, 1, 1, dtype=dtype))),

@@ -7,7 +7,7 @@ import torch
 
 from lucid_attention.ops.path import tree
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention
-from lucid_attention.ops.path.leaves import key_side, row_side
+from lucid_attention.ops.path.tree import key_side, row_side
 
 from .cases import assert_as_good_as, error
 from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks

@@ -4,14 +4,15 @@ import pytest
 import torch
 from torch.autograd import gradgradcheck
 
-from lucid_attention.ops.path.leaves import (
+from lucid_attention.ops.path.tree import (
     KeySideGradients,
+    climb,
+    descend,
     key_side,
     key_side_backward,
     row_side,
     row_side_backward,
 )
-from lucid_attention.ops.path.tree import climb, descend
 
 from .cases import along_random_directions, assert_exact, error
 from .path_cases import OPERATORS, PathCase, call, evaluate, factor, truth

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
-from lucid_attention.ops.path.factors import keys_at_end
-from lucid_attention.ops.path.torch_op import path_op
+from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_op, path_precondition
+from lucid_attention.ops.path.decode import keys_at_end
 
 from .path_cases import NEW, OLD, OPERATORS, PathCase, call, evaluate, packed_up
 from .test_memory import largest_allocation

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lucid_attention.ops.lucid.decode import inverse_key_norms
-from lucid_attention.ops.path.factors import keys_at_end
+from lucid_attention.ops.path.decode import keys_at_end
 
 from .cases import assert_exact, error, shifted_keys
 from .path_cases import OPERATORS, PathCase, call, evaluate, factor, moved_keys, tokens

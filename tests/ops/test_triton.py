@@ -16,8 +16,7 @@ from lucid_attention import lucid_attention, lucid_decode, lucid_path_attention,
 from lucid_attention.ops import dispatch, triton_support
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import path_precondition
-from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.path.factors import identity_factors
+from lucid_attention.ops.path.decode import identity_factors, path_decode
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only")

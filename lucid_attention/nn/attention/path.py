@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ...ops.dispatch import choose
 from ...ops.path.api import path_attention
-from ...ops.path.decode import APPLY_EVERY, PathDecoded, path_decode
-from ...ops.path.factors import apply_factors, identity_factors, keys_at_end
+from ...ops.path.decode import APPLY_EVERY, PathDecoded, apply_factors, identity_factors, keys_at_end, path_decode
 from ..causal import CausalAttention, check_size, split_heads
 from ..short_convolution import ShortConvolution
 

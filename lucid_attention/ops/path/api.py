@@ -1,24 +1,27 @@
-"""The public operators on PaTH scores.
+"""The public operators on PaTH scores, and their `torch.library` operators.
 
 A_ij = k_jᵀ (H_{j+1} … H_i) q_i with H_s = I − β_s w_s w_sᵀ: a key is moved by the Householder factors of all later
-positions, so the past is kept with its keys at its end (`factors.keys_at_end`).
+positions, so the past is kept with its keys moved to its end (`decode.keys_at_end`).
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T new and S past positions, D key size, E value
 size.
 """
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
-from .. import checks, packing
+from .. import checks, custom_op, packing
 from ..custom_op import refuse_forward_mode
 from ..dispatch import BLOCKWISE_AND_TRITON, choose
 from ..precision import readout_dtype
-from . import reference
-from .system import LucidPast, Past, PathSystem, checked_path_system
-from .torch_op import path_op
-from .triton_op import obstacle, path_triton_op
+from ..quarantine import Quarantine, nan_at, zeros_at
+from ..triton_support import DTYPES
+from . import blockwise, reference
+from .system import DIFFERENTIABLE, INPUTS, LucidPast, Past, PathSystem, checked_path_system, from_operator, too_large
 
 
 def path_attention(
@@ -37,17 +40,17 @@ def path_attention(
     """Causal PaTH attention: softmax(A · scale) v with A_ij = k_jᵀ (∏_{s=j+1..i} (I − β_s w_s w_sᵀ)) q_i.
 
     Args:
-        q: [B, H·G, T, D]. No rotary embedding: w and beta say where a token is.
+        q: [B, H·G, T, D]. No rotary embedding: w and beta encode positions.
         k: [B, H, T, D].
         v: [B, H, T, E].
-        w: [B, H, T, D], directions of the Householder factors, used as they come (PaTH normalises them to length 1). In
-            float32 beside 16-bit q, k, v they keep that length.
-        beta: [B, H, T], their strengths, in [0, 2] for length 1: nothing can grow then. 0 leaves everything as it is.
+        w: [B, H, T, D], directions of the Householder factors, used without normalisation (PaTH's have length 1).
+            In float32 with 16-bit q, k, v they keep that length.
+        beta: [B, H, T], their strengths; in [0, 2] for w of length 1, so that no factor expands. 0 is the identity.
         past: (k_past [B, H, S, D], v_past [B, H, S, E]) of earlier positions, keys moved to the end of the past, as
             `keys_at_end` returns them.
-        key_mask: [B, S + T] bool, True where a position takes part. A masked position is as if it were not there
-            (its w and beta, too) and reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
+        key_mask: [B, S + T] bool, True where a position takes part. A masked position is ignored, with its w and beta,
+            and reads zero.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); documents do not see each other.
         scale: of the scores, default 1/√D.
         impl: "auto", "blockwise" (a binary tree, linear memory), "reference" (the dense formula) or, on CUDA and ROCm
             devices, "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
@@ -83,20 +86,10 @@ def lucid_path_attention(
     Returns:
         o: [B, H·G, T, E].
     """
-    o, _ = lucid_path_pass(
-        q,
-        k,
-        v,
-        w,
-        beta,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
-        scale=scale,
+    return lucid_path_pass(
+        q, k, v, w, beta, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness, scale=scale,
         impl=impl,
-    )
-    return o
+    )[0]  # fmt: skip
 
 
 def lucid_path_pass(
@@ -113,21 +106,12 @@ def lucid_path_pass(
     scale: float | None = None,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """o of `lucid_path_attention` and y of `path_precondition`, on one tree: what a module with a cache needs."""
+    """o of `lucid_path_attention` and y of `path_precondition`, on one tree, for modules with a cache."""
     checks.check_tensor("q", q)
     system = checked_path_system(
-        q,
-        k,
-        v,
-        w,
-        beta,
-        solves=True,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
+        q, k, v, w, beta, solves=True, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness,
         scale=scale,
-    )
+    )  # fmt: skip
     return _run(system, impl)
 
 
@@ -143,7 +127,7 @@ def path_precondition(
     sharpness: float | Tensor | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Y = P⁻¹ V with P_ij = exp(c (k̂_jᵀ (∏_{s=j+1..i} H_s) k̂_i − 1)), k̂ = k/‖k‖: what LUCID-PaTH reads and caches.
+    """Y = P⁻¹ V with P_ij = exp(c (k̂_jᵀ (∏_{s=j+1..i} H_s) k̂_i − 1)), k̂ = k/‖k‖: the values of LUCID-PaTH.
 
     With w of length 1 and beta in [0, 2], ‖P⁻¹‖ ≤ 2 for any keys and any length.
 
@@ -157,23 +141,14 @@ def path_precondition(
         y: [B, H, T, E], zero at masked positions.
     """
     system = checked_path_system(
-        None,
-        k,
-        v,
-        w,
-        beta,
-        solves=True,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        sharpness=sharpness,
+        None, k, v, w, beta, solves=True, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness
     )
     return _run(system, impl)[1]
 
 
 def _run(system: PathSystem, impl: str) -> tuple[Tensor, Tensor]:
-    """o and y. Without a q there is no o, without a solve no y: what is returned in its place must not be used."""
-    impl = choose(impl, BLOCKWISE_AND_TRITON, system.k, obstacle(system))
+    """o and y. Without a q there is no o, without a solve no y: the tensor in its place must not be used."""
+    impl = choose(impl, BLOCKWISE_AND_TRITON, system.k, _triton_obstacle(system))
     if impl == "reference":
         return _run_reference(system)
     inputs = system.operator_inputs()
@@ -190,3 +165,93 @@ def _run_reference(system: PathSystem) -> tuple[Tensor, Tensor]:
     if system.q is None:
         return y, y
     return reference.attention(replace(system, v=y)).to(readout_dtype(system.q)), y
+
+
+def _triton_obstacle(system: PathSystem) -> str | None:
+    """Reason why the kernels cannot compute this system on any device; None if they can."""
+    for name in DIFFERENTIABLE:
+        x = getattr(system, name)
+        if isinstance(x, Tensor) and x.dtype not in DTYPES:
+            return f"it is for bfloat16, float16 and float32, got {name} in {x.dtype}"
+    return too_large(system.k, system.v)
+
+
+Tensors = Sequence[Tensor | None]
+
+
+def _register(name: str, impl: str, forward: Callable[..., Tensors], backward: Callable[..., Tensors]) -> Any:
+    """An operator (inputs) -> (o, lse, y), o and lse if there is a q, y if it solves."""
+    return custom_op.register(
+        name,
+        INPUTS,
+        3,
+        forward=forward,
+        backward=backward,
+        shapes=_uninitialised_outputs,
+        differentiable=len(DIFFERENTIABLE),
+        auxiliary=(1,),
+        unbatched=("cu_seqlens",),
+        about=f"impl='{impl}'",
+    )
+
+
+def _uninitialised_outputs(*inputs: Any) -> Tensors:
+    system = from_operator(*inputs)
+    q, v = system.q, system.v
+    y = v.new_empty(v.shape) if system.solves else None
+    if q is None:
+        return None, None, y
+    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=system.dtype), y
+
+
+def _forward(*inputs: Any) -> Tensors:
+    return blockwise.forward(from_operator(*inputs))
+
+
+def _backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequence[bool]) -> Tensors:
+    do, _, dy = douts
+    return blockwise.backward(from_operator(*inputs), outs, do, dy)
+
+
+path_op = _register("path", "blockwise", _forward, _backward)
+
+# The inputs of every position. In packed documents, positions that are not finite are computed as zeros (`Quarantine`).
+PER_POSITION = ("q", "k", "v", "w", "beta")
+
+
+def _triton_forward(*inputs: Any) -> Tensors:
+    from . import triton_pass
+
+    system = from_operator(*inputs)
+    if system.cu_seqlens is None:
+        return triton_pass.forward(system)
+    # A query that is not finite spoils its own row only.
+    tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION[1:]}
+    found = Quarantine(tensors.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    system = replace(system, **{name: zeros_at(x, found.broken) for name, x in tensors.items()})
+    o, lse, y = triton_pass.forward(system)
+    return nan_at(o, found.behind), lse, nan_at(y, found.behind)
+
+
+def _triton_backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequence[bool]) -> Tensors:
+    from . import triton_pass
+
+    system, (o, lse, y), (do, _, dy) = from_operator(*inputs), outs, douts
+    if system.cu_seqlens is None:
+        return triton_pass.backward(system, outs, do, dy)
+    tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION}
+    found = Quarantine((*tensors.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    where = found.documents
+    system = replace(system, **{name: zeros_at(x, where) for name, x in tensors.items()})
+    o, lse, y, do, dy = (zeros_at(x, where) for x in (o, lse, y, do, dy))
+    grads = triton_pass.backward(system, (o, lse, y), do, dy)
+    for i, name in enumerate(DIFFERENTIABLE):
+        if name in PER_POSITION:
+            grads[i] = nan_at(grads[i], where)
+    dsharpness = grads[DIFFERENTIABLE.index("sharpness")]
+    if dsharpness is not None:
+        dsharpness.masked_fill_(where.any(2), math.nan)
+    return grads
+
+
+path_triton_op = _register("path_triton", "triton", _triton_forward, _triton_backward)

@@ -1,4 +1,4 @@
-"""PaTH and LUCID-PaTH as one value: checked at the door, then handed whole to every implementation.
+"""PaTH and LUCID-PaTH as one value: checked once, then passed whole to every implementation.
 
     O = softmax(A · scale) Y,     A_ij = k_jᵀ (∏_{s=j+1..i} H_s) q_i,     H_s = I − β_s w_s w_sᵀ
 
@@ -18,6 +18,8 @@ from ..precision import working_dtype
 
 Past = tuple[Tensor, Tensor]
 LucidPast = tuple[Tensor, Tensor, Tensor]
+# The largest head size of the Triton kernels.
+LARGEST_HEAD = 256
 # The fields that may have gradients, in the order of the operator's inputs.
 DIFFERENTIABLE = ("q", "k", "v", "w", "beta", "k_past", "y_past", "inverse_norms", "sharpness")
 
@@ -105,14 +107,12 @@ def from_operator(*inputs: Any) -> PathSystem:
     return PathSystem(q, k, v, w, beta, k_past, y_past, inverse_norms, key_mask, cu_seqlens, c, scale, solves)
 
 
-def uninitialised_outputs(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """o and lse, if there is a q, and y, if it solves, for `INPUTS` of the operator."""
-    system = from_operator(*inputs)
-    q, v = system.q, system.v
-    y = v.new_empty(v.shape) if system.solves else None
-    if q is None:
-        return None, None, y
-    return q.new_empty(*q.shape[:3], v.shape[3]), q.new_empty(q.shape[:3], dtype=system.dtype), y
+def too_large(k: Tensor, v: Tensor) -> str | None:
+    """Reason why the Triton kernels cannot take heads of these sizes; None if they can."""
+    for letter, size in (("D", k.shape[3]), ("E", v.shape[3])):
+        if size > LARGEST_HEAD:
+            return f"it is for head sizes up to {LARGEST_HEAD}, got {letter} = {size}"
+    return None
 
 
 def checked_path_system(
@@ -129,7 +129,7 @@ def checked_path_system(
     sharpness: float | Tensor | None = None,
     scale: float | None = None,
 ) -> PathSystem:
-    """The system of arguments as the public functions take them; raises where one of them is wrong.
+    """The system of the arguments of the public functions; raises if one of them is wrong.
 
     past: a triple (k_past, y_past, inverse_norms) if `solves`, otherwise a pair.
     """

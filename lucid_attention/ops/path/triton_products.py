@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..triton_registers import registers
 from ..triton_tiles import Tile
+from .tree import Algebra
 
 SIXTEENS = tl.constexpr(16)
 
@@ -20,37 +21,14 @@ SIXTEENS = tl.constexpr(16)
     ]
 )  # fmt: skip
 def path_product_kernel(
-    a,
-    b,
-    c,
-    out,
-    alpha,
-    beta,
-    inner,
-    depth,
-    a_outer,
-    a_inner,
-    b_outer,
-    b_inner,
-    c_outer,
-    c_inner,
-    out_outer,
-    out_inner,
-    a_leading,
-    b_leading,
-    c_leading,
-    out_leading,
-    A_TRANSPOSED: tl.constexpr,
-    B_TRANSPOSED: tl.constexpr,
-    ADDS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    a, b, c, out, alpha, beta, inner, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
+    out_inner, a_leading, b_leading, c_leading, out_leading,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
 
-    Batch strides are counted in leading ones, and these in SIXTEENS: the compiler has to know what divides them.
+    Batch strides are multiples of leading strides, and these of SIXTEENS, so that the compiler knows their divisors.
     """
     a_leading *= SIXTEENS
     b_leading *= SIXTEENS
@@ -100,10 +78,10 @@ def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class TritonAlgebra:
+class TritonAlgebra(Algebra):
     """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16.
 
-    leaf: the size of blocks that are inverted by forward substitution; larger ones are put together from them.
+    leaf: the size of blocks that are inverted by forward substitution; larger inverses are assembled from them.
     """
 
     tile: Tile
@@ -131,7 +109,7 @@ class TritonAlgebra:
         y.copy_(self.product(self.inverse(matrix).mT, y))
 
     def inverse(self, matrix: Tensor) -> Tensor:
-        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only what is below the diagonal is read."""
+        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only entries below the diagonal are read."""
         m, N, _ = matrix.shape
         matrix, out = matrix.contiguous(), torch.zeros_like(matrix)
         path_inverse_kernel[(m * (N // self.leaf),)](
@@ -148,15 +126,15 @@ class TritonAlgebra:
 
     def _run(self, c: Tensor | None, a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float) -> Tensor:
         (I, K), J, tile = a.shape[-2:], b.shape[-1], self.tile
-        first, second, third, fourth = (_Matrix.of(x) for x in (a, b, out if c is None else c, out))
-        assert not third.transposed
-        assert not fourth.transposed
-        outer, inner = fourth.batch
+        left, right, added, result = operands = [_Matrix.of(x) for x in (a, b, out if c is None else c, out)]
+        assert not added.transposed
+        assert not result.transposed
+        outer, inner = result.batch
         rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
         path_product_kernel[(outer * inner, I // rows, J // columns)](
-            a, b, third.x, out, alpha, beta, inner, K, *first.strides, *second.strides, *third.strides,
-            *fourth.strides, *(each.leading // SIXTEENS.value for each in (first, second, third, fourth)),
-            A_TRANSPOSED=first.transposed, B_TRANSPOSED=second.transposed, ADDS=c is not None,
+            a, b, added.x, out, alpha, beta, inner, K, *(stride for matrix in operands for stride in matrix.strides),
+            *(matrix.leading // SIXTEENS.value for matrix in operands),
+            A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
             num_warps=tile.warps, num_stages=tile.stages, **registers(path_product_kernel, out.device),
         )  # fmt: skip
@@ -176,7 +154,7 @@ def _diagonal(x: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A batch of matrices in memory: rows, or columns if transposed, follow every `leading` numbers."""
+    """A batch of matrices in memory: rows, or columns if transposed, start every `leading` elements."""
 
     x: Tensor
     batch: tuple[int, int]
