@@ -94,13 +94,6 @@ COMMANDS = {
         "bench",
         kept="finished cases of named benchmarks are kept: --resume continues from there",
     ),
-    "doctor": Command(
-        "lucid_lab.bench.doctor",
-        "check every implementation on this machine's device, and say what impl='auto' uses there",
-        "lucid doctor --json doctor.json",
-        "bench",
-        kept="results of the checks so far are not kept",
-    ),
     "report": Command(
         "lucid_lab.report.command",
         "show experiments, training runs and evaluations as a page",

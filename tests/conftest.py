@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from lucid_attention.ops import dispatch
+
 # The same examples in every run: a failure can be seen again, and a run proves what the last one proved.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=30)
 settings.load_profile("repeatable")
@@ -42,3 +44,9 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+if dispatch.interpreted():
+    from triton_interpreter import install
+
+    install()

@@ -5,16 +5,24 @@ are read (`packing.py`).
 """
 
 import math
+import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .precision import autocast_enabled
-from .sharding import refuse_sharded_sequence
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
+# P needs all keys before a token, and a shard lacks some. Heads may be split: every head is solved on its own.
+SHARDING_HELP = (
+    "LUCID solves with all keys of a sequence, and this process has a part of them. Leave "
+    "context_parallel (accelerate: cp_size) out, and split the batch or the heads instead"
+)
+# The kernel to which torch's newer form of context parallelism gives a meaning of its own.
+CONTEXT_PARALLEL_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
 
 
 def described(x: Any) -> str:
@@ -201,3 +209,28 @@ def check_scale(scale: Any) -> None:
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number, got {scale}")
+
+
+def refuse_sharded_sequence(x: Any = None) -> None:
+    """Raise inside torch's context parallelism, and for a DTensor [B, H, T, *] whose T is sharded."""
+    if context_parallel_is_active():
+        raise RuntimeError(
+            f"the sequence is split over processes (torch's context parallelism is active): {SHARDING_HELP}"
+        )
+    placements = getattr(x, "placements", None)
+    if placements is not None and x.ndim == 4 and any(getattr(placement, "dim", None) == 2 for placement in placements):
+        raise RuntimeError(
+            f"the sequence is split over processes, as a DTensor with placements {placements}: {SHARDING_HELP}"
+        )
+
+
+def context_parallel_is_active() -> bool:
+    """Whether torch gives `scaled_dot_product_attention` to processes that hold parts of a sequence."""
+    # `context_parallel` replaces the function. Other tools replace it too, and leave sequences whole.
+    if F.scaled_dot_product_attention.__module__.startswith("torch.distributed."):
+        return True
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is None:
+        return False
+    dispatcher = getattr(dtensor.DTensor, "_op_dispatcher", None)
+    return CONTEXT_PARALLEL_KERNEL in getattr(dispatcher, "_custom_op_handlers", ())

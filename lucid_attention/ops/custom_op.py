@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .sharding import refuse_sharded_sequence
+from .checks import refuse_sharded_sequence
 
 MaybeTensors = Sequence[Tensor | None]
 

@@ -10,13 +10,16 @@ they lie there, and none for borders on the CPU. Everything else is sent to the 
 `pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 # Documents up to this length are batched. The call for a longer document costs little next to its work.
 SHORT = 256
@@ -305,3 +308,47 @@ def _kept_with_past(key_mask: Tensor, past: int) -> Iterator[Part]:
         if new.shape[0]:
             before = KeptPositions([row], [old], key_mask.device) if old.shape[0] else None
             yield KeptPositions([row], [new], key_mask.device, before)
+
+
+class NonFinite:
+    """Positions of tensors [B, H, T], [B, H, T, *] or [B, H·G, T, *] that hold NaN or infinities, as masks [B, H, T].
+
+    Kernels that compute all documents at once multiply across their borders by zero, and 0 · NaN is NaN. So these
+    positions are computed as zeros, and NaN is written afterwards: to outputs from the position on (`after`), to the
+    gradients of the whole document (`documents`). Masked positions are ignored. Nothing is read on the host.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor | None], H: int, key_mask: Tensor | None, cu_seqlens: Tensor) -> None:
+        found = [_not_finite(x, H) for x in tensors if x is not None]
+        broken = found[0]
+        for more in found[1:]:
+            broken = broken | more
+        if key_mask is not None:
+            broken = broken & key_mask[:, None]
+        T = broken.shape[2]
+        start, end = document_bounds(cu_seqlens, T, T, broken.device)
+        count = F.pad(broken.int().cumsum(2), (1, 0))
+        before = count.index_select(2, start)
+        self.positions, self.after = broken, count[:, :, 1:] > before
+        self.documents = count.index_select(2, end) > before
+
+
+def _not_finite(x: Tensor, H: int) -> Tensor:
+    found = ~x.isfinite()
+    found = found.any(-1) if x.ndim == 4 else found
+    return found.unflatten(1, (H, -1)).any(2)
+
+
+def zeros_at(x: MaybeTensor, where: Tensor) -> MaybeTensor:
+    """x: [B, H·G, T] or [B, H·G, T, *] with zeros at `where`: [B, H, T]."""
+    return x if x is None else x.masked_fill(_heads_of(x, where), 0)
+
+
+def nan_at(x: MaybeTensor, where: Tensor) -> MaybeTensor:
+    """As `zeros_at`, with NaN."""
+    return x if x is None else x.masked_fill(_heads_of(x, where), math.nan)
+
+
+def _heads_of(x: Tensor, where: Tensor) -> Tensor:
+    where = where.repeat_interleave(x.shape[1] // where.shape[1], 1)
+    return where[..., None] if x.ndim == 4 else where

@@ -25,17 +25,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_support import interpreted
-
-if interpreted():
-    from . import triton_interpreter
-
-    triton_interpreter.install()
+from .dispatch import interpreted
 
 # Programs that fill a GPU; more splits of a cache than this many programs bring nothing.
 PROGRAMS = 512
 LEAST_KEYS = 256
 MOST_SPLITS = 64
+
+ALL_REGISTERS = 255
+# Kernels that spill in some variant: NVIDIA's compiler prefers to spill a few bytes so that more programs run at once.
+# These may use all registers of a program. `tools/gpu_offline.py` finds them and writes the table.
+SPILLING: dict[str, list[str]] = {
+    "sm_80": [
+        "path_apply_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_89": [
+        "key_gradient_kernel",
+        "pack_keys_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+        "project_kernel",
+    ],
+    "sm_90": [
+        "path_attend_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_100": [
+        "key_gradient_kernel",
+        "path_apply_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_120": [
+        "path_apply_kernel",
+        "path_attend_kernel",
+        "path_pull_kernel",
+        "path_step_prepare_kernel",
+        "path_step_split_kernel",
+        "step_split_kernel",
+        "update_kernel",
+    ],
+}
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -108,6 +140,12 @@ def splits_of(n: int, places: int) -> int:
     """How many programs share the cache of a head: from shapes only, so that a CUDA graph can hold the launch."""
     wanted = min(triton.cdiv(PROGRAMS, n), triton.cdiv(places, LEAST_KEYS), MOST_SPLITS)
     return max(1, wanted)
+
+
+def registers(kernel: triton.JITFunction, device: torch.device) -> dict[str, int]:
+    """Register options of a launch of this kernel."""
+    names = SPILLING.get(architecture(device), [])
+    return {"maxnreg": ALL_REGISTERS} if names and kernel.__name__ in names else {}
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from ..dispatch import RECURRENT, choose
 from ..keys import resolved_scale
 from . import fla, reference
-from .chunks import along, chunk_length, cut, in_segments, join
-from .decays import halve, read_rows
+from .chunks import along, chunk_length, cut, halve, in_segments, join, read_rows
 from .recurrent import (
     Recurrent,
     check_per_token,

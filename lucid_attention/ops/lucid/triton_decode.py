@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..dispatch import unusable
 from ..keys import resolved_scale, resolved_sharpness
 from ..softmax.one_token import Decoded, Token
-from ..triton_support import unusable
 
 
 def obstacle(token: Token) -> str | None:

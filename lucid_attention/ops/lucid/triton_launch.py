@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..triton_registers import registers
-from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
+from ..triton_tiles import architecture, on_device, padded_size, precisions, registers, splits_of
 from .triton_configs import step_tile
 from .triton_step import step_combine_kernel, step_split_kernel
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import custom_op
-from ..quarantine import Quarantine, nan_at, zeros_at
-from ..triton_support import DTYPES
+from ..dispatch import DTYPES
+from ..packing import NonFinite, nan_at, zeros_at
 from .system import INPUTS, System, from_operator
 
 LARGEST_HEAD = 256
@@ -42,10 +42,10 @@ def _forward(v: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None]:
     if system.cu_seqlens is None:
         triton_solve.forward(system, v, y, z)
         return y, z
-    found = Quarantine((v, system.k, system.beta), v.shape[1], system.key_mask, system.cu_seqlens)
-    v, system = v.masked_fill(found.broken[..., None], 0), _without(system, found.broken)
+    found = NonFinite((v, system.k, system.beta), v.shape[1], system.key_mask, system.cu_seqlens)
+    v, system = v.masked_fill(found.positions[..., None], 0), _without(system, found.positions)
     triton_solve.forward(system, v, y, z)
-    return y.masked_fill_(found.behind[..., None], math.nan), nan_at(z, found.behind)
+    return y.masked_fill_(found.after[..., None], math.nan), nan_at(z, found.after)
 
 
 def _without(system: System, where: Tensor) -> System:
@@ -72,7 +72,7 @@ def _backward(
     if system.cu_seqlens is None:
         triton_solve.backward(system, dy, y, z, triton_solve.Gradients(dv, *others))
         return grads
-    found = Quarantine((dy, y, z, system.k, system.beta), dy.shape[1], system.key_mask, system.cu_seqlens)
+    found = NonFinite((dy, y, z, system.k, system.beta), dy.shape[1], system.key_mask, system.cu_seqlens)
     where = found.documents
     dy, y = (x.masked_fill(where[..., None], 0) for x in (dy, y))
     triton_solve.backward(_without(system, where), dy, y, zeros_at(z, where), triton_solve.Gradients(dv, *others))

@@ -13,8 +13,7 @@ import triton
 from torch import Tensor
 
 from .. import packing
-from ..triton_registers import registers
-from ..triton_tiles import Precisions, Tile, architecture, on_device, padded_size, precisions
+from ..triton_tiles import Precisions, Tile, architecture, on_device, padded_size, precisions, registers
 from . import triton_gradients, triton_kernels
 from .system import System
 from .triton_configs import SolveTiles, solve_tiles

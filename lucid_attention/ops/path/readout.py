@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..softmax.rectangles import attend_rectangle, attend_rectangle_backward
+from ..softmax.strips import attend_rectangle, attend_rectangle_backward
 from .scores import PathScores
 
 # A past: keys moved to its end [n, S, D] and their values [n, S, E].

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from ..dispatch import DTYPES, unusable
 from ..precision import working_dtype
 from ..softmax.one_token import Token
-from ..triton_support import DTYPES, unusable
 
 LARGEST_HEAD = 256
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..softmax.one_token import Token, groups_of
-from ..triton_registers import registers
-from ..triton_tiles import architecture, on_device, padded_size, precisions, splits_of
+from ..triton_tiles import architecture, on_device, padded_size, precisions, registers, splits_of
 from .triton_configs import path_step_tile
 from .triton_step import path_step_combine_kernel, path_step_prepare_kernel, path_step_split_kernel
 

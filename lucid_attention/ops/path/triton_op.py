@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from .. import custom_op
-from ..quarantine import Quarantine, nan_at, zeros_at
-from ..triton_support import DTYPES
+from ..dispatch import DTYPES
+from ..packing import NonFinite, nan_at, zeros_at
 from .system import DIFFERENTIABLE, INPUTS, PathSystem, from_operator, uninitialised_outputs
 
 LARGEST_HEAD = 256
@@ -37,10 +37,10 @@ def _forward(*inputs: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]
         return triton_pass.forward(system)
     # A query that is not finite spoils its own row only.
     given: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION[1:]}
-    found = Quarantine(given.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
-    system = replace(system, **{name: zeros_at(x, found.broken) for name, x in given.items()})
+    found = NonFinite(given.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    system = replace(system, **{name: zeros_at(x, found.positions) for name, x in given.items()})
     o, lse, y = triton_pass.forward(system)
-    return nan_at(o, found.behind), lse, nan_at(y, found.behind)
+    return nan_at(o, found.after), lse, nan_at(y, found.after)
 
 
 def _backward(
@@ -52,7 +52,7 @@ def _backward(
     if system.cu_seqlens is None:
         return triton_pass.backward(system, outs, do, dy)
     given: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION}
-    found = Quarantine((*given.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    found = NonFinite((*given.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
     where = found.documents
     system = replace(system, **{name: zeros_at(x, where) for name, x in given.items()})
     o, lse, y, do, dy = (zeros_at(x, where) for x in (o, lse, y, do, dy))

@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_registers import registers
-from ..triton_tiles import Tile
+from ..triton_tiles import Tile, registers
 
 SIXTEENS = tl.constexpr(16)
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..triton_registers import registers
-from ..triton_tiles import Precisions, Tile
+from ..triton_tiles import Precisions, Tile, registers
 from . import triton_kernels
 from .triton_configs import PathTileSizes
 

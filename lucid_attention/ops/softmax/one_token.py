@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..checks import context_parallel_is_active
 from ..keys import resolved_scale, resolved_sharpness
 from ..precision import working_dtype
-from ..sharding import context_parallel_is_active
 from ..triangular import spans
 
 # Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.

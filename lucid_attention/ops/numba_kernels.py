@@ -1,17 +1,106 @@
-"""Products of a few rows with many keys or values, in vector instructions: the inner loops of the decoding step.
+"""Compiled by Numba: what all kernels share, products of a few rows with many keys, the exponential, norms of keys.
 
-LLVM vectorises loops of a length that it does not know with a prologue and an epilogue each, which costs more than the
-few products in them. These are written as vectors of LANES numbers, which it turns into what the CPU has. 16-bit
-numbers are widened in registers. All memory is given by addresses.
+Memory is given by addresses. Numba has no 16-bit floats: integers hold their bits.
 """
 
+import math
+import zlib
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from llvmlite.binding import get_host_cpu_features
-from numba import config, types
+from numba import carray, cfunc, config, from_dtype, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+# Everything that lets LLVM vectorise sums, but NaN and infinities keep their meaning.
+FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
+INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+F = np.float32
+ZERO = F(0)
+# A number of each dtype of a cache. Numba has no 16-bit floats: integers hold their bits.
+EXAMPLES = {"float32": ZERO, "bfloat16": np.uint16(0), "float16": np.int16(0)}
+# The square of the smallest norm that is not zero.
+SMALLEST = float(np.finfo(np.float32).tiny) ** 2
+
+
+def sources() -> int:
+    """A checksum of the files that kernels are made of. A kernel closes over it.
+
+    Numba keeps compiled code as long as the file of a kernel and what it closes over stay the same. It does not look
+    into other files.
+    """
+    folder = Path(__file__).parent
+    files = [*sorted(folder.glob("numba_*.py")), folder / "softmax" / "fused_step.py"]
+    return 1 + zlib.crc32(b"".join(file.read_bytes() for file in files if file.exists()))
+
+
+@intrinsic
+def pointer(context: Any, address: Any, example: Any) -> Any:
+    """The memory at an address as numbers like `example`."""
+
+    def cast(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+    return types.CPointer(example)(types.int64, example), cast
+
+
+@intrinsic
+def wide(context: Any, x: Any) -> Any:
+    """A stored number as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
+
+    def widen(_: Any, builder: Any, sig: Any, args: Any) -> Any:
+        if sig.args[0] == types.uint16:
+            bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+            return builder.bitcast(bits, ir.FloatType())
+        if sig.args[0] == types.int16:
+            return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+        return args[0]
+
+    return types.float32(x), widen
+
+
+@intrinsic
+def ticket(context: Any, address: Any) -> Any:
+    """The number at an address, which is one more afterwards. No two threads get the same."""
+
+    def take(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "acq_rel")
+
+    return types.int64(types.int64), take
+
+
+@intrinsic
+def _bits_to_float(context: Any, bits: Any) -> Any:
+    return types.float32(types.uint32), lambda _, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
+
+
+# Without "reassoc", which would join the two parts of ln 2. The coefficients are those of Cephes' expf.
+@njit(**INNER | {"fastmath": {"contract"}})
+def exponential(x: Any) -> Any:
+    """exp(x), within 2e-7 of it; 0 below −87, infinite above 88.7. In a form that LLVM vectorises."""
+    # Truncated after an offset that makes it positive: rounded to the nearest integer.
+    n = np.int32(x * F(1.4426950408889634) + F(1024.5)) - np.int32(1024)
+    f = (x - F(n) * F(0.693359375)) - F(n) * F(-2.12194440e-4)
+    p = F(1.9875691500e-4)
+    p = p * f + F(1.3981999507e-3)
+    p = p * f + F(8.3334519073e-3)
+    p = p * f + F(4.1665795894e-2)
+    p = p * f + F(1.6666665459e-1)
+    p = p * f + F(5.0000001201e-1)
+    p = p * f * f + f + F(1.0)
+    y = p * _bits_to_float(np.uint32((n + np.int32(127)) << np.int32(23)))
+    y = ZERO if x < F(-87.0) else y
+    return F(np.inf) if x > F(88.7) else y
+
+
+# Products of a few rows with many keys or values: the inner loops of the decoding step. LLVM vectorises loops of
+# unknown length with a prologue and an epilogue each, which costs more than the few products in them. These are
+# written as vectors of LANES elements, which LLVM maps to the instructions of the CPU. 16-bit elements are widened in
+# registers.
 
 # A vector register, and rows that are read at a time where there are many: as many as the registers have room for.
 AVX512 = "+avx512f" in (config.CPU_FEATURES or get_host_cpu_features().flatten())
@@ -142,3 +231,60 @@ WIDE = 4 * LANES
 # Where a vector is short, a row at a time reads twice as much of each value: whole values come from memory faster than
 # halves of them.
 add_to_one, WIDEST = _sum_tile(1, 8), 8 * LANES
+
+
+# Elements that a thread takes at a time.
+PIECE = 16384
+FIELDS = ("address", "count", "counters", "slots", "next", "done")
+ARGUMENTS = from_dtype(np.dtype([(name, np.int64) for name in FIELDS]))
+
+
+def _exponential_kernel(version: int) -> Any:
+    """exp(x) in place: faster than torch's and as exact as float32 needs. version: see `sources`."""
+
+    def step(address: Any) -> None:
+        if version == 0:
+            return
+        arguments = carray(address, 1)[0]
+        x, begin = pointer(arguments.address, ZERO), ticket(arguments.counters) * PIECE
+        while begin < arguments.count:
+            for i in range(begin, min(begin + PIECE, arguments.count)):
+                x[i] = exponential(x[i])
+            begin = ticket(arguments.counters) * PIECE
+
+    return step
+
+
+def _norms_kernel(example: Any, version: int) -> Any:
+    """1/‖k‖ of a few keys of elements like `example`: for one new token, starting torch's operations takes longer.
+
+    version: see `sources`.
+    """
+
+    def norms(keys: int, out: int, B: int, H: int, T: int, D: int, key_b: int, key_h: int, key_t: int) -> None:
+        if version == 0:
+            return
+        k, inverse = pointer(keys, example), pointer(out, ZERO)
+        for b in range(B):
+            for h in range(H):
+                for t in range(T):
+                    first, squares = b * key_b + h * key_h + t * key_t, 0.0
+                    for d in range(D):
+                        x = np.float64(wide(k[first + d]))
+                        squares += x * x
+                    # Not a number stays so.
+                    inverse[(b * H + h) * T + t] = ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
+
+    return norms
+
+
+def compiled(name: str, cache: bool) -> Any:
+    """The C function of a name: "exponential", or "norms_" and a dtype.
+
+    exponential: takes the address of its arguments and works until all of it is done, from any thread.
+    norms: takes the addresses of k: [B, H, T, D] and of the norms: [B, H, T], the sizes and k's strides.
+    """
+    if name == "exponential":
+        return cfunc(types.void(types.CPointer(ARGUMENTS)), cache=cache, **FAST)(_exponential_kernel(sources()))
+    example = EXAMPLES[name.removeprefix("norms_")]
+    return cfunc(types.void(*[types.int64] * 9), cache=cache, **FAST)(_norms_kernel(example, sources()))
