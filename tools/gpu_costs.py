@@ -104,7 +104,7 @@ def key_gradient(a: dict[str, Any], keys: int, values: int) -> Cost:
 
 
 def solve(a: dict[str, Any], keys: int, values: int) -> Cost:
-    block, width = a["BLOCK"], a["COLUMNS"]
+    block, width = a["BLOCK"], a["WIDTH"]
     matrix = 1.5 * block * block * 2 * width * PIECES[a["INVERSE"]]
     return Cost(matrix, 0, block * (6 * block + width * (8 + values)))
 
@@ -121,7 +121,7 @@ def merge(a: dict[str, Any], keys: int, values: int) -> Cost:
 
 
 def copy(a: dict[str, Any], keys: int, values: int) -> Cost:
-    return Cost(0, 0, a["ROWS"] * a.get("FEATURES", a.get("PIECE", 0)) * (keys + 4))
+    return Cost(0, 0, a["ROWS"] * (a.get("FEATURES") or a.get("PIECE") or a.get("PADDED", 0)) * (keys + 4))
 
 
 def path_product(a: dict[str, Any], keys: int, values: int) -> Cost:
@@ -180,7 +180,9 @@ class Total:
 def total(found: list[Call], gpu: Gpu) -> Total:
     matrix = traffic = seconds = chain = 0.0
     for call in found:
-        cost, programs = COSTS[call.kernel.__name__](call.arguments, 2, 2), math.prod(call.grid)
+        constants = call.arguments["CONST"]._asdict() if "CONST" in call.arguments else {}
+        cost = COSTS[call.kernel.__name__](call.arguments | constants, 2, 2)
+        programs = math.prod(call.grid)
         one = cost.matrix / (EFFICIENCY * gpu.matrix / gpu.processors)
         one += cost.vector / (EFFICIENCY * gpu.vector / gpu.processors)
         rounds = math.ceil(programs / gpu.processors)

@@ -218,14 +218,14 @@ from lucid_lab.cli import main
 from lucid_attention import doctor
 from tests.triton_interpreter import install
 install()
-from lucid_attention.ops.lucid import triton_launch
+from lucid_attention.ops.lucid import triton_decode
 doctor.QUICK = tuple(case for case in doctor.QUICK if case.operator == "lucid_decode")
 if sys.argv[1] == "broken":
-    step = triton_launch.step
-    def broken(q, k, v, y_past, y, norms, o, *args, **kwargs):
-        step(q, k, v, y_past, y, norms, o, *args, **kwargs)
+    step = triton_decode.step
+    def broken(token, y, o, *args):
+        step(token, y, o, *args)
         o.mul_(1.05)
-    triton_launch.step = broken
+    triton_decode.step = broken
 sys.exit(main(["doctor", "--quick", "--device", "cpu"]))
 """
 

@@ -11,7 +11,7 @@ the buffers between the kernels, which are float32.
 import triton
 import triton.language as tl
 
-from ..triton_tiles import LOG2_E, put_together
+from ..triton_tiles import LOG2_E, combine_splits
 
 
 @triton.jit(
@@ -308,7 +308,7 @@ def path_step_combine_kernel(
     rows = tl.arange(0, ROWS)
     features = tl.arange(0, FEATURES)
     wide = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, ROWS, VALUES, WIDTH)
+    top, total, acc = combine_splits(maxima, sums, parts, n, splits, wide, ROWS, VALUES, WIDTH)
     new = tl.load(v + n * E + wide, mask=(wide < E) & (hidden == 0), other=0.0).to(tl.float32)
     if SOLVES:
         solved = tl.sum(tl.where((rows == G)[:, None], acc, 0.0), 0)
