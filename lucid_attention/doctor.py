@@ -36,7 +36,7 @@ REFERENCE = "reference"
 # of float32, or of the pieces of bfloat16 that the kernels make of them.
 MULTIPLE = 4.0
 FLOORS = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
-# Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision besides.
+# Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision more.
 READOUTS = ("lucid_attention", "lucid_path_attention", "delta_attention")
 # The longest sequence in Triton's interpreter.
 INTERPRETED_LENGTH = 48
@@ -154,7 +154,7 @@ def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
         return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options), "y": y}
     k, y_past = torch.cat([x["k_past"], x["k"]], 2), x["y_past"]
     if "static" in case.options:
-        # Two places behind the new token, which must not be read.
+        # Two places after the new token, which must not be read.
         k, y_past = F.pad(k, (0, 0, 0, 2), value=1.0), F.pad(y_past, (0, 0, 0, 3))
         options["key_mask"] = torch.arange(case.S + 3, device=k.device)[None].expand(case.B, -1) <= case.S
         options["position"] = torch.tensor(case.S, device=k.device)
@@ -220,13 +220,13 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
     """Outputs and gradients on the CPU in float64."""
     operator = OPERATORS[case.operator]
     x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
-    leaves = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
+    tracked = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
     with torch.set_grad_enabled(operator.backward):
         results = operator.run(case, x, impl)
         if operator.backward:
             weight = x["weight"][:, : results[next(iter(results))].shape[1]]
             sum((out * weight).sum() for out in results.values()).backward()
-            results |= {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+            results |= {f"d{name}": t.grad for name, t in tracked.items() if t.grad is not None}
     return {name: t.detach().double().cpu() for name, t in results.items()}
 
 

@@ -1,4 +1,4 @@
-"""Checks at the door: every message names the argument, what was expected and what was given.
+"""Checks at the door: every message names the argument, what was expected and what it got.
 
 Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they
 are read (`packing.py`).
@@ -21,7 +21,7 @@ SHARDING_HELP = (
     "LUCID solves with all keys of a sequence, and this process has a part of them. Leave "
     "context_parallel (accelerate: cp_size) out, and split the batch or the heads instead"
 )
-# The kernel to which torch's newer form of context parallelism gives a meaning of its own.
+# The kernel that torch's newer form of context parallelism replaces.
 CONTEXT_PARALLEL_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
 
 
@@ -56,7 +56,7 @@ def check_device(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> No
 
 
 def check_same_dtype(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> None:
-    # Under autocast the layers before us legitimately hand over a mixture.
+    # Under autocast the layers before may return a mixture.
     if x.dtype != like.dtype and not autocast_enabled(like):
         raise TypeError(f"{name} must have the dtype of {like_name}: expected {like.dtype}, got {x.dtype}")
 
@@ -112,7 +112,7 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
 
 
 def check_inverse_norms(inverse_norms: Any, k: Tensor, letters: str) -> None:
-    """1/‖k‖ of every key of k: [B, H, N, D], in a dtype of its own."""
+    """1/‖k‖ of every key of k: [B, H, N, D], in any floating point dtype."""
     check_tensor("inverse_norms", inverse_norms)
     check_float("inverse_norms", inverse_norms)
     check_shape("inverse_norms", inverse_norms, tuple(k.shape[:3]), letters)
@@ -155,7 +155,7 @@ def check_beta(beta: Any, k: Tensor) -> None:
 
 
 def check_factors(k: Tensor, w: Any, beta: Any) -> None:
-    """The Householder factors of PaTH. Their dtype is their own: rounded to 16 bits, w has no longer length 1."""
+    """The Householder factors of PaTH. In any dtype: rounded to 16 bits, w would no longer have length 1."""
     check_heads_first("w", w, "[B, H, T, D]")
     check_shape("w", w, tuple(k.shape), "[B, H, T, D]")
     check_device("w", w, k)

@@ -189,11 +189,10 @@ def proof_identity(device: torch.device) -> dict[str, str]:
 
 
 def proof_file(device: torch.device) -> Path:
-    folder = os.environ.get(FOLDER)
-    if not folder:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "lucid_attention"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    folder = Path(os.environ.get(FOLDER) or home / "lucid_attention")
     key = hashlib.sha256(json.dumps(proof_identity(device), sort_keys=True).encode()).hexdigest()[:16]
-    return Path(folder) / f"kernels_{key}.json"
+    return folder / f"kernels_{key}.json"
 
 
 def package_version(name: str) -> str:

@@ -4,8 +4,8 @@ A long document is a view. Short documents of similar length are gathered into o
 causal operators never look there, and thousands of short documents do not cost thousands of small calls. Where a
 masked position must be absent, the kept positions are gathered in the same way.
 
-The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device where
-they lie there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
+The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device if they
+are there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
 
 `pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
 """
@@ -26,7 +26,7 @@ SHORT = 256
 
 
 class Part(Protocol):
-    """Sequences that are computed together: documents, or rows without their masked positions."""
+    """Sequences that are computed as one batch: documents, or rows without their masked positions."""
 
     @property
     def past(self) -> "Part | None":
@@ -36,10 +36,10 @@ class Part(Protocol):
         """[B, H, T, *] -> [sequences, H, L, *] or, for a mask and documents, [B, T] -> [sequences, L]."""
 
     def take_grad(self, x: Tensor) -> Tensor:
-        """`take`, with zeros behind the end of a shorter sequence."""
+        """`take`, with zeros after the end of a shorter sequence."""
 
     def scratch(self, x: Tensor) -> Tensor:
-        """An uninitialised tensor in the shape of `take(x)`, to be written and handed to `put_`."""
+        """An uninitialised tensor in the shape of `take(x)`, to be written and passed to `put_`."""
 
     def put_(self, out: Tensor, part: Tensor) -> None:
         """Write into `out` what `take` would read."""
@@ -231,9 +231,9 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
 
 
 def document_bounds(cu_seqlens: Tensor, length: int, padded: int, device: torch.device) -> Tensor:
-    """[2, padded] int32: where the document of each position starts and ends; positions behind `length` are one more.
+    """[2, padded] int32: where the document of each position starts and ends; positions after `length` are one more.
 
-    Nothing waits for a GPU: there the values of `cu_seqlens` are checked in its own time.
+    Nothing waits for a GPU: there the values of `cu_seqlens` are checked asynchronously.
     """
     if cu_seqlens.device.type == "cpu":
         offsets(cu_seqlens, length)

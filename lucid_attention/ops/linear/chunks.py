@@ -23,33 +23,38 @@ CPU_SEGMENT = 4 * 1024
 ACCELERATOR_SEGMENT = 1024 * 1024
 
 
-def in_segments(
-    attend: Callable[..., tuple[Tensor, Any]], tensors: Sequence[Tensor | None], state: Any
+def attend_in_chunks(
+    step: Callable[..., tuple[Tensor, Any]], chunks: Callable[..., tuple[Tensor, Any]], *inputs: Any
 ) -> tuple[Tensor, Any]:
-    """`attend(*tensors, state)`, one segment of the sequence after another. tensors: [B, H, T, ...] or None.
+    """o: [B, H, T, G, E] and the last state. inputs: tensors [B, H, T, ...] or None, then the state before them.
 
-    The tensors between chunks then do not grow with the sequence, and the time per token stays constant.
+    One token is `step(state, *tensors)` without T; more are `chunks(*tensors, state)`, one segment of the sequence
+    after another. The tensors between chunks then do not grow with the sequence, and the time per token is constant.
     """
-    first = next(x for x in tensors if x is not None)
-    B, H, T = first.shape[:3]
-    budget = CPU_SEGMENT if first.device.type == "cpu" else ACCELERATOR_SEGMENT
+    *tensors, state = inputs
+    B, H, T = tensors[0].shape[:3]
+    if T == 1:
+        (token,) = along(tensors, lambda x: x.unbind(2))
+        o, state = step(state, *token)
+        return o.unsqueeze(2), state
+    budget = CPU_SEGMENT if tensors[0].device.type == "cpu" else ACCELERATOR_SEGMENT
     length = max(1, budget // (B * H * CHUNK)) * CHUNK
     if length >= T:
-        return attend(*tensors, state)
-    o = []
+        return chunks(*tensors, state)
+    outputs = []
     for segment in along(tensors, lambda x: x.split(length, 2)):
-        read, state = attend(*segment, state)
-        o.append(read)
-    return torch.cat(o, 2), state
+        o, state = chunks(*segment, state)
+        outputs.append(o)
+    return torch.cat(outputs, 2), state
 
 
-def along(tensors: Sequence[Tensor | None], take_apart: Callable[[Tensor], Sequence[Tensor]]) -> list[tuple[Any, ...]]:
-    """Tensors taken apart in the same way, piece by piece; None stays None.
+def along(tensors: Sequence[Tensor | None], split: Callable[[Tensor], Sequence[Tensor]]) -> list[tuple[Any, ...]]:
+    """Tensors split in the same way, piece by piece; None stays None.
 
-    Each tensor is taken apart in one call: the gradient of a slice is as large as its tensor, so a loop of slices would
+    Each tensor is split in one call: the gradient of a slice is as large as its tensor, so a loop of slices would
     take quadratic time.
     """
-    columns = [None if x is None else take_apart(x) for x in tensors]
+    columns = [None if x is None else split(x) for x in tensors]
     pieces = next(len(column) for column in columns if column is not None)
     return list(zip(*([None] * pieces if column is None else column for column in columns), strict=True))
 
@@ -60,7 +65,7 @@ def chunk_length(T: int) -> int:
 
 
 def cut(x: Tensor, C: int) -> Tensor:
-    """[B, H, T, ...] -> [n, N, C, ...], zeros behind the end: a token of zeros leaves every state as it is."""
+    """[B, H, T, ...] -> [n, N, C, ...], padded with zeros: a token of zeros does not change a state."""
     x = x.flatten(0, 1)
     missing = -x.shape[1] % C
     if missing:
@@ -86,7 +91,7 @@ def carry(state: Tensor, decay: Tensor, write: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Border(NamedTuple):
-    """What meets at the borders of one size of block, [m, blocks, h, D] each, for halves of h tokens.
+    """Both sides of the borders of one size of block, [m, blocks, h, D] each, for halves of h tokens.
 
     arriving: decay from the border up to and with each token of the right half. left: what the tokens of the left half
     wrote, decayed to the border.
@@ -97,7 +102,7 @@ class Border(NamedTuple):
 
 
 class Halves(NamedTuple):
-    """A chunk taken apart. borders: from pairs of tokens up to the two halves of the chunk.
+    """A chunk in halves. borders: from pairs of tokens up to the two halves of the chunk.
 
     arriving: decay from the start of the chunk up to and with each token; left: what each token wrote, decayed to the
     end of the chunk: [m, C, D]. total: decay over the whole chunk, [m, 1, D].
@@ -110,7 +115,7 @@ class Halves(NamedTuple):
 
 
 def halve(written: Tensor, decay: Tensor) -> Halves:
-    """Take apart m chunks of C tokens, a power of two. written, decay: [m, C, D]."""
+    """Halve m chunks of C tokens, a power of two, down to single tokens. written, decay: [m, C, D]."""
     borders = []
     arriving, left, total = (x.unsqueeze(2) for x in (decay, written, decay))
     while arriving.shape[1] > 1:

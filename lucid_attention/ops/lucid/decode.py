@@ -1,6 +1,6 @@
-"""One new token against a cache of keys and preconditioned values.
+"""One new token and a cache of keys and preconditioned values.
 
-Decoding is bound by memory traffic, so K and Y are each read once, for the attention and the preconditioner together:
+Decoding is bound by memory traffic, so K and Y are each read once, for both the attention and the preconditioner:
 the new key is one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; the
 exponentials of these minus c are P_j, and the same product with Y that reads the values for the queries also gives
 Σ_j P_j y_j (`docs/mathematics.md`).
@@ -188,7 +188,7 @@ def paged_decode_(
     strength: float = 1.0,
     scale: float | None = None,
 ) -> Tensor:
-    """LUCID attention of one new token per sequence against pages; writes y of the token into `y_pages`.
+    """LUCID attention of one new token per sequence with a paged cache; writes y of the token into `y_pages`.
 
     The new key and its inverse norm are already in the pages, at place `lengths`. CUDA and ROCm devices only.
 

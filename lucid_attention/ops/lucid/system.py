@@ -1,4 +1,4 @@
-"""The triangular system of LUCID as one value: checked at the door, then handed whole to every implementation.
+"""The triangular system of LUCID as one value: checked at the door, then passed whole to every implementation.
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,     L = stril exp(c (cos θ_ij − 1))
 

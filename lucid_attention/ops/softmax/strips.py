@@ -25,20 +25,20 @@ ROWS = 512
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
-CPU_KERNEL_KNOWS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
+CPU_KERNEL_HAS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def flash_kernel_for(x: Tensor) -> bool:
     """Whether torch has its CPU flash kernel, forward and backward, for tensors like x."""
     return (
         x.device.type == "cpu"
-        and CPU_KERNEL_KNOWS_GROUPS
+        and CPU_KERNEL_HAS_GROUPS
         and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
     )
 
 
 class _Strip:
-    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
+    """Queries [rows] of batch rows [batch] and keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
 
     def __init__(self, batch: slice, rows: slice, stop: int, visible: Tensor | None, causal: bool) -> None:
         everything = slice(None)
@@ -77,14 +77,14 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
 def grouped_sdpa(
     q: Tensor, k: Tensor, y: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> Tensor:
-    """`scaled_dot_product_attention` that keeps to torch's fast kernels for grouped heads.
+    """`scaled_dot_product_attention` that uses torch's fast kernels for grouped heads.
 
     q: [B, H·G, T, D]; k, y: [B, H, N, D]; mask: [B or 1, 1, T, N].
     """
     G = q.shape[1] // k.shape[1]
-    knows_groups = CPU_KERNEL_KNOWS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
-    if G > 1 and not knows_groups:
-        # Accelerators' kernels know groups in 16 bits only; asked for more, torch would go dense.
+    supports_groups = CPU_KERNEL_HAS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
+    if G > 1 and not supports_groups:
+        # Accelerators' kernels support groups in 16 bits only; otherwise torch would use dense products.
         k, y = k.repeat_interleave(G, 1), y.repeat_interleave(G, 1)
     # A literal, since a compiler with dynamic shapes has only a symbol for the comparison.
     groups = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210
@@ -135,7 +135,7 @@ def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: flo
                 )
             else:
                 o[here] = grouped_sdpa(q[here], k[seen], y[seen], scale, mask=strip.visible)
-                lse[here] = 0  # not needed: the plain backward makes the weights again
+                lse[here] = 0  # not needed: the plain backward computes the weights again
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
 
@@ -221,7 +221,7 @@ def _plain_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of softmax attention for a strip, by its defining products."""
     wide, H = working_dtype(q), k.shape[1]
-    # The heads of a group stand side by side as more rows: [b, H, G, rows, *] against [b, H, 1, stop, *].
+    # The heads of a group are more rows: [b, H, G, rows, *] with [b, H, 1, stop, *].
     do, q = (x.to(wide).unflatten(1, (H, -1)) for x in (do, q))
     k, y = (x.to(wide)[:, :, None] for x in (k, y))
     p = (q @ k.mT).mul_(scale)
