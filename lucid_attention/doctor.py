@@ -251,7 +251,7 @@ def check(case: Case, impl: str, device: torch.device) -> Finding:
             truth = evaluate(case, inputs, REFERENCE, cpu, torch.float64)
             plain = evaluate(case, inputs, REFERENCE, cpu, case.dtype)
             first, second = (evaluate(case, inputs, impl, device, case.dtype) for _ in range(2))
-    # Whatever a compiler, a driver or a kernel raises is a finding.
+    # Any error of a compiler, a driver or a kernel is a finding.
     except Exception as error:
         return Finding(False, math.inf, 0.0, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}")
     rounds = case.operator in READOUTS and case.dtype != torch.float32

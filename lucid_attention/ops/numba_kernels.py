@@ -1,6 +1,6 @@
 """Compiled by Numba: what all kernels share, products of a few rows with many keys, the exponential, norms of keys.
 
-Memory is given by addresses. Numba has no 16-bit floats: integers hold their bits.
+Memory is passed by address. Numba has no 16-bit floats: integers hold their bits.
 """
 
 import math
@@ -20,7 +20,7 @@ FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "nump
 INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 F = np.float32
 ZERO = F(0)
-# A number of each dtype of a cache. Numba has no 16-bit floats: integers hold their bits.
+# An element of each dtype of a cache.
 EXAMPLES = {"float32": ZERO, "bfloat16": np.uint16(0), "float16": np.int16(0)}
 # The square of the smallest norm that is not zero.
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
@@ -39,7 +39,7 @@ def sources() -> int:
 
 @intrinsic
 def pointer(context: Any, address: Any, example: Any) -> Any:
-    """The memory at an address as numbers like `example`."""
+    """The memory at an address as elements like `example`."""
 
     def cast(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
@@ -115,7 +115,7 @@ def _at(builder: Any, address: Any, index: Any, size: int) -> Any:
 
 
 def _load(builder: Any, address: Any, dtype: Any) -> Any:
-    """LANES numbers as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
+    """LANES elements as float32. uint16 holds the bits of a bfloat16, int16 those of a float16."""
     kind, size = STORED[dtype]
     x = builder.load(builder.inttoptr(address, ir.VectorType(kind, LANES).as_pointer()), align=size)
     if dtype == types.uint16:
@@ -191,7 +191,7 @@ def _product_tile(rows: int) -> Any:
 
 
 def _sum_tile(rows: int, width: int) -> Any:
-    """An intrinsic for `rows` rows and `width` · LANES numbers of each value."""
+    """An intrinsic for `rows` rows and `width` · LANES elements of each value."""
 
     @intrinsic
     def add(
@@ -221,10 +221,10 @@ def _sum_tile(rows: int, width: int) -> Any:
     return add
 
 
-# Write the products of rows, D numbers apart, with four keys, `stride` apart, over their first `whole` numbers,
-# a multiple of LANES. Those of a row go to `into`, those of the next `apart` numbers after it.
+# Write the products of rows, D elements apart, with four keys, `stride` apart, over their first `whole` elements,
+# a multiple of LANES. Those of a row go to `into`, those of the next `apart` elements after it.
 scores_of_two, scores_of_more = _product_tile(2), _product_tile(MORE)
-# Add `count` values, `stride` apart, to the sums of rows, E numbers apart. Weights of a row are `apart` numbers after
+# Add `count` values, `stride` apart, to the sums of rows, E elements apart. Weights of a row are `apart` elements after
 # those of the one before.
 add_to_two, add_to_more, add_few_to_two = _sum_tile(2, 4), _sum_tile(MORE, 4), _sum_tile(2, 1)
 WIDE = 4 * LANES

@@ -1,8 +1,8 @@
 """The block solver of Y = (I + diag(β) L)⁻¹ diag(β) V and its adjoint, for any strictly lower L made of tiles.
 
 The solver never sees how a tile is made: `Tiles` makes tiles of L and propagates their gradients. Everything works on
-n heads at once, in place, on tensors [n, T, *]; `Schedule` has the number of heads and the size of a tile. On a CPU that
-is one tile in the cache (a few with several threads), on an accelerator all heads in one batched product.
+n heads at once, in place, on tensors [n, T, *]; `Schedule` has the number of heads and the size of a tile. On a CPU
+that is one tile in the cache (a few with several threads), on an accelerator all heads in one batched product.
 
 Order of work: right-looking. Once a block of rows is solved, the tiles that are due (`Schedule.due`) are subtracted
 from the rows below: its column of tiles, or the rectangle of a tree. A tile costs two matrix products (make it, use it)
@@ -92,7 +92,7 @@ class Tiles(Protocol):
         """The tile L[rows, cols] / alpha as [n, R, C], valid until the next call."""
 
     def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
-        """Add the gradient dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. `tile` is not changed."""
+        """Add the gradient dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. Keeps `tile`."""
 
 
 def solve_unit_lower(matrix: Tensor, y: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def step_tile(architecture: str, dtype: torch.dtype, features: int, values: int)
 
 
 class StepTensors(NamedTuple):
-    """What both kernels read and hand over. Absent tensors are never read.
+    """What both kernels read, and what the first one writes for the second. Absent tensors are never read.
 
     q: [B, H·G, 1, D], contiguous; k, norms: the cache; mask: [B, places]; table: [B, pages]; counts: [B] or [1];
     sharpness: [n]; maxima, sums: [n, splits, ROWS] and parts: [n, splits, ROWS, VALUES], of `softmax_step`.

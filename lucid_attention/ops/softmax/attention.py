@@ -2,8 +2,7 @@
 
 Queries are the last T of S + T positions. Plain causal attention goes straight to torch. What torch can only do with a
 T × T mask (padding, a cached past, packed documents) runs as an operator of ours over strips of queries, so that
-memory stays linear in the length, forward and backward; on a GPU, in 16 bit, they go to torch's kernel for sequences of
-different lengths (`varlen.py`).
+memory stays linear in the length, forward and backward; on a GPU, in 16 bit, they go to torch's varlen kernel (below).
 """
 
 import inspect
@@ -24,16 +23,6 @@ from ..precision import readout_dtype, working_dtype
 from . import fused_step
 from .one_token import Token
 from .strips import attend_strips, attend_strips_backward, clean, grouped_sdpa
-
-# The kernel's largest head size, and what a head size must be a multiple of.
-LARGEST_SIZE, SIZE_MULTIPLE = 256, 8
-CAUSAL = (-1, 0)
-# A masked key's score is at most −2^22: low enough, and its rounding in float32 makes no exponential infinite.
-DEEP = 22
-# Powers of two that a feature of the dtype can hold: their product is a · b.
-LARGEST_POWER = {torch.float16: 30, torch.bfloat16: 120}
-# Scores of visible keys up to this value can be distinguished from those of masked ones.
-LARGEST_SCORE = 2.0 ** (DEEP - 1)
 
 
 def softmax_attention(
@@ -158,6 +147,16 @@ def visible_keys(
 # masked key: a in every query, −b in masked keys and 0 in the others, so that its score falls by a · b · scale and its
 # weight is exactly 0. Its value is zero too, so a query that sees masked keys only reads zero. The largest head size,
 # 256, has no room for the feature: there masked keys stay with strips.
+
+# The kernel's largest head size, and what a head size must be a multiple of.
+LARGEST_SIZE, SIZE_MULTIPLE = 256, 8
+CAUSAL = (-1, 0)
+# A masked key's score is at most −2^22: low enough, and its rounding in float32 makes no exponential infinite.
+DEEP = 22
+# Powers of two that a feature of the dtype can hold: their product is a · b.
+LARGEST_POWER = {torch.float16: 30, torch.bfloat16: 120}
+# Scores of visible keys up to this value can be distinguished from those of masked ones.
+LARGEST_SCORE = 2.0 ** (DEEP - 1)
 
 
 @cache

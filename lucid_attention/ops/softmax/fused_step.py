@@ -7,8 +7,8 @@ Addresses are integers, 0 for absent ones; strides are in elements; n = B·H hea
     keys, values: [B, H, *, D or E], with the strides of their first three dimensions.
     cached: how many keys are read from `keys`. The `live` ones after them, and the new one, are in recent:
         [n, live + 1, D], float32. Without it the new key is number `place` of `keys`.
-    rows: [n, R, D], float32, what meets `keys`; recent_rows: what meets `recent`. Without them they are made of q and
-        the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
+    rows: [n, R, D], float32, the rows for `keys`; recent_rows: those for `recent`. Without them they are computed from q
+        and the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
     even: R, or R + 1 if R is odd.
     inverse: [B, H, total], float32, 1/‖k‖, with the strides of its first two dimensions; mask: [B, total],
         bool, False for masked keys, with the stride of its first one.
@@ -54,7 +54,7 @@ INTEGERS = (
     *COUNTERS,
 )
 NUMBERS = ("scale", "sharpness", "strength")
-# The integers, then the numbers; the memory after it is aligned as that of a vector.
+# The integers, then the floats; the memory after it is aligned like a vector.
 ARGUMENTS = struct.Struct(f"{len(INTEGERS)}q{len(NUMBERS)}d")
 ARGUMENTS_SIZE = -(-ARGUMENTS.size // 64) * 64
 # Where `counters` points to.
@@ -96,7 +96,7 @@ def _function(dtype: torch.dtype) -> Any:
 
 
 def can_write_norm(token: Token) -> bool:
-    """Whether `run` can write 1/‖k‖ of the new key: it uses the given norms, each in a place of its own."""
+    """Whether `run` can write 1/‖k‖ of the new key: it uses the norms as they are, without overlap."""
     inverse = token.inverse_norms
     if token.norm == "row_max" or inverse is None or type(inverse) is not Tensor or inverse.dtype != torch.float32:
         return False

@@ -1,10 +1,10 @@
-"""The decoding step on a CPU as one pass over keys and values, compiled by Numba for the CPU that it meets.
+"""The decoding step on a CPU as one pass over keys and values, compiled by Numba for this CPU.
 
 For a block of keys at a time: scores of all rows, their exponentials, and the sums with the values of these keys. So
 each key and value comes from memory once, in the dtype of the cache. 16-bit entries are widened in registers.
 
 Work is a list of tasks, a head and a piece of its keys each. Threads with the same arguments take tasks until none is
-left; whoever ends the last one joins the pieces. Compiling stays short, because memory is handed over as addresses and
+left; the thread that ends the last one joins the pieces. Compiling stays short: memory is passed as addresses, and
 the functions that the kernel calls call no others: Numba optimises each of them with all that it calls.
 The fields of `ARGUMENTS` (`fused_step.py`) are read by their names.
 """
@@ -76,7 +76,7 @@ def _bfloat16_bits(builder: Any, x: Any) -> Any:
 def _scores(
     rows: int, R: int, D: int, keys: int, stride: int, count: int, scores: int, size: int, example: Any
 ) -> None:
-    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; the numbers of a key have `size` bytes."""
+    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; elements of a key have `size` bytes."""
     whole, fours = D - D % LANES, count - count % 4
     for j in range(0, fours, 4):
         four, r = keys + size * j * stride, 0
@@ -88,7 +88,7 @@ def _scores(
             else:
                 scores_of_two(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
                 r += 2
-    # What does not fill vectors: all of the last keys, the last numbers of the others.
+    # What does not fill vectors: all of the last keys, the last elements of the others.
     row, key, out = pointer(rows, ZERO), pointer(keys, example), pointer(scores, ZERO)
     for j in range(fours if whole == D else 0, count):
         for r in range(R):
@@ -168,7 +168,7 @@ def _to_row(scores: Any, count: int, c: Any) -> None:
 
 @njit(**INNER)
 def _prepare(a: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
-    """Write what meets the cached keys of a head, what meets its recent ones, and the scores of its new key.
+    """Write the rows for the cached keys of a head, those for its recent ones, and the scores of its new key.
 
     rows, recent_rows: addresses of [R, D]; own: [R].
     """
@@ -193,12 +193,12 @@ def _prepare(a: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any
         score = ZERO
         if a.rows != 0:
             at = 4 * (h * R + r) * D
-            given, given_meeting = pointer(a.rows + at, ZERO), pointer(a.recent_rows + at, ZERO)
+            source, source_recent = pointer(a.rows + at, ZERO), pointer(a.recent_rows + at, ZERO)
             for d in range(D):
-                row[d] = given[d]
+                row[d] = source[d]
             for d in range(D):
-                meeting[d] = given_meeting[d]
-                score += given_meeting[d] * recent[d]
+                meeting[d] = source_recent[d]
+                score += source_recent[d] * recent[d]
         elif r == G:
             c = F(a.sharpness) if a.c == 0 else pointer(a.c, ZERO)[h]
             factor = c * inverse if a.known != 0 else c / F(D)
@@ -293,7 +293,7 @@ def _finish(a: Any, h: int, example: Any) -> None:
 
 
 def _kernel(example: Any, version: int) -> Any:
-    """The step for caches of numbers like `example`. version: see `sources`."""
+    """The step for caches of elements like `example`. version: see `sources`."""
 
     def step(address: Any) -> None:
         if version == 0:
