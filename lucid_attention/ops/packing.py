@@ -7,7 +7,7 @@ masked position must be absent, the kept positions are gathered in the same way.
 The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device if they
 are there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
 
-`pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
+`pieces` is the one loop over parts. A row without documents or masked positions is one part, `Span()`.
 """
 
 import math
@@ -51,32 +51,15 @@ class Part(Protocol):
         """Add [sequences, H] to the rows of `out`: [B, H]."""
 
 
-class Everything:
-    """All positions of all rows, and all of the past."""
+class Span:
+    """Positions [start, stop) of every row, as views. Without a stop: all positions, and all of the past."""
+
+    def __init__(self, start: int = 0, stop: int | None = None) -> None:
+        self.where = slice(start, stop)
 
     @property
-    def past(self) -> "Everything":
-        return self
-
-    def take(self, x: Tensor) -> Tensor:
-        return x
-
-    take_grad = scratch = per_sequence = take
-
-    def put_(self, out: Tensor, part: Tensor) -> None:
-        """Nothing to do: `scratch` returned `out` itself."""
-
-    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
-        out += part
-
-
-class LongDocument:
-    """Positions [start, stop) of every row, as views."""
-
-    past = None
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.where = slice(start, stop)
+    def past(self) -> "Span | None":
+        return self if self.where.stop is None else None
 
     def take(self, x: Tensor) -> Tensor:
         return x[:, self.where] if x.ndim == 2 else x[:, :, self.where]
@@ -253,12 +236,12 @@ def documents(cu_seqlens: Tensor | None, length: int, device: torch.device) -> I
     device: of the tensors that are cut.
     """
     if cu_seqlens is None:
-        yield Everything()
+        yield Span()
         return
     short: dict[int, tuple[list[int], list[int]]] = {}
     for start, stop in pairwise(offsets(cu_seqlens, length)):
         if stop - start > SHORT:
-            yield LongDocument(start, stop)
+            yield Span(start, stop)
         elif stop > start:
             # One batch per power of two: padding at most doubles a document.
             starts, stops = short.setdefault((stop - start - 1).bit_length(), ([], []))

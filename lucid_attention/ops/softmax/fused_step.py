@@ -7,8 +7,8 @@ Addresses are integers, 0 for absent ones; strides are in elements; n = B·H hea
     keys, values: [B, H, *, D or E], with the strides of their first three dimensions.
     cached: how many keys are read from `keys`. The `live` ones after them, and the new one, are in recent:
         [n, live + 1, D], float32. Without it the new key is number `place` of `keys`.
-    rows: [n, R, D], float32, the rows for `keys`; recent_rows: those for `recent`. Without them they are computed from q
-        and the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
+    rows: [n, R, D], float32, the rows for `keys`; recent_rows: those for `recent`. Without them they are computed from
+        q and the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
     even: R, or R + 1 if R is odd.
     inverse: [B, H, total], float32, 1/‖k‖, with the strides of its first two dimensions; mask: [B, total],
         bool, False for masked keys, with the stride of its first one.
