@@ -311,20 +311,14 @@ class Check(NamedTuple):
 def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None = None) -> bool:
     """Check the implementations on a device, and print what was found. Returns whether all are right.
 
-    quick: a few cases, and no proof. json_file: where to write everything as JSON; "-" for standard
-    output, which then has nothing else.
+    quick: a few cases, and no proof. json_file: where to write everything as JSON; "-" for standard output alone.
     """
     dispatch.switched_off()  # refuses a wrong value before minutes of work
     out = sys.stderr if json_file == "-" else sys.stdout
     about = environment(device)
     print("\n".join(f"{name:22}  {value}" for name, value in about.items()), file=out)
     checks = list(_run_checks(device, quick))
-    _print_table(
-        ["operator", "case", "implementation", "error", "allowed", ""],
-        [[x.case.operator, x.case.name, x.impl, f"{x.finding.error:.1e}", f"{x.finding.allowed:.1e}", x.finding.verdict]
-         for x in checks],
-        out,
-    )  # fmt: skip
+    _print_table(checks, out)
     print("error: of outputs and gradients against float64, relative to the largest entry", file=out)
     skipped = [f"not run: {impl}: {reason}" for impl, reason in not_run(device, quick).items()]
     wrong = {(x.case.operator, x.impl) for x in checks if not x.finding.ok}
@@ -353,10 +347,13 @@ def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None
     return not wrong
 
 
-def _print_table(heading: list[str], rows: list[list[str]], out: TextIO) -> None:
-    widths = [max(map(len, column)) for column in zip(heading, *rows, strict=True)]
-    for row in [[], heading, ["-" * width for width in widths], *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip(), file=out)
+def _print_table(checks: list[Check], out: TextIO) -> None:
+    rows = [("operator", "case", "implementation", "error", "allowed", "")]
+    for case, impl, finding in checks:
+        rows.append((case.operator, case.name, impl, f"{finding.error:.1e}", f"{finding.allowed:.1e}", finding.verdict))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
 
 
 def environment(device: torch.device) -> dict[str, str]:

@@ -33,7 +33,7 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 HEAD = """# Kernels compiled for GPUs
 
 Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of
-time as the library launches it, in every configuration of `ops/*/triton_configs.py`, and must have no stack (no spilled
+time as the library launches it, in every configuration of `ops/*/triton_*.py`, and must have no stack (no spilled
 registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix
 instruction if it multiplies. Nothing here was run on a GPU.
 
