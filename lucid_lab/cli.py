@@ -613,6 +613,37 @@ def bench(
     )
 
 
+@command(
+    "doctor",
+    example="lucid doctor --json doctor.json",
+    extra="bench",
+    kept="nothing was written: run it again",
+)
+def doctor(
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 (default: an accelerator if there is one)")
+    ] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="a few cases, and no proof for impl='auto'")] = False,
+    json: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="write everything as JSON, for a bug report; - for standard output"),
+    ] = None,
+) -> None:
+    """Check every implementation on a device, and prove the Triton kernels for impl='auto'.
+
+    Each one runs twice, with uninitialised memory full of NaN, and is compared with the dense equation in float64. The
+    exit code is 1 if one is wrong. impl='auto' uses the Triton kernels where they have been proved for the device and
+    the versions of torch, Triton and lucid-attention. The proof is in ~/.cache/lucid_attention (or
+    LUCID_ATTENTION_CACHE). `lucid bench` measures what they cost.
+    """
+    from lucid_attention.doctor import diagnose
+
+    from .devices import find_device
+
+    if not diagnose(find_device(device), quick=quick, json_file=json):
+        raise typer.Exit(1)
+
+
 # ----------------------------------------------------------------------------------------------------- report
 
 

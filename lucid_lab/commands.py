@@ -34,13 +34,6 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "doctor": Command(
-        "lucid_lab.bench.doctor",
-        "check every implementation on this machine's device, and say what impl='auto' uses there",
-        "lucid doctor --json doctor.json",
-        "bench",
-        kept="results of the checks so far are not kept",
-    ),
     "convert": Command(
         "lucid_attention.models.convert",
         "copy a pretrained checkpoint, with LUCID switched on, or off again",

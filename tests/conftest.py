@@ -1,6 +1,7 @@
 """What holds for every test: fixed seeds, and uninitialised memory full of NaN."""
 
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -42,3 +43,9 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from triton_interpreter import install
+
+    install()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lucid_attention import lucid_attention
-from lucid_attention.ops.lucid.torch_op import precondition_op
+from lucid_attention.ops.lucid.solve_op import precondition_op
 from lucid_attention.ops.softmax.attention import softmax_attention_op
 from tests.test_torch_integration import KINDS, B, D, H, S, correlated, gradients, options, problem, qkv
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lucid_attention.ops.lucid import triton_launch, triton_solve
-from lucid_attention.ops.lucid.system import System
+from lucid_attention.ops.lucid import triton_decode, triton_solve
+from lucid_attention.ops.lucid.system import Gradients, System
 from lucid_attention.ops.path import triton_decode as path_triton_decode
 from lucid_attention.ops.path import triton_pass
 from lucid_attention.ops.path.decode import PathDecoded
@@ -31,7 +31,7 @@ def solve(system: System, v: Tensor, beta: bool) -> None:
     dk_past, dy_past, dbeta = (
         None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past, system.beta)
     )
-    out = triton_solve.Gradients(torch.empty_like(v), torch.empty_like(system.k), dk_past, dy_past, dbeta, None)
+    out = Gradients(torch.empty_like(v), torch.empty_like(system.k), dk_past, dy_past, dbeta, None)
     triton_solve.backward(system, v, y, z, out)
 
 
@@ -51,21 +51,17 @@ def packed(dtype: torch.dtype, size: int) -> None:
 def step(dtype: torch.dtype, size: int) -> None:
     """Growing caches, preallocated buffers and pages."""
     q, k, v = empty(2, 32, 1, size, dtype=dtype), empty(2, 8, T, size, dtype=dtype), empty(2, 8, 1, size, dtype=dtype)
-    norms, c = empty(2, 8, T, dtype=torch.float32), empty(16, dtype=torch.float32)
-    common = {"strength": 1.0, "scale": 0.1}
-    triton_launch.step(
-        q, k, v, k, v, norms, torch.empty_like(q), c, key_mask=None, beta=None, count=T - 1, counts=None, table=None,
-        norm="key", **common,
-    )  # fmt: skip
-    triton_launch.step(
-        q, k, v, k, v, norms, torch.empty_like(q), c, key_mask=empty(2, T, dtype=torch.bool),
-        beta=empty(2, 8, 1, dtype=dtype), count=0, counts=empty(1, dtype=torch.int64), table=None, norm="qk", **common,
-    )  # fmt: skip
+    norms, y = empty(2, 8, T, dtype=torch.float32), empty(2, 8, T - 1, size, dtype=dtype)
+    c, mask = empty(16, 1, 1, dtype=torch.float32), empty(2, T, dtype=torch.bool)
+    beta, position = empty(2, 8, 1, dtype=dtype), empty(1, dtype=torch.int64)
     pages, sizes = empty(64, 8, 16, size, dtype=dtype), empty(64, 8, 16, dtype=torch.float32)
-    triton_launch.step(
-        q, pages, v, pages, pages, sizes, torch.empty_like(q), c, key_mask=None, beta=None, count=0,
-        counts=empty(2, dtype=torch.int64), table=empty(2, 32, dtype=torch.int32), norm="key", **common,
-    )  # fmt: skip
+    lengths, table = empty(2, dtype=torch.int64), empty(2, 32, dtype=torch.int32)
+    growing = Token(q, k, v, y, norms, None, None, "key", c, 1.0, 0.1, None)
+    buffer = Token(q, k, v, k, norms, mask, beta, "qk", c, 1.0, 0.1, position)
+    paged = Token(q, pages, v, pages, sizes, None, None, "key", c, 1.0, 0.1, lengths)
+    triton_decode.step(growing, torch.empty_like(v), torch.empty_like(q))
+    triton_decode.step(buffer, torch.empty_like(v), torch.empty_like(q))
+    triton_decode.step(paged, pages, torch.empty_like(q), table)
 
 
 def path(dtype: torch.dtype, size: int) -> None:

@@ -104,7 +104,7 @@ def key_gradient(a: dict[str, Any], keys: int, values: int) -> Cost:
 
 
 def solve(a: dict[str, Any], keys: int, values: int) -> Cost:
-    block, width = a["BLOCK"], a["COLUMNS"]
+    block, width = a["BLOCK"], a["WIDTH"]
     matrix = 1.5 * block * block * 2 * width * PIECES[a["INVERSE"]]
     return Cost(matrix, 0, block * (6 * block + width * (8 + values)))
 
@@ -121,7 +121,7 @@ def merge(a: dict[str, Any], keys: int, values: int) -> Cost:
 
 
 def copy(a: dict[str, Any], keys: int, values: int) -> Cost:
-    return Cost(0, 0, a["ROWS"] * a.get("FEATURES", a.get("PIECE", 0)) * (keys + 4))
+    return Cost(0, 0, a["ROWS"] * (a.get("FEATURES") or a.get("PIECE") or a.get("PADDED", 0)) * (keys + 4))
 
 
 def path_product(a: dict[str, Any], keys: int, values: int) -> Cost:

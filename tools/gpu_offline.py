@@ -4,7 +4,7 @@
     python tools/gpu_offline.py --only sm_90       some architectures; writes nothing
     python tools/gpu_offline.py --kernels update   kernels whose name contains a word; writes nothing
 
-A kernel that spills may use all registers: it goes to the table of `ops/triton_registers.py`, and is compiled again.
+A kernel that spills may use all registers: it goes to the table of `ops/triton_tiles.py`, and is compiled again.
 Needs Triton and no GPU. An hour on one core; Triton keeps what it compiled, so a second run is quick.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gpu_cases import OPERATORS
 from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
 
-from lucid_attention.ops import triton_registers
+from lucid_attention.ops import triton_tiles
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RECORD = ROOT / "docs" / "gpu_kernels.md", ROOT / "records" / "gpu" / "kernels.json"
@@ -108,14 +108,16 @@ def compile_all(
 
 
 def let_use_all_registers(architecture: str, kernels: set[str]) -> None:
-    """Write kernels to the table of `ops/triton_registers.py`."""
-    known = triton_registers.SPILLING
+    """Write kernels to the table of `ops/triton_tiles.py`."""
+    known = triton_tiles.SPILLING
     known[architecture] = sorted({*known.get(architecture, []), *kernels})
-    file = Path(triton_registers.__file__)
+    file = Path(triton_tiles.__file__)
     rows = []
     for name in sorted(known, key=list(TARGETS).index):
         rows += [f'    "{name}": [', *(f'        "{kernel}",' for kernel in known[name]), "    ],"]
-    text, count = re.subn(r"(?<== \{\n)[^}]*", lambda match: "\n".join(rows) + "\n", file.read_text())
+    text, count = re.subn(
+        r"(?<=SPILLING: dict\[str, list\[str\]\] = \{\n)[^}]*", lambda match: "\n".join(rows) + "\n", file.read_text()
+    )
     assert count == 1, f"{file.name} has no table"
     file.write_text(text)
 

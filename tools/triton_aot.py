@@ -9,7 +9,7 @@ tensor memory within the limits, and a matrix instruction wherever the source ha
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class Launch:
     """A kernel with the types of its arguments, its constants and its options: what is compiled once."""
 
     kernel: JITFunction
-    signature: tuple[tuple[str, str], ...]
+    signature: tuple[tuple[str, Any], ...]
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
@@ -108,17 +108,30 @@ def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
     return list(found)
 
 
-def _type(x: Any) -> str:
+def _type(x: Any) -> Any:
+    if isinstance(x, tuple):
+        # Triton specialises the integers of a tuple, so that another length would compile again.
+        assert all(isinstance(value, torch.Tensor | float) for value in x), x
+        return type(x)(*map(_type, x))
     if isinstance(x, torch.Tensor):
         return "*" + TYPES[x.dtype]
     return "fp32" if isinstance(x, float) else "i32"
+
+
+def _flat(path: tuple[int, ...], kind: Any) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The types of an argument, or of the elements of a tuple, by their place among the arguments."""
+    if isinstance(kind, tuple):
+        yield from (((*path, j), element) for j, element in enumerate(kind))
+    else:
+        yield path, kind
 
 
 def compiled(launch: Launch, architecture: str) -> Compiled:
     target, _ = TARGETS[architecture]
     signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
     order = [p.name for p in launch.kernel.params]
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(order) if signature[name].startswith("*")}
+    types = {path: kind for i, name in enumerate(order) for path, kind in _flat((i,), signature[name])}
+    aligned = {path: [["tt.divisibility", 16]] for path, kind in types.items() if kind.startswith("*")}
     source = ASTSource(launch.kernel, {name: signature[name] for name in order}, dict(launch.constants), aligned)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     if launch.most_registers:

@@ -1,20 +1,28 @@
-"""Checks at the door: every message names the argument, what was expected and what was given.
+"""Checks at the door: every message names the argument, what was expected and what it got.
 
 Shapes only, never values: a value check would wait for the device. The values of `cu_seqlens` are checked where they
 are read (`packing.py`).
 """
 
 import math
+import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .precision import autocast_enabled
-from .sharding import refuse_sharded_sequence
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
+# P needs all keys before a token, and a shard lacks some. Heads may be split: every head is solved on its own.
+SHARDING_HELP = (
+    "LUCID solves with all keys of a sequence, and this process has a part of them. Leave "
+    "context_parallel (accelerate: cp_size) out, and split the batch or the heads instead"
+)
+# The kernel that torch's newer form of context parallelism replaces.
+CONTEXT_PARALLEL_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention.default
 
 
 def described(x: Any) -> str:
@@ -48,7 +56,7 @@ def check_device(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> No
 
 
 def check_same_dtype(name: str, x: Tensor, like: Tensor, like_name: str = "k") -> None:
-    # Under autocast the layers before us legitimately hand over a mixture.
+    # Under autocast the layers before may return a mixture.
     if x.dtype != like.dtype and not autocast_enabled(like):
         raise TypeError(f"{name} must have the dtype of {like_name}: expected {like.dtype}, got {x.dtype}")
 
@@ -104,7 +112,7 @@ def check_past(past: Any, k: Tensor, v: Tensor | None) -> tuple[Tensor, Tensor] 
 
 
 def check_inverse_norms(inverse_norms: Any, k: Tensor, letters: str) -> None:
-    """1/‖k‖ of every key of k: [B, H, N, D], in a dtype of its own."""
+    """1/‖k‖ of every key of k: [B, H, N, D], in any floating point dtype."""
     check_tensor("inverse_norms", inverse_norms)
     check_float("inverse_norms", inverse_norms)
     check_shape("inverse_norms", inverse_norms, tuple(k.shape[:3]), letters)
@@ -147,7 +155,7 @@ def check_beta(beta: Any, k: Tensor) -> None:
 
 
 def check_factors(k: Tensor, w: Any, beta: Any) -> None:
-    """The Householder factors of PaTH. Their dtype is their own: rounded to 16 bits, w has no longer length 1."""
+    """The Householder factors of PaTH. In any dtype: rounded to 16 bits, w would no longer have length 1."""
     check_heads_first("w", w, "[B, H, T, D]")
     check_shape("w", w, tuple(k.shape), "[B, H, T, D]")
     check_device("w", w, k)
@@ -201,3 +209,28 @@ def check_scale(scale: Any) -> None:
         raise TypeError(f"scale must be a number or None (1/√D), got {type(scale).__name__}")
     if scale is not None and not -math.inf < scale < math.inf:
         raise ValueError(f"scale must be a finite number, got {scale}")
+
+
+def refuse_sharded_sequence(x: Any = None) -> None:
+    """Raise inside torch's context parallelism, and for a DTensor [B, H, T, *] whose T is sharded."""
+    if context_parallel_is_active():
+        raise RuntimeError(
+            f"the sequence is split over processes (torch's context parallelism is active): {SHARDING_HELP}"
+        )
+    placements = getattr(x, "placements", None)
+    if placements is not None and x.ndim == 4 and any(getattr(placement, "dim", None) == 2 for placement in placements):
+        raise RuntimeError(
+            f"the sequence is split over processes, as a DTensor with placements {placements}: {SHARDING_HELP}"
+        )
+
+
+def context_parallel_is_active() -> bool:
+    """Whether torch gives `scaled_dot_product_attention` to processes that hold parts of a sequence."""
+    # `context_parallel` replaces the function. Other tools replace it too, and leave sequences whole.
+    if F.scaled_dot_product_attention.__module__.startswith("torch.distributed."):
+        return True
+    dtensor = sys.modules.get("torch.distributed.tensor")
+    if dtensor is None:
+        return False
+    dispatcher = getattr(dtensor.DTensor, "_op_dispatcher", None)
+    return CONTEXT_PARALLEL_KERNEL in getattr(dispatcher, "_custom_op_handlers", ())

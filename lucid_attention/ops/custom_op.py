@@ -1,7 +1,7 @@
 """What torch.library needs of an operator with a hand-written backward: one node for autograd, compile, export, vmap.
 
 `register` makes two operators from plain functions. The plain functions use None for an absent tensor. A registered
-operator has fixed outputs, so an absent output, or a gradient that nobody needs, is an empty tensor there.
+operator has fixed outputs, so an absent output, or a gradient that is not needed, is an empty tensor there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .sharding import refuse_sharded_sequence
+from .checks import refuse_sharded_sequence
 
 MaybeTensors = Sequence[Tensor | None]
 
@@ -68,30 +68,30 @@ def register(
         return [present(x) for x in douts], [present(x) for x in outs], arguments[2 * outputs : -1], arguments[-1]
 
     def run_backward(*arguments: Any) -> tuple[Tensor, ...]:
-        douts, outs, given, needed = split(arguments)
-        grads = backward(douts, outs, given, needed)
-        return _or_empty([grad if need else None for grad, need in zip(grads, needed, strict=True)], given)
+        douts, outs, values, needed = split(arguments)
+        grads = backward(douts, outs, values, needed)
+        return _or_empty([grad if need else None for grad, need in zip(grads, needed, strict=True)], values)
 
     def fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
-        *_, given, needed = split(arguments)
-        wanted = (x if need else None for x, need in zip(given, needed, strict=False))
-        return _or_empty([None if x is None else x.new_empty(x.shape) for x in wanted], given)
+        *_, values, needed = split(arguments)
+        wanted = (x if need else None for x, need in zip(values, needed, strict=False))
+        return _or_empty([None if x is None else x.new_empty(x.shape) for x in wanted], values)
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*(output[index] for index in auxiliary))
-        ctx.numbers = [x for x, tensor in zip(inputs, is_tensor, strict=True) if not tensor]
+        ctx.scalars = [x for x, tensor in zip(inputs, is_tensor, strict=True) if not tensor]
         kept = [output[replaced[index]] if index in replaced else x for index, x in enumerate(inputs)]
         ctx.save_for_backward(*output, *(x for x, tensor in zip(kept, is_tensor, strict=True) if tensor))
 
     def pull_back(ctx: Any, *douts: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing frees saved tensors after the first read.
         saved = ctx.saved_tensors
-        tensors, numbers = iter(saved[outputs:]), iter(ctx.numbers)
-        given = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
+        tensors, scalars = iter(saved[outputs:]), iter(ctx.scalars)
+        values = [next(tensors) if tensor else next(scalars) for tensor in is_tensor]
         needed = list(ctx.needs_input_grad[:differentiable])
         # Autograd fills the gradients of auxiliary outputs with zeros. That of an empty output is empty.
         douts = tuple(None if index in auxiliary else present(x) for index, x in enumerate(douts))
-        grads = backward_op(*douts, *saved[:outputs], *given, needed)
+        grads = backward_op(*douts, *saved[:outputs], *values, needed)
         kept = [grad if need else None for grad, need in zip(grads, needed, strict=True)]
         return (*kept, *[None] * (len(is_tensor) - differentiable))
 
@@ -130,7 +130,7 @@ def _or_empty(tensors: MaybeTensors, arguments: Sequence[Any]) -> tuple[Tensor, 
 
 
 def present(x: Tensor | None) -> Tensor | None:
-    """None for the empty tensor that stands for an absent one."""
+    """None for the empty tensor that represents an absent one."""
     return None if x is None or x.numel() == 0 else x
 
 

@@ -5,35 +5,33 @@ import ctypes
 import torch
 from torch import Tensor
 
-from . import native
+from . import numba_runtime
 from .triangular import subtract_product_
 
-# Below this shift e^c · e^−c is harmless in float32, and the factor e^−c rides inside the matrix products for free.
+# Below this shift e^c · e^−c is harmless in float32, and the factor e^−c is part of the matrix products at no cost.
 FOLDED_SHIFT = 40.0
-
-
-# Fewer numbers are not worth a call of compiled code, or a second thread.
+# Fewer elements are not worth a call of compiled code, or a second thread.
 LEAST_COMPILED, LEAST_SHARED = 16 * 1024, 64 * 1024
 
 
-class _Job(ctypes.Structure):
-    """The job of `numba_exponential`."""
+class _Arguments(ctypes.Structure):
+    """Arguments of the exponential in `numba_kernels.py`."""
 
-    _fields_ = [(name, ctypes.c_int64) for name in ("address", "count", *native.COUNTERS)]
+    _fields_ = [(name, ctypes.c_int64) for name in ("address", "count", *numba_runtime.COUNTERS)]
 
 
 def exponential_(x: Tensor) -> Tensor:
-    """exp(x) in place: within 2e-7 of it by compiled code where there is some, else by torch."""
+    """exp(x) in place: by compiled code if there is any, within 2e-7, else by torch."""
     size = x.numel()
-    if size < LEAST_COMPILED or x.dtype != torch.float32 or not x.is_contiguous() or native.obstacle(x):
+    if size < LEAST_COMPILED or x.dtype != torch.float32 or not x.is_contiguous() or numba_runtime.obstacle(x):
         return x.exp_()
-    function = native.compiled(".numba_exponential", "float32")
+    function = numba_runtime.compiled(".numba_kernels", "exponential")
     if isinstance(function, str):
         return x.exp_()
-    job = _Job(x.data_ptr(), size)
-    address = ctypes.addressof(job)
-    job.counters = address + _Job.slots.offset
-    native.run(function, address, native.threads() if size >= LEAST_SHARED else 1)
+    arguments = _Arguments(x.data_ptr(), size)
+    address = ctypes.addressof(arguments)
+    arguments.counters = address + _Arguments.slots.offset
+    numba_runtime.run(function, address, numba_runtime.threads() if size >= LEAST_SHARED else 1)
     return x
 
 
@@ -67,7 +65,7 @@ class ExponentialTiles:
         return self.du[:, rows], self.du[:, cols]
 
     def collect_gradients(self, row_sums: bool) -> None:
-        """Get ready for `pull_back`, which adds into `du` and, if wished, into `row_sums` = Σ_j dS_ij, S = log L."""
+        """Allocate what `pull_back` adds to: `du` and, if `row_sums`, `row_sums` = Σ_j dS_ij, S = log L."""
         self.du = torch.zeros_like(self.u)
         self.row_sums = self.u.new_zeros(*self.u.shape[:2], 1) if row_sums else None
         self._grad = torch.empty_like(self._tile)

@@ -4,26 +4,29 @@ A long document is a view. Short documents of similar length are gathered into o
 causal operators never look there, and thousands of short documents do not cost thousands of small calls. Where a
 masked position must be absent, the kept positions are gathered in the same way.
 
-The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device where
-they lie there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
+The lengths of documents decide about shapes, so borders and masks are read on the host: one wait for the device if they
+are there, and none for borders on the CPU. Everything else is sent to the device without waiting for it.
 
-`pieces` is the one loop over parts. A row without documents or masked positions is one part, `Everything`.
+`pieces` is the one loop over parts. A row without documents or masked positions is one part, `Span()`.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
 
 # Documents up to this length are batched. The call for a longer document costs little next to its work.
 SHORT = 256
 
 
 class Part(Protocol):
-    """Sequences that are computed together: documents, or rows without their masked positions."""
+    """Sequences that are computed as one batch: documents, or rows without their masked positions."""
 
     @property
     def past(self) -> "Part | None":
@@ -33,10 +36,10 @@ class Part(Protocol):
         """[B, H, T, *] -> [sequences, H, L, *] or, for a mask and documents, [B, T] -> [sequences, L]."""
 
     def take_grad(self, x: Tensor) -> Tensor:
-        """`take`, with zeros behind the end of a shorter sequence."""
+        """`take`, with zeros after the end of a shorter sequence."""
 
     def scratch(self, x: Tensor) -> Tensor:
-        """An uninitialised tensor in the shape of `take(x)`, to be written and handed to `put_`."""
+        """An uninitialised tensor in the shape of `take(x)`, to be written and passed to `put_`."""
 
     def put_(self, out: Tensor, part: Tensor) -> None:
         """Write into `out` what `take` would read."""
@@ -48,32 +51,15 @@ class Part(Protocol):
         """Add [sequences, H] to the rows of `out`: [B, H]."""
 
 
-class Everything:
-    """All positions of all rows, and all of the past."""
+class Span:
+    """Positions [start, stop) of every row, as views. Without a stop: all positions, and all of the past."""
+
+    def __init__(self, start: int = 0, stop: int | None = None) -> None:
+        self.where = slice(start, stop)
 
     @property
-    def past(self) -> "Everything":
-        return self
-
-    def take(self, x: Tensor) -> Tensor:
-        return x
-
-    take_grad = scratch = per_sequence = take
-
-    def put_(self, out: Tensor, part: Tensor) -> None:
-        """Nothing to do: `scratch` returned `out` itself."""
-
-    def add_sequences_(self, out: Tensor, part: Tensor) -> None:
-        out += part
-
-
-class LongDocument:
-    """Positions [start, stop) of every row, as views."""
-
-    past = None
-
-    def __init__(self, start: int, stop: int) -> None:
-        self.where = slice(start, stop)
+    def past(self) -> "Span | None":
+        return self if self.where.stop is None else None
 
     def take(self, x: Tensor) -> Tensor:
         return x[:, self.where] if x.ndim == 2 else x[:, :, self.where]
@@ -228,9 +214,9 @@ def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
 
 
 def document_bounds(cu_seqlens: Tensor, length: int, padded: int, device: torch.device) -> Tensor:
-    """[2, padded] int32: where the document of each position starts and ends; positions behind `length` are one more.
+    """[2, padded] int32: where the document of each position starts and ends; positions after `length` are one more.
 
-    Nothing waits for a GPU: there the values of `cu_seqlens` are checked in its own time.
+    Nothing waits for a GPU: there the values of `cu_seqlens` are checked asynchronously.
     """
     if cu_seqlens.device.type == "cpu":
         offsets(cu_seqlens, length)
@@ -250,12 +236,12 @@ def documents(cu_seqlens: Tensor | None, length: int, device: torch.device) -> I
     device: of the tensors that are cut.
     """
     if cu_seqlens is None:
-        yield Everything()
+        yield Span()
         return
     short: dict[int, tuple[list[int], list[int]]] = {}
     for start, stop in pairwise(offsets(cu_seqlens, length)):
         if stop - start > SHORT:
-            yield LongDocument(start, stop)
+            yield Span(start, stop)
         elif stop > start:
             # One batch per power of two: padding at most doubles a document.
             starts, stops = short.setdefault((stop - start - 1).bit_length(), ([], []))
@@ -305,3 +291,47 @@ def _kept_with_past(key_mask: Tensor, past: int) -> Iterator[Part]:
         if new.shape[0]:
             before = KeptPositions([row], [old], key_mask.device) if old.shape[0] else None
             yield KeptPositions([row], [new], key_mask.device, before)
+
+
+class NonFinite:
+    """Positions of tensors [B, H, T], [B, H, T, *] or [B, H·G, T, *] that hold NaN or infinities, as masks [B, H, T].
+
+    Kernels that compute all documents at once multiply across their borders by zero, and 0 · NaN is NaN. So these
+    positions are computed as zeros, and NaN is written afterwards: to outputs from the position on (`after`), to the
+    gradients of the whole document (`documents`). Masked positions are ignored. Nothing is read on the host.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor | None], H: int, key_mask: Tensor | None, cu_seqlens: Tensor) -> None:
+        found = [_not_finite(x, H) for x in tensors if x is not None]
+        broken = found[0]
+        for more in found[1:]:
+            broken = broken | more
+        if key_mask is not None:
+            broken = broken & key_mask[:, None]
+        T = broken.shape[2]
+        start, end = document_bounds(cu_seqlens, T, T, broken.device)
+        count = F.pad(broken.int().cumsum(2), (1, 0))
+        before = count.index_select(2, start)
+        self.positions, self.after = broken, count[:, :, 1:] > before
+        self.documents = count.index_select(2, end) > before
+
+
+def _not_finite(x: Tensor, H: int) -> Tensor:
+    found = ~x.isfinite()
+    found = found.any(-1) if x.ndim == 4 else found
+    return found.unflatten(1, (H, -1)).any(2)
+
+
+def zeros_at(x: MaybeTensor, where: Tensor) -> MaybeTensor:
+    """x: [B, H·G, T] or [B, H·G, T, *] with zeros at `where`: [B, H, T]."""
+    return x if x is None else x.masked_fill(_heads_of(x, where), 0)
+
+
+def nan_at(x: MaybeTensor, where: Tensor) -> MaybeTensor:
+    """As `zeros_at`, with NaN."""
+    return x if x is None else x.masked_fill(_heads_of(x, where), math.nan)
+
+
+def _heads_of(x: Tensor, where: Tensor) -> Tensor:
+    where = where.repeat_interleave(x.shape[1] // where.shape[1], 1)
+    return where[..., None] if x.ndim == 4 else where

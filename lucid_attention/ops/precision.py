@@ -11,7 +11,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def autocast_enabled(x: Tensor) -> bool:
-    """Whether autocast would narrow x. The meta device does not know autocast, and torch raises when asked."""
+    """Whether autocast would narrow x. The meta device has no autocast: torch raises for it."""
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 

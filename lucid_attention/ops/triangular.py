@@ -1,9 +1,8 @@
-"""The block solver of Y = (I + diag(β) L)⁻¹ diag(β) V and its adjoint, for any strictly lower L given as tiles.
+"""The block solver of Y = (I + diag(β) L)⁻¹ diag(β) V and its adjoint, for any strictly lower L made of tiles.
 
-The solver never sees how a tile is made: `Tiles` makes tiles of L and takes their gradients back. Everything works on
-n heads at once, in place, on tensors [n, T, *]; `Schedule` says how many heads and how large a tile. On a CPU that is
-one tile in the cache (a few with several threads), on an accelerator all heads in one batched product: the same
-algorithm.
+The solver never sees how a tile is made: `Tiles` makes tiles of L and propagates their gradients. Everything works on
+n heads at once, in place, on tensors [n, T, *]; `Schedule` has the number of heads and the size of a tile. On a CPU
+that is one tile in the cache (a few with several threads), on an accelerator all heads in one batched product.
 
 Order of work: right-looking. Once a block of rows is solved, the tiles that are due (`Schedule.due`) are subtracted
 from the rows below: its column of tiles, or the rectangle of a tree. A tile costs two matrix products (make it, use it)
@@ -24,7 +23,7 @@ class Schedule:
     """How much is in flight: `heads` at once, diagonal blocks of `block`, tiles of at most `elements` per head.
 
     tree: which tiles are due once a block is solved. False: its column, down to the last row. True: the rectangle
-    of the node of a binary tree of blocks that it completes, if it is a left one, against its right neighbour.
+    of the node of a binary tree of blocks that it completes, if it is a left one, with its right neighbour.
     """
 
     heads: int
@@ -65,7 +64,7 @@ ACCELERATOR_TILE = 64 * 1024 * 1024
 
 
 def pick_schedule(device: torch.device, heads: int, new: int, past: int = 0) -> Schedule:
-    """The schedule for `heads` systems of `new` rows behind `past` solved ones on `device`."""
+    """The schedule for `heads` systems of `new` rows after `past` solved ones on `device`."""
     largest = budget = ACCELERATOR_TILE
     if device.type == "cpu":
         # Threads share the work best as whole products of different heads, with two for each to even out.
@@ -93,7 +92,7 @@ class Tiles(Protocol):
         """The tile L[rows, cols] / alpha as [n, R, C], valid until the next call."""
 
     def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
-        """Take in dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. `tile` stays as it is."""
+        """Add the gradient dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. Keeps `tile`."""
 
 
 def solve_unit_lower(matrix: Tensor, y: Tensor) -> Tensor:
@@ -119,7 +118,7 @@ def subtract_product_(target: Tensor, left: Tensor, right: Tensor, alpha: float)
     if target.shape[0] == 1 or target.device.type != "cpu":
         target.baddbmm_(left, right, alpha=-alpha)
     else:
-        # On a CPU torch would run this view head by head. As a product of its own, heads spread over the threads.
+        # On a CPU torch would run this view head by head. A separate product spreads heads over the threads.
         target.sub_(torch.bmm(left, right), alpha=alpha)
 
 
@@ -145,7 +144,7 @@ def solve_(
     """Overwrite V with Y in place.
 
     y: [n, T, E], V on entry, Y on return; beta: [n, T, 1]; y_past: [n, S, E], rows solved earlier.
-    z: [n, T, E], written if given: V − L Y, so that Y = β Z. The adjoint of β needs it, because Y forgets it at β = 0.
+    z: [n, T, E], written if not None: V − L Y, so that Y = β Z. The adjoint of β needs it: at β = 0 it is not in Y.
     """
     T = y.shape[1]
     S = 0 if y_past is None else y_past.shape[1]
@@ -180,7 +179,7 @@ def solve_adjoint_(
     y_past: Tensor | None = None,
     dy_past: Tensor | None = None,
 ) -> None:
-    """Overwrite dY with dV in place, and hand the gradient of every tile to `tiles` if `tile_grads`.
+    """Overwrite dY with dV in place, and pass the gradient of every tile to `tiles` if `tile_grads`.
 
     g, y: [n, T, E]; beta, dbeta: [n, T, 1] with z: [n, T, E] as `solve_` wrote it; y_past, dy_past: [n, S, E], the
     latter zero on entry.

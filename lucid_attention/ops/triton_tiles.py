@@ -1,19 +1,14 @@
 """What the Triton kernels of all operators share: where they run, how they multiply, how large their tiles are.
 
-Interfaces, for kernels of other operators:
+A kernel has one fixed configuration (`Tile`) per architecture and shape class. There is no autotuning, and the length
+is no key. `python tools/gpu_offline.py` compiles every configuration for every architecture.
 
-- `architecture(device)`: the name of the row of `CONFIGS` for a device, such as "sm_90".
-- `precisions(architecture, dtype)`: how a kernel multiplies: `.keys` for products of keys, `.values` for products of
-  float32 tiles with values, `.gradient` for products of float32 tiles with keys, `.inverse` for products with inverses.
-  They are constexpr arguments (`input_precision` of `tl.dot`).
-- `Tile` and `tile(...)`: one fixed configuration per kernel, architecture and shape class, from `TILES`. There is no
-  autotuning, and the length is no key. `python tools/gpu_offline.py` compiles every entry for every architecture.
-- `on_device(x)`: a context in which kernels are launched for x.
-- `score_tile`: the inner products of two ranges of keys, in pieces of the head size.
-- `exponentials`: exp(c (cos θ − 1)) from scores and inverse norms; `put_together`: the parts of a split softmax.
+Arguments of a kernel: tensors and floats that belong to one thing are one NamedTuple, constants are one NamedTuple (a
+single constexpr). Integers that depend on the length stay single arguments in `do_not_specialize`: Triton 3.9
+specialises the integers of a tuple on 1 and on multiples of 16, and would compile again for another length.
 
 Rules for every kernel: plain pointers, int64 offsets, no `tl.trans` of a product, one `tl.dot` per accumulator, no
-atomics, every integer that depends on the length in `do_not_specialize`, no reading back of what the kernel wrote.
+atomics, no reading back of what the kernel wrote.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -25,17 +20,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .triton_support import interpreted
-
-if interpreted():
-    from . import triton_interpreter
-
-    triton_interpreter.install()
+from .dispatch import interpreted
 
 # Programs that fill a GPU; more splits of a cache than this many programs bring nothing.
 PROGRAMS = 512
 LEAST_KEYS = 256
 MOST_SPLITS = 64
+
+ALL_REGISTERS = 255
+# Kernels that spill in some variant: NVIDIA's compiler prefers to spill a few bytes so that more programs run at once.
+# These may use all registers of a program. `tools/gpu_offline.py` finds them and writes the table.
+SPILLING: dict[str, list[str]] = {
+    "sm_80": [
+        "path_apply_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_89": [
+        "key_gradient_kernel",
+        "pack_keys_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+        "project_kernel",
+    ],
+    "sm_90": [
+        "path_attend_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_100": [
+        "key_gradient_kernel",
+        "path_apply_kernel",
+        "path_pull_kernel",
+        "path_step_split_kernel",
+    ],
+    "sm_120": [
+        "path_apply_kernel",
+        "path_attend_kernel",
+        "path_pull_kernel",
+        "path_step_prepare_kernel",
+        "path_step_split_kernel",
+        "step_split_kernel",
+        "update_kernel",
+    ],
+}
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -110,6 +137,12 @@ def splits_of(n: int, places: int) -> int:
     return max(1, wanted)
 
 
+def registers(kernel: triton.JITFunction, device: torch.device) -> dict[str, int]:
+    """Register options of a launch of this kernel."""
+    names = SPILLING.get(architecture(device), [])
+    return {"maxnreg": ALL_REGISTERS} if names and kernel.__name__ in names else {}
+
+
 def on_device(x: Tensor) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be that of x."""
     return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()
@@ -161,12 +194,39 @@ def exponentials(cosines, sharpness):
 
 
 @triton.jit
-def put_together(
+def unit_inverse(upper, BLOCK: tl.constexpr):
+    """(I + Lᵀ)⁻ᵀ = (I + L)⁻¹ by forward substitution, from Lᵀ = `upper`: [BLOCK, BLOCK]. Other entries must be zero."""
+    rows = tl.arange(0, BLOCK)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    x = tl.where(rows == columns, 1.0, 0.0)
+    for i in range(1, BLOCK):
+        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
+        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
+    return x
+
+
+@triton.jit
+def softmax_step(scores, values, top, total, acc, row_of_p, PRODUCT: tl.constexpr):
+    """Take scores [ROWS, COLUMNS], exponents of 2, and their float32 values into an online softmax.
+
+    top, total: [ROWS], maxima and sums of exponentials so far; acc: [ROWS, VALUES], their products with values. Rows of
+    P (`row_of_p` [ROWS]) are not shifted: their largest exponent is that of the new key itself, 0.
+    """
+    highest = tl.where(row_of_p, 0.0, tl.maximum(top, tl.max(scores, 1)))
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(top - finite)
+    acc = tl.dot(weights, values, acc * shrink[:, None], input_precision=PRODUCT)
+    return highest, total * shrink + tl.sum(weights, 1), acc
+
+
+@triton.jit
+def combine_splits(
     maxima, sums, parts, n, splits, columns, ROWS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Maxima and sums of exponentials, [ROWS], and their products with values, [ROWS, WIDTH], of all splits of head n.
+    """`top`, `total` and `acc` of `softmax_step` over all splits of head n. columns: [WIDTH], of `parts`.
 
-    columns: [WIDTH], of `parts` [n, splits, ROWS, VALUES].
+    maxima, sums: [n, splits, ROWS]; parts: [n, splits, ROWS, VALUES].
     """
     rows = tl.arange(0, ROWS)
     top = tl.full((ROWS,), float("-inf"), tl.float32)

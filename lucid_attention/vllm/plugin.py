@@ -15,11 +15,11 @@ def register() -> None:
     import vllm
     from transformers import AutoConfig
 
-    from ..ops import native
+    from ..ops import numba_runtime
     from .configs import SealedConfig, served
 
     # An engine that starts looks through all modules, and fails at one of llvmlite's, which Numba imports.
-    native.switch_off("vLLM cannot start a second engine in a process that has imported Numba")
+    numba_runtime.switch_off("vLLM cannot start a second engine in a process that has imported Numba")
     version = vllm.__version__
     if version.partition("+")[0] not in TESTED:
         _refuse_lucid(version)

@@ -20,7 +20,7 @@ from lucid_attention import (
     preconditioner,
 )
 from lucid_attention.ops.path.decode import path_decode
-from lucid_attention.ops.softmax import varlen
+from lucid_attention.ops.softmax import attention
 from lucid_attention.ops.softmax.sliding import sliding_attention
 from tests.ops.varlen_kernel import stand_in
 
@@ -116,8 +116,8 @@ def test_packed_documents_wait_for_their_borders_only_and_not_if_these_are_on_th
 
 @pytest.mark.parametrize("name", ["lucid, mask", "lucid, past and mask"])
 def test_the_read_out_by_the_kernel_for_different_lengths_does_not_wait(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(varlen, "can_read", lambda *arguments: True)
-    monkeypatch.setattr(varlen, "_kernel", lambda: stand_in)
+    monkeypatch.setattr(attention, "varlen_can_read", lambda *arguments: True)
+    monkeypatch.setattr(attention, "_varlen_kernel", lambda: stand_in)
     assert on_both(OPERATORS[name], tensors()) == []
 
 

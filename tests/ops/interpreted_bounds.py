@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lucid_attention import lucid_decode, lucid_path_attention, precondition
-from lucid_attention.ops.lucid import triton_launch, triton_solve
+from lucid_attention.ops.lucid import triton_decode, triton_solve
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path import tree, triton_pass
 from lucid_attention.ops.path import triton_decode as path_triton
@@ -57,7 +57,7 @@ class Guards:
 def guards(monkeypatch):
     monkeypatch.setattr(triton_solve, "solve_tiles", lambda *shape: SMALL)
     monkeypatch.setattr(triton_solve, "PACK_ROWS", 16)
-    monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: 2)
+    monkeypatch.setattr(triton_decode, "splits_of", lambda n, places: 2)
     found = Guards()
     monkeypatch.setattr(
         torch.Tensor, "new_empty", lambda self, *shape, **options: found.new_empty(self, *shape, **options)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from lucid_attention import lucid_decode
-from lucid_attention.ops.lucid import triton_launch
-from lucid_attention.ops.lucid.decode import inverse_key_norms
-from lucid_attention.ops.lucid.triton_decode import paged_decode_
+from lucid_attention.ops.lucid import triton_decode
+from lucid_attention.ops.lucid.decode import inverse_key_norms, paged_decode_
 
 from .cases import Case, error
 
@@ -52,7 +51,7 @@ def compare(arguments: dict[str, Any], dtype: torch.dtype, **options: Any) -> No
 
 @pytest.fixture(params=[1, 5], ids=["one program", "split"])
 def splits(request, monkeypatch):
-    monkeypatch.setattr(triton_launch, "splits_of", lambda n, places: request.param)
+    monkeypatch.setattr(triton_decode, "splits_of", lambda n, places: request.param)
 
 
 @pytest.mark.parametrize("dtype", FLOOR, ids=str)

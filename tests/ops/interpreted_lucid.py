@@ -15,7 +15,7 @@ import torch
 from lucid_attention import precondition
 from lucid_attention.ops.lucid import triton_solve
 from lucid_attention.ops.lucid.system import checked_system
-from lucid_attention.ops.lucid.triton_configs import SolveTiles
+from lucid_attention.ops.lucid.triton_solve import SolveTiles
 from lucid_attention.ops.triton_tiles import Tile
 
 from . import oracles

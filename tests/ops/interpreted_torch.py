@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from lucid_attention import lucid_attention, lucid_decode, precondition
 from lucid_attention.ops.lucid import triton_solve
 from lucid_attention.ops.lucid.decode import inverse_key_norms
+from lucid_attention.ops.lucid.solve_op import precondition_triton_op
 from lucid_attention.ops.lucid.system import checked_system
-from lucid_attention.ops.lucid.triton_op import precondition_triton_op
 
 from .cases import Case, call, error, evaluate
 from .interpreted_lucid import SMALL

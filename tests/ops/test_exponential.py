@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lucid_attention import precondition
-from lucid_attention.ops import exponential, native
+from lucid_attention.ops import exponential, numba_runtime
 from lucid_attention.ops.exponential import LEAST_COMPILED, LEAST_SHARED, exponential_
 
 
@@ -14,13 +14,13 @@ from lucid_attention.ops.exponential import LEAST_COMPILED, LEAST_SHARED, expone
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of threads of every call of compiled code."""
     counts: list[int] = []
-    run = native.run
+    run = numba_runtime.run
 
     def counted(function: object, job: object, threads: int) -> None:
         counts.append(threads)
         run(function, job, threads)
 
-    monkeypatch.setattr(native, "run", counted)
+    monkeypatch.setattr(numba_runtime, "run", counted)
     return counts
 
 
@@ -56,7 +56,7 @@ def test_what_compiled_code_cannot_take_goes_to_torch(calls: list[int]) -> None:
 def test_without_the_extra_the_solve_is_torchs(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     k, v = (torch.randn(1, 1, 300, 8, generator=torch.Generator().manual_seed(seed)) + 1 for seed in range(2))
     compiled = precondition(k, v)
-    monkeypatch.setattr(exponential.native, "compiled", lambda *_: "numba is not installed")
+    monkeypatch.setattr(exponential.numba_runtime, "compiled", lambda *_: "numba is not installed")
     before = len(calls)
     plain = precondition(k, v)
     assert len(calls) == before

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lucid_attention import inverse_key_norms, lucid_decode
-from lucid_attention.ops import native
+from lucid_attention.ops import numba_runtime
 from lucid_attention.ops.softmax import fused_step
 from lucid_attention.ops.softmax.attention import softmax_attention, softmax_weights
 from tests.ops.one_pass_cases import cache, masks, step
@@ -116,16 +116,16 @@ def test_a_named_implementation_is_obeyed_or_refused() -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """No kernel is known before and after the test."""
-    native.compiled.cache_clear()
+    numba_runtime.compiled.cache_clear()
     yield
-    native.compiled.cache_clear()
+    numba_runtime.compiled.cache_clear()
 
 
 @pytest.mark.usefixtures("fresh")
 def test_without_the_extra_it_is_torch(
     monkeypatch: pytest.MonkeyPatch, runs: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for module in [name for name in sys.modules if name.startswith("lucid_attention.ops.") and ".numba_" in name]:
+    for module in [name for name in sys.modules if name.endswith((".numba_kernels", ".numba_step"))]:
         monkeypatch.delitem(sys.modules, module)
         monkeypatch.delattr(module, raising=False)
     monkeypatch.setitem(sys.modules, "numba", None)
@@ -231,8 +231,8 @@ def test_importing_the_package_imports_no_numba() -> None:
 
 
 def test_a_process_can_go_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_off", [])
-    native.switch_off("an engine forbids it")
+    monkeypatch.setattr(numba_runtime, "_off", [])
+    numba_runtime.switch_off("an engine forbids it")
     with pytest.raises(ValueError, match="impl='numba' cannot run: an engine forbids it"):
         step(cache(), "numba")
     step(cache(), "auto")

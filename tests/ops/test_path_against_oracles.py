@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lucid_attention.ops.lucid.api import lucid_attention, precondition
 from lucid_attention.ops.path import blockwise, tree
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
-from lucid_attention.ops.softmax import rectangles
+from lucid_attention.ops.softmax import strips
 from lucid_attention.ops.triangular import Schedule
 
 from .cases import assert_exact, error, shifted_keys
@@ -86,8 +86,8 @@ def test_the_sharpness_may_be_any_positive_number(operator, sharpness):
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("case", [c for c in CASES if c.T in (65, 257, 700) or c.S > 50], ids=str)
 def test_without_the_flash_kernel_plain_products_give_the_same(case, operator, monkeypatch):
-    monkeypatch.setattr(rectangles, "flash_kernel_for", lambda x: False)
-    monkeypatch.setattr(rectangles, "SCORE_ELEMENTS", 5000)  # several strips, the last one shorter
+    monkeypatch.setattr(strips, "flash_kernel_for", lambda x: False)
+    monkeypatch.setattr(strips, "RECTANGLE_ELEMENTS", 5000)  # several strips, the last one shorter
     tensors, weight = case.tensors(operator), case.weight(operator)
     assert_exact(evaluate(call, operator, tensors, weight), evaluate(truth, operator, tensors, weight))
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lucid_attention.ops.lucid.blockwise import Gradients, backward, forward
-from lucid_attention.ops.lucid.system import System
+from lucid_attention.ops.lucid.blockwise import backward, forward
+from lucid_attention.ops.lucid.system import Gradients, System
 from lucid_attention.ops.triangular import Schedule, pick_schedule, solve_unit_lower_, solve_unit_lower_transposed_
 
 from . import oracles

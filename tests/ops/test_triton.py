@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from lucid_attention import lucid_attention, lucid_decode, lucid_path_attention, path_attention, precondition
-from lucid_attention.ops import dispatch, triton_support
+from lucid_attention.ops import dispatch
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import path_precondition
 from lucid_attention.ops.path.decode import identity_factors, path_decode
 
 ROOT = Path(__file__).resolve().parents[2]
-needs_triton = pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only")
+needs_triton = pytest.mark.skipif(not dispatch.installed(), reason="Triton has wheels for Linux only")
 
 
 @needs_triton
 def test_the_kernels_agree_with_the_equation_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-m", "quick", "-p", "no:cacheprovider", "-p", "no:xdist"]
     command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode", "interpreted_path")]
-    environment = os.environ | {triton_support.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {dispatch.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
 
@@ -83,13 +83,13 @@ def test_what_the_kernels_cannot_do_is_refused_in_words(dtype, D, E, options, wo
 
 def test_auto_asks_for_proof_and_keeps_to_what_the_kernels_can_do(monkeypatch):
     like = torch.empty(1, 1, 1, 1, device="meta")
-    monkeypatch.setattr(triton_support, "unusable", lambda device, dtype: None)
+    monkeypatch.setattr(dispatch, "unusable", lambda device, dtype: None)
 
     class Gpu:
         device, dtype = torch.device("cuda"), torch.float32
 
     for proven in (False, True):
-        monkeypatch.setattr(triton_support, "proven", lambda device, proven=proven: proven)
+        monkeypatch.setattr(dispatch, "proven", lambda device, proven=proven: proven)
         chosen = [
             dispatch.choose("auto", dispatch.BLOCKWISE_AND_TRITON, like, reason)
             for like in (Gpu, like)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention.ops import triton_support
+from lucid_attention.ops import dispatch
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
-    pytest.mark.skipif(not triton_support.installed(), reason="Triton has wheels for Linux only"),
+    pytest.mark.skipif(not dispatch.installed(), reason="Triton has wheels for Linux only"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
 ]
 
@@ -80,7 +80,7 @@ def test_faults_of_a_compiled_kernel_are_found(tools):
 def test_a_kernel_that_spills_gets_all_registers_and_this_is_written_down(tools, monkeypatch, tmp_path):
     cases, aot = tools
     offline = importlib.import_module("gpu_offline")
-    module, file = offline.triton_registers, tmp_path / "triton_registers.py"
+    module, file = offline.triton_tiles, tmp_path / "triton_tiles.py"
     file.write_text(Path(module.__file__).read_text())
     monkeypatch.setattr(module, "__file__", str(file))
     monkeypatch.setattr(module, "SPILLING", {"sm_89": ["another_kernel"]})

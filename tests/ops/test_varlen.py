@@ -8,7 +8,7 @@ import inspect
 import pytest
 import torch
 
-from lucid_attention.ops.softmax import varlen
+from lucid_attention.ops.softmax import attention
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from .cases import error
@@ -20,9 +20,9 @@ def forced(monkeypatch):
     """Switch the kernel's stand-in on or off."""
 
     def switch(on):
-        monkeypatch.setattr(varlen, "can_read", lambda *arguments: on)
+        monkeypatch.setattr(attention, "varlen_can_read", lambda *arguments: on)
 
-    monkeypatch.setattr(varlen, "_kernel", lambda: stand_in)
+    monkeypatch.setattr(attention, "_varlen_kernel", lambda: stand_in)
     switch(True)
     return switch
 
@@ -64,7 +64,7 @@ def test_in_16_bit_a_masked_key_has_no_weight_at_all(forced, monkeypatch, dtype,
     def in_float32(q, k, v, *rest, **options):
         return stand_in(q.float(), k.float(), v.float(), *rest, **options).to(q.dtype)
 
-    monkeypatch.setattr(varlen, "_kernel", lambda: in_float32)
+    monkeypatch.setattr(attention, "_varlen_kernel", lambda: in_float32)
     mask = MASKS["holes"](2, 9)
     q = torch.full((2, 2, 9, 8), -50.0, dtype=dtype)
     k, y = (torch.rand(2, 1, 9, 8).add(0.5).mul(size).to(dtype) for size in (100, 1))
@@ -98,7 +98,7 @@ def test_a_query_whose_scores_may_be_as_low_as_masked_ones_reads_nan(forced):
 
 
 def test_the_kernel_of_this_torch_has_the_arguments_that_are_used():
-    kernel = varlen._kernel()
+    kernel = attention._varlen_kernel()
     assert kernel is not None
     names = list(inspect.signature(kernel).parameters)
     assert names[:7] == ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
@@ -116,9 +116,9 @@ def test_what_the_kernel_does_not_take_stays_with_strips():
         def element_size(self):
             return 2
 
-    assert not varlen.can_read(torch.randn(1, 1, 4, 8, dtype=torch.bfloat16), None, 0.1)
-    assert varlen.can_read(Gpu(256), None, 0.1)
-    assert varlen.can_read(Gpu(128), mask, 0.1)
-    assert not varlen.can_read(Gpu(256), mask, 0.1)
+    assert not attention.varlen_can_read(torch.randn(1, 1, 4, 8, dtype=torch.bfloat16), None, 0.1)
+    assert attention.varlen_can_read(Gpu(256), None, 0.1)
+    assert attention.varlen_can_read(Gpu(128), mask, 0.1)
+    assert not attention.varlen_can_read(Gpu(256), mask, 0.1)
     # The feature that hides would overflow.
-    assert not varlen.can_read(Gpu(128), mask, 1e-4)
+    assert not attention.varlen_can_read(Gpu(128), mask, 1e-4)

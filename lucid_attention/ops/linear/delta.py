@@ -11,6 +11,8 @@ once.
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -18,7 +20,7 @@ from ..dispatch import RECURRENT, choose
 from ..keys import resolved_scale
 from ..triangular import solve_unit_lower
 from . import fla, reference
-from .chunks import along, chunk_length, cut, in_segments, join
+from .chunks import attend_in_chunks, chunk_length, cut, join
 from .recurrent import (
     Recurrent,
     check_per_token,
@@ -61,8 +63,8 @@ def delta_attention(
         state: [B, H, D, E], as an earlier call returned it; default zero.
         key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
             holds, and reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another. The state
-            returned is that of the last document with a token. Excludes `state`.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another. The
+            returned state is that of the last document with a token. Excludes `state`.
         scale: of what is read, default 1/√D.
         impl: "auto", "chunkwise" (linear time), "reference" (token by token) or "fla" (flash-linear-attention's
             kernels, on CUDA only).
@@ -79,29 +81,16 @@ def delta_attention(
         check_state("state", state, k, (D, E), "D, E")
     impl = choose(impl, RECURRENT)
     scale = resolved_scale(scale, k)
-    attend = reference.delta if impl == "reference" else _attend
+    attend = reference.delta if impl == "reference" else partial(attend_in_chunks, _step, _attend_chunks)
     q, k, v, beta, log_decay = mask_tokens(key_mask, q, k, v, beta, log_decay)
     if impl == "fla":
-        return Recurrent(*fla.delta(q, k, v, beta, log_decay, state, cu_seqlens, scale))
+        tensors, gated = {"k": k, "v": v, "beta": beta}, log_decay is not None
+        path = "gated_delta_rule.chunk_gated_delta_rule" if gated else "delta_rule.chunk_delta_rule"
+        return fla.run(path, q, tensors, {"g": log_decay} if gated else {}, state, cu_seqlens, scale)
     if cu_seqlens is not None:
         log_decay = forget_at_borders(torch.zeros_like(beta) if log_decay is None else log_decay, cu_seqlens)
     state = empty_state(k, D, E) if state is None else state
     return run(attend, q, (k, v, beta, log_decay), state, scale)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return o: [B, H, T, G, E] and the last state.
-
-    q: [B, H, T, G, D]; k: [B, H, T, D]; v: [B, H, T, E]; beta, log_decay: [B, H, T]; state: [B, H, D, E].
-    """
-    tensors = q, k, v, beta, log_decay
-    if k.shape[2] > 1:
-        return in_segments(_attend_chunks, tensors, state)
-    (token,) = along(tensors, lambda x: x.unbind(2))
-    o, state = _step(state, *token)
-    return o.unsqueeze(2), state
 
 
 def _step(S: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -140,7 +129,7 @@ def _attend_chunks(
 def _decays(log_decay: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Γ [n, N, C, C], zero above the diagonal; eᵇ and e^{b_C − b} [n, N, C, 1]; e^{b_C} [n, N, 1, 1].
 
-    Sums in float64 where the device has it: a weak decay behind strong ones is a small difference of large sums.
+    Sums in float64 where the device has it: a weak decay after strong ones is a small difference of large sums.
     """
     wide = dtype if log_decay.device.type == "mps" else torch.float64
     b = log_decay.clamp(min=FORGOTTEN).to(wide).cumsum(-1)[..., None]

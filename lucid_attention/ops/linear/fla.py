@@ -1,7 +1,6 @@
-"""flash-linear-attention's kernels behind our signatures: run only when asked for by name, on CUDA, or refused.
+"""flash-linear-attention's kernels with our signatures: run only by name, on CUDA, or refused.
 
-Arguments are those of our operators after their checks, with masked tokens zeroed; results are o and the state. This
-has not been run on a GPU: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the
+This has not been run on a GPU: `tests/ops/test_linear_fla.py` compares the names of the kernels' arguments with the
 installed version, and runs the plumbing on a CPU with naive code in place of the kernels.
 """
 
@@ -13,70 +12,50 @@ from torch import Tensor
 
 from ..packing import on_device
 from ..precision import readout_dtype
+from .recurrent import Recurrent
 
-Memory = tuple[Tensor, Tensor]
 
-
-def delta(
+def run(
+    path: str,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    log_decay: Tensor | None,
-    state: Tensor | None,
+    tensors: dict[str, Tensor],
+    gates: dict[str, Tensor],
+    state: Any,
     cu_seqlens: Tensor | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
-    """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T], [B, H, T], [B, H, D, E]."""
+) -> Recurrent[Any]:
+    """Call the kernel fla.ops.`path` in its layout, [B, T, H, D], with every tensor repeated to the heads of q.
+
+    q: [B, H·G, T, D]; tensors, k among them, and gates: [B, H, T] or [B, H, T, *], by the names of the kernel, with
+    masked tokens zeroed; state: a tensor, a pair, or None.
+    """
+    k, dtype = tensors["k"], readout_dtype(q)
     refuse_what_cannot_run(k)
-    dtype = readout_dtype(q)
-    if log_decay is None:
-        if dtype == torch.float32:
-            raise TypeError(
-                "impl='fla' without log_decay expects bfloat16 or float16, got torch.float32, which its kernel lacks. "
-                "impl='chunkwise' takes float32"
-            )
-        path, tensors = "delta_rule.chunk_delta_rule", {}
-    else:
-        path, tensors = "gated_delta_rule.chunk_gated_delta_rule", {"g": log_decay.float()}
-    tensors |= {"k": k.to(dtype), "v": v.to(dtype), "beta": beta.to(dtype)}
-    o, states = _run(path, q.to(dtype), tensors, None if state is None else (state,), cu_seqlens, scale)
-    return o, states[0]
+    if path == "delta_rule.chunk_delta_rule" and dtype == torch.float32:
+        raise TypeError(
+            "impl='fla' without log_decay expects bfloat16 or float16, got torch.float32, which its kernel lacks. "
+            "impl='chunkwise' takes float32"
+        )
+    G = q.shape[1] // k.shape[1]
+    arguments = {name: x.to(dtype) for name, x in tensors.items()} | {name: x.float() for name, x in gates.items()}
+    repeated = {name: x.repeat_interleave(G, 1).transpose(1, 2) for name, x in arguments.items()}
+    initial = None if state is None else tuple(x.repeat_interleave(G, 1) for x in _as_tuple(state))
+    o, final = _kernel(path)(
+        q=q.to(dtype).transpose(1, 2),
+        **repeated,
+        scale=scale,
+        initial_state=initial[0] if initial is not None and len(initial) == 1 else initial,
+        output_final_state=True,
+        # A document without tokens has no state, and the last state is returned.
+        cu_seqlens=None if cu_seqlens is None else on_device(cu_seqlens.long().unique_consecutive(), q.device),
+    )
+    last = slice(None) if cu_seqlens is None else slice(-1, None)
+    states = tuple(x[last, ::G].float() for x in _as_tuple(final))
+    return Recurrent(o.transpose(1, 2), states[0] if len(states) == 1 else states)
 
 
-def gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_decay: Tensor,
-    state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T, D], [B, H, D, E]."""
-    refuse_what_cannot_run(k)
-    dtype = readout_dtype(q)
-    tensors = {"k": k.to(dtype), "v": v.to(dtype), "g": log_decay.float()}
-    o, states = _run("gla.chunk_gla", q.to(dtype), tensors, None if state is None else (state,), cu_seqlens, scale)
-    return o, states[0]
-
-
-def gsa(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    s: Tensor,
-    log_decay: Tensor,
-    state: Memory | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Memory]:
-    """[B, H·G, T, D], [B, H, T, D], [B, H, T, E], [B, H, T, M] twice, ([B, H, D, M], [B, H, M, E])."""
-    refuse_what_cannot_run(k)
-    dtype = readout_dtype(q)
-    tensors = {"k": k.to(dtype), "v": v.to(dtype), "s": s.to(dtype), "g": log_decay.float()}
-    o, states = _run("gsa.chunk_gsa", q.to(dtype), tensors, state, cu_seqlens, scale)
-    return o, (states[0], states[1])
+def _as_tuple(state: Any) -> tuple[Tensor, ...]:
+    return (state,) if isinstance(state, Tensor) else tuple(state)
 
 
 def refuse_what_cannot_run(k: Tensor) -> None:
@@ -96,30 +75,3 @@ def _kernel(path: str) -> Any:
             f"impl='fla' expects fla.ops.{path} of flash-linear-attention (pip install flash-linear-attention), "
             f"got {error}"
         ) from error
-
-
-def _run(
-    path: str,
-    q: Tensor,
-    tensors: dict[str, Tensor],
-    state: tuple[Tensor, ...] | None,
-    cu_seqlens: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Call a kernel in its layout, [B, T, H, D], with every tensor repeated to the heads of q."""
-    H = tensors["k"].shape[1]
-    G = q.shape[1] // H
-    repeated = {name: x.repeat_interleave(G, 1).transpose(1, 2) for name, x in tensors.items()}
-    initial = None if state is None else tuple(x.repeat_interleave(G, 1) for x in state)
-    o, final = _kernel(path)(
-        q=q.transpose(1, 2),
-        **repeated,
-        scale=scale,
-        initial_state=initial[0] if initial is not None and len(initial) == 1 else initial,
-        output_final_state=True,
-        # A document without tokens has no state, and the last state is asked for.
-        cu_seqlens=None if cu_seqlens is None else on_device(cu_seqlens.long().unique_consecutive(), q.device),
-    )
-    final = (final,) if isinstance(final, Tensor) else final
-    last = slice(None) if cu_seqlens is None else slice(-1, None)
-    return o.transpose(1, 2), tuple(x[last, ::G].float() for x in final)

@@ -1,9 +1,11 @@
 """Gated linear attention: the operator and its chunk-wise form.
 
-Chunk by chunk: states only at the borders of chunks, decays within them by halving (`decays.py`).
+Chunk by chunk: states only at the borders of chunks, decays within them by halving (`chunks.py`).
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +13,7 @@ from torch import Tensor
 from ..dispatch import RECURRENT, choose
 from ..keys import resolved_scale
 from . import fla, reference
-from .chunks import along, chunk_length, cut, in_segments, join
-from .decays import halve, read_rows
+from .chunks import attend_in_chunks, chunk_length, cut, halve, join, read_rows
 from .recurrent import (
     Recurrent,
     check_per_token,
@@ -47,8 +48,8 @@ def gla_attention(
         state: [B, H, D, E], as an earlier call returned it; default zero.
         key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
             holds, and reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another. The state
-            returned is that of the last document with a token. Excludes `state`.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another. The
+            returned state is that of the last document with a token. Excludes `state`.
         scale: of what is read, default 1/√D.
         impl: "auto", "chunkwise" (linear time), "reference" (token by token) or "fla" (flash-linear-attention's
             kernels, on CUDA only).
@@ -63,26 +64,13 @@ def gla_attention(
         check_state("state", state, k, (D, E), "D, E")
     impl = choose(impl, RECURRENT)
     scale = resolved_scale(scale, k)
-    attend = reference.gla if impl == "reference" else _attend
+    attend = reference.gla if impl == "reference" else partial(attend_in_chunks, _step, _attend_chunks)
     q, k, v, log_decay = mask_tokens(key_mask, q, k, v, log_decay)
     if impl == "fla":
-        return Recurrent(*fla.gla(q, k, v, log_decay, state, cu_seqlens, scale))
+        return fla.run("gla.chunk_gla", q, {"k": k, "v": v}, {"g": log_decay}, state, cu_seqlens, scale)
     log_decay = forget_at_borders(log_decay, cu_seqlens)
     state = empty_state(k, D, E) if state is None else state
     return run(attend, q, (k, v, log_decay), state, scale)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Return o: [B, H, T, G, E] and the last state.
-
-    q: [B, H, T, G, D]; k, log_decay: [B, H, T, D]; v: [B, H, T, E]; state: [B, H, D, E].
-    """
-    tensors = q, k, v, log_decay
-    if k.shape[2] > 1:
-        return in_segments(_attend_chunks, tensors, state)
-    (token,) = along(tensors, lambda x: x.unbind(2))
-    o, state = _step(state, *token)
-    return o.unsqueeze(2), state
 
 
 def _step(S: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:

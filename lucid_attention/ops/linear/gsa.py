@@ -5,6 +5,8 @@ Chunk by chunk: gated linear attention to the slots' keys, softmax, then gated l
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size, M slots.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -12,8 +14,7 @@ from .. import checks
 from ..dispatch import RECURRENT, choose
 from ..keys import resolved_scale
 from . import fla, reference
-from .chunks import along, chunk_length, cut, in_segments, join
-from .decays import halve, read_columns, read_rows
+from .chunks import attend_in_chunks, chunk_length, cut, halve, join, read_columns, read_rows
 from .recurrent import (
     Recurrent,
     check_per_token,
@@ -55,8 +56,8 @@ def gsa_attention(
         state: (K̃ [B, H, D, M], Ṽ [B, H, M, E]), as an earlier call returned it; default zero.
         key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
             holds, and reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another. The state
-            returned is that of the last document with a token. Excludes `state`.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another. The
+            returned state is that of the last document with a token. Excludes `state`.
         scale: of the scores of the slots, default 1/√D.
         impl: "auto", "chunkwise" (linear time), "reference" (token by token) or "fla" (flash-linear-attention's
             kernels, on CUDA only).
@@ -72,10 +73,11 @@ def gsa_attention(
     state = _check_memory(state, k, E, M)
     impl = choose(impl, RECURRENT)
     scale = resolved_scale(scale, k)
-    attend = reference.gsa if impl == "reference" else _attend
+    attend = reference.gsa if impl == "reference" else partial(attend_in_chunks, _step, _attend_chunks)
     q, k, v, s, log_decay = mask_tokens(key_mask, q, k, v, s, log_decay)
     if impl == "fla":
-        o, memory = fla.gsa(q, k, v, s, log_decay, state, cu_seqlens, scale)
+        tensors = {"k": k, "v": v, "s": s}
+        o, memory = fla.run("gsa.chunk_gsa", q, tensors, {"g": log_decay}, state, cu_seqlens, scale)
     else:
         log_decay = forget_at_borders(log_decay, cu_seqlens)
         memory = (empty_state(k, D, M), empty_state(k, M, E)) if state is None else state
@@ -92,20 +94,6 @@ def _check_memory(state: Memory | None, k: Tensor, E: int, M: int) -> Memory | N
     check_state("state[0]", state[0], k, (k.shape[-1], M), "D, M")
     check_state("state[1]", state[1], k, (M, E), "M, E")
     return state[0], state[1]
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
-    """Return o: [B, H, T, G, E] and the last memory.
-
-    q: [B, H, T, G, D]; k: [B, H, T, D]; v: [B, H, T, E]; s, log_decay: [B, H, T, M]; memory: [B, H, D, M] and
-    [B, H, M, E].
-    """
-    tensors = q, k, v, s, log_decay
-    if k.shape[2] > 1:
-        return in_segments(_attend_chunks, tensors, memory)
-    (token,) = along(tensors, lambda x: x.unbind(2))
-    o, memory = _step(memory, *token)
-    return o.unsqueeze(2), memory
 
 
 def _step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor) -> tuple[Tensor, Memory]:
@@ -126,7 +114,7 @@ def _attend_chunks(
     B, H, T = k.shape[:3]
     C = chunk_length(T)
     q, k, v, s, log_decay = (cut(x, C).flatten(0, 1) for x in (q, k, v, s, log_decay))
-    # A write decays alike in both memories, so a chunk is taken apart once.
+    # A write decays equally in both memories, so a chunk is halved once.
     chunk = halve(s, log_decay.exp())
     scores, keys = read_columns(q, k, s, chunk, memory[0].flatten(0, 1))
     o, values = read_rows(scores.softmax(-1), s, v, chunk, memory[1].flatten(0, 1))

@@ -1,6 +1,6 @@
 """What the operators with a state of fixed size share: checks, masks, packing, grouped queries, dtypes.
 
-Two rules cover all cases. A masked token writes nothing and forgets nothing, so removing it would change nothing. A
+Two rules cover all cases. A masked token writes nothing and forgets nothing, so it is ignored. A
 document begins by forgetting completely (log decay −∞), so it cannot see the one before.
 """
 
@@ -20,7 +20,7 @@ class Recurrent(NamedTuple, Generic[State]):
     """What is read at every position, and what is left in the memory after the last one.
 
     o: [B, H·G, T, E] in the dtype that `scaled_dot_product_attention` would give it. state: in float32, or float64 for
-    float64 inputs; hand it back as `state` to go on from there.
+    float64 inputs; pass it as `state` to continue.
     """
 
     o: Tensor
@@ -56,7 +56,7 @@ def check_state(name: str, state: Any, k: Tensor, size: tuple[int, int], letters
 
 
 def mask_tokens(key_mask: Tensor | None, *tensors: Tensor | None) -> list[Any]:
-    """Zero at masked positions, so that nothing is asked, written or (log decay 0) forgotten there."""
+    """Zero at masked positions, so that these tokens read, write and (log decay 0) forget nothing."""
     if key_mask is None:
         return list(tensors)
     hidden = ~key_mask[:, None]
@@ -69,7 +69,7 @@ def forget_at_borders(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
         return log_decay
     T = log_decay.shape[2]
     packing.offsets(cu_seqlens, T)
-    # Empty documents at the end start behind the last token.
+    # Empty documents at the end start after the last token.
     begins = torch.zeros(T + 1, dtype=torch.bool, device=log_decay.device)
     begins = begins.index_fill_(0, packing.on_device(cu_seqlens.long(), log_decay.device), True)[:T]
     return log_decay.masked_fill(begins.view(T, *[1] * (log_decay.ndim - 3)), -torch.inf)
@@ -82,14 +82,14 @@ def run(
     state: State,
     scale: float,
 ) -> Recurrent[State]:
-    """`attend` in working precision, with the queries of a group side by side. tensors: [B, H, T, ...], k first."""
+    """`attend` in working precision, with the queries of a group contiguous. tensors: [B, H, T, ...], k first."""
     k = tensors[0]
     assert k is not None
     wide, dtype = working_dtype(k), readout_dtype(q)
     with no_autocast(k):
-        # [B, H·G, T, D] -> [B, H, T, G, D]: the queries that read one state at one time stand together.
-        asked = (q.to(wide) * scale).unflatten(1, (k.shape[1], -1)).transpose(2, 3)
-        o, state = attend(asked, *(None if x is None else x.to(wide) for x in tensors), state)
+        # [B, H·G, T, D] -> [B, H, T, G, D]: the queries that read one state are contiguous.
+        queries = (q.to(wide) * scale).unflatten(1, (k.shape[1], -1)).transpose(2, 3)
+        o, state = attend(queries, *(None if x is None else x.to(wide) for x in tensors), state)
         return Recurrent(o.transpose(2, 3).flatten(1, 2).to(dtype), state)
 
 

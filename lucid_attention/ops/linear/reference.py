@@ -1,6 +1,6 @@
-"""The defining recurrences, token by token: what every other implementation is measured against.
+"""The defining recurrences, token by token: the measure of every other implementation.
 
-Shapes: q: [B, H, T, G, D], the queries of a group side by side; k: [B, H, T, D]; v: [B, H, T, E]; o: [B, H, T, G, E].
+Shapes: q: [B, H, T, G, D], the queries of a group contiguous; k: [B, H, T, D]; v: [B, H, T, E]; o: [B, H, T, G, E].
 Indices in the sums: b batch, h head, g query of the group, d key feature, e value feature, m slot.
 """
 

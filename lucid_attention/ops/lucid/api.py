@@ -1,8 +1,10 @@
-"""The public operator.
+"""The public functions.
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T new and S past positions, D key size, E value
 size.
 """
+
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -15,9 +17,8 @@ from ..precision import no_autocast, readout_dtype
 from ..softmax.attention import softmax_attention
 from ..softmax.strips import clean_queries
 from . import reference
-from .system import Past, System, checked_system
-from .torch_op import precondition_op
-from .triton_op import obstacle, precondition_triton_op
+from .solve_op import obstacle, precondition_op, precondition_triton_op
+from .system import Options, Past, System, checked_system
 
 
 def lucid_attention(
@@ -45,7 +46,7 @@ def lucid_attention(
             `precondition` returned them.
         key_mask: [B, S + T] bool, True where a key takes part. A masked key leaves P and the softmax, whatever it
             holds. A query that sees no key reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
         beta: [B, H, T] in [0, 1], step size of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V.
         norm: "key" (P of keys normalised to √D, the paper's), "qk" (gain-free RMS norm of q and k in the softmax as
             well), "row_max" (P of raw keys, causal row maximum subtracted).
@@ -91,80 +92,35 @@ def normalize_for_readout(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tupl
     return rms_normalize(q), rms_normalize(k)
 
 
-def precondition(
-    k: Tensor,
-    v: Tensor,
-    *,
-    past: Past | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    beta: Tensor | None = None,
-    norm: str = "key",
-    sharpness: float | Tensor | None = None,
-    strength: float = 1.0,
-    impl: str = "auto",
-) -> Tensor:
+def precondition(k: Tensor, v: Tensor, *, impl: str = "auto", **options: Unpack[Options]) -> Tensor:
     """Y = P⁻¹ V: the values that softmax attention reads in LUCID, and what a cache keeps instead of V.
 
-    k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Arguments as in `lucid_attention`.
+    k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Options past, key_mask, cu_seqlens, beta,
+    norm, sharpness and strength as in `lucid_attention`.
     """
-    system = checked_system(
-        k,
-        v,
-        past=past,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        beta=beta,
-        norm=norm,
-        sharpness=sharpness,
-        strength=strength,
-    )
+    system = checked_system(k, v, **options)
     return _precondition(system, v, _chosen(impl, system, v))
 
 
-def precondition_related(
-    k: Tensor,
-    v: Tensor,
-    relation: Tensor,
-    *,
-    past: Past | None = None,
-    key_mask: Tensor | None = None,
-    sharpness: float | Tensor | None = None,
-    strength: float = 1.0,
-) -> Tensor:
+def precondition_related(k: Tensor, v: Tensor, relation: Tensor, **options: Unpack[Options]) -> Tensor:
     """`precondition` for tokens that do not see all tokens before them, such as the nodes of a tree. Quadratic memory.
 
-    relation: [B, 1, T, S + T] bool, what a token sees. It must be closed (who sees a token sees all that this token
-    sees), so that y of a token is that of its own path. Other arguments as in `lucid_attention`.
+    relation: [B, 1, T, S + T] bool, what a token sees. It must be transitive, so that y of a token is that of its own
+    path. Options as in `lucid_attention`.
     """
-    system = checked_system(k, v, past=past, key_mask=key_mask, sharpness=sharpness, strength=strength)
+    system = checked_system(k, v, **options)
+    _check_borders(system)
     return reference.precondition(system, v, relation)
 
 
-def preconditioner(
-    k: Tensor,
-    *,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    beta: Tensor | None = None,
-    norm: str = "key",
-    sharpness: float | Tensor | None = None,
-    strength: float = 1.0,
-) -> Tensor:
+def preconditioner(k: Tensor, **options: Unpack[Options]) -> Tensor:
     """The matrix P = I + s · diag(β) stril exp(…) itself: [B, H, T, T] for k: [B, H, T, D]. For analysis and teaching.
 
-    A masked key has a row and a column of the identity. Arguments as in `lucid_attention`.
+    A masked key has a row and a column of the identity. Options as in `lucid_attention`, but for past.
     """
-    system = checked_system(
-        k,
-        k,
-        key_mask=key_mask,
-        cu_seqlens=cu_seqlens,
-        beta=beta,
-        norm=norm,
-        sharpness=sharpness,
-        strength=strength,
-    )
+    if options.get("past") is not None:
+        raise TypeError("preconditioner() got an unexpected keyword argument 'past': P belongs to a whole sequence")
+    system = checked_system(k, k, **options)
     _check_borders(system)
     with no_autocast(k):
         return reference.dense_matrix(system.widened()).to(k.dtype)

@@ -1,7 +1,7 @@
 """Block-wise Y = (I + s · diag(β) L)⁻¹ diag(β) V and its gradients: O(T·D) memory, never a T × T matrix.
 
-Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`). A masked key has β = 0 and its key and
-value read as zero: so it leaves the system, NaN or not.
+Algorithms 2 to 4 of the paper with its errors corrected (`docs/paper_notes.md`). A masked key has β = 0, and its key
+and value are replaced by zero: it leaves the system, NaN or not.
 
 L_ij = exp(u_i·u_j − shift_i) is made of features u of the keys:
 
@@ -10,7 +10,6 @@ norm="row_max":    u = √(c/D) · k,   shift_i = max_{j ≤ i} u_i·u_j
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,21 +18,22 @@ from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
 from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_, spans
-from .system import System
+from .system import Gradients, System
 
 Group = tuple[slice, slice]
 
 
 class KeyFeatures:
-    """u of n heads with what is needed to take du back to the keys.
+    """u of n heads, and the way back from du to the keys.
 
-    k: [n, S + T, D], overwritten by u; a masked key must be zero. sharpness: a number or [n, 1, 1]. strength: s.
+    k: [n, S + T, D], overwritten by u; a masked key must be zero. sharpness: that of the n heads, a number or
+    [n, 1, 1].
     """
 
-    def __init__(self, k: Tensor, sharpness: float | Tensor, strength: float, row_max: bool) -> None:
-        self.sharpness, self.strength, self.row_max = sharpness, strength, row_max
+    def __init__(self, k: Tensor, system: System, sharpness: float | Tensor) -> None:
+        self.sharpness, self.strength, self.row_max = sharpness, system.strength, system.row_max
         root = math.sqrt(sharpness) if isinstance(sharpness, float) else sharpness.sqrt()
-        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if row_max else inverse_norms(k)
+        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if self.row_max else inverse_norms(k)
         self.slope = self.slope * root
         self.u = k.mul_(self.slope)
 
@@ -72,11 +72,9 @@ class KeyFeatures:
 
 
 def row_winners(u: Tensor, past: int, key_mask: Tensor | None, schedule: Schedule) -> Tensor:
-    """argmax_{j ≤ i} u_i·u_j over unmasked j (and i itself), for the rows behind `past`: [n, S + T].
+    """argmax_{j ≤ i} u_i·u_j over unmasked j (and i itself), for the rows after `past`: [n, S + T].
 
-    Rows of the past hold their own index and are not used.
-
-    u: [n, S + T, D]; key_mask: [n, S + T].
+    Rows of the past hold their own index and are not used. u: [n, S + T, D]; key_mask: [n, S + T].
     """
     n, total, _ = u.shape
     index = torch.arange(total, device=u.device)
@@ -117,7 +115,7 @@ class SystemHeads:
         sharpness = system.sharpness
         if isinstance(sharpness, Tensor):
             sharpness = sharpness[group].reshape(-1, 1, 1).to(system.dtype)
-        self.features = KeyFeatures(k, sharpness, system.strength, system.row_max)
+        self.features = KeyFeatures(k, system, sharpness)
         self.y_past = self._past_values(system, group)
         self.beta = self._weights(system, group)
 
@@ -140,7 +138,7 @@ class SystemHeads:
         return taking_part.to(system.dtype) if beta is None else beta.masked_fill(~taking_part, 0)
 
     def values(self, v: Tensor, group: Group, out: Tensor | None) -> Tensor:
-        """v of the group in working precision, masked positions zero; in `out` where that has the dtype for it."""
+        """v of the group in working precision, masked positions zero; in `out` if that has the working dtype."""
         source = v[group]
         dtype = self.features.u.dtype
         shape = (source.shape[0] * source.shape[1], *source.shape[2:])
@@ -168,7 +166,7 @@ def _store(out: Tensor, group: Group, value: Tensor) -> None:
 def forward(
     system: System, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None, schedule: Schedule | None = None
 ) -> None:
-    """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] where they are asked for."""
+    """Write y [B, H, T, E], and z [B, H, T, E] and winners [B, H, S + T] if they are not None."""
     if system.strength == 0:
         _forward_of_identity(system, v, y, z, winners)
         return
@@ -187,18 +185,6 @@ def forward(
             _store(y, group, wide)
             if z is not None and wide_z is not None:
                 _store(z, group, wide_z)
-
-
-@dataclass(frozen=True)
-class Gradients:
-    """Buffers for the gradients, shaped as what they belong to; None where a gradient is not asked for."""
-
-    dv: Tensor
-    dk: Tensor | None
-    dk_past: Tensor | None
-    dy_past: Tensor | None
-    dbeta: Tensor | None
-    dsharpness: Tensor | None
 
 
 def backward(

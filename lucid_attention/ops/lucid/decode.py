@@ -1,20 +1,21 @@
-"""One new token against a cache of keys and preconditioned values.
+"""One new token and a cache of keys and preconditioned values.
 
-Decoding is bound by memory traffic, so K and Y are each read once, for the attention and the preconditioner together:
-the new key rides along as one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; the
+Decoding is bound by memory traffic, so K and Y are each read once, for both the attention and the preconditioner:
+the new key is one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; the
 exponentials of these minus c are P_j, and the same product with Y that reads the values for the queries also gives
 Σ_j P_j y_j (`docs/mathematics.md`).
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import decodes_by_triton
+from ..dispatch import decodes_by_triton, step_obstacle
 from ..keys import inverse_norms as inverse_norms_of
-from ..keys import rms_normalize
+from ..keys import resolved_scale, resolved_sharpness, rms_normalize
 from ..precision import no_autocast, working_dtype
 from ..softmax import fused_step
 from ..softmax.one_token import (
@@ -28,11 +29,10 @@ from ..softmax.one_token import (
     put_at_position_,
 )
 from ..softmax.strips import clean_queries
-from . import triton_decode
 
 
 def inverse_key_norms(k: Tensor) -> Tensor:
-    """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps beside the keys."""
+    """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps next to the keys."""
     checks.check_heads_first("k", k, "[B, H, T, D]")
     norms = fused_step.inverse_norms(k)
     return inverse_norms_of(k.to(working_dtype(k)))[..., 0] if norms is None else norms
@@ -62,21 +62,21 @@ def lucid_decode(
         k: [B, H, S + 1, D], the cached keys with the new one at the end. Caches append keys first.
         v: [B, H, 1, E], the new value.
         y_past: [B, H, S, E], cached preconditioned values. Finite everywhere, also at masked keys (where ours are
-            zero): cleaning them would mean to read the cache twice.
+            zero): cleaning them would read the cache twice.
         inverse_norms: [B, H, S + 1], `inverse_key_norms` of k. Not read for norm="row_max".
         key_mask, beta, norm, sharpness, strength, scale: as in `lucid_attention`, with key_mask: [B, S + 1] and
             beta: [B, H, 1].
         position: int64 [] or [1], for preallocated buffers: k: [B, H, M, D], y_past: [B, H, M, E] and
-            inverse_norms: [B, H, M] of M places are handed over whole, with the new key and its norm at `position`.
-            key_mask: [B, M] is needed and must be False behind `position`. What y_past holds at `position` and at
-            masked keys does not matter as long as it is finite. Nothing depends on the value of `position` but the
-            result: one compiled graph serves all.
-        norm_known: False if `inverse_norms` has no entry for the new key yet: it is written there. Nothing else that is
-            given is ever changed.
+            inverse_norms: [B, H, M] of M places are passed whole, with the new key and its norm at `position`.
+            key_mask: [B, M] is needed and must be False after `position`. What y_past holds at `position` and at
+            masked keys does not matter as long as it is finite. Only the result depends on
+            the value of `position`: one compiled graph serves all.
+        norm_known: False if `inverse_norms` has no entry for the new key yet: it is written there. No other argument is
+            changed.
         impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
             over a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the
-            last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds,
-            later ones read what was compiled.
+            last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds;
+            later ones read the cache.
     """
     if inverse_norms is None:
         checks.check_tensor("inverse_norms", inverse_norms)
@@ -94,7 +94,7 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
-    by_triton = decodes_by_triton(impl, k.device, lambda: triton_decode.obstacle(token))
+    by_triton = decodes_by_triton(impl, k.device, lambda: kernel_obstacle(token))
     if not by_triton and fused_step.chosen(impl, token):
         writes = not norm_known and fused_step.can_write_norm(token)
         if not norm_known and not writes:
@@ -103,7 +103,7 @@ def lucid_decode(
     if not norm_known:
         _write_norm_(token)
     with torch.no_grad(), no_autocast(k):
-        return triton_decode.decode(token) if by_triton else _decode(token)
+        return _decode_by_triton(token) if by_triton else _decode(token)
 
 
 def _write_norm_(token: Token) -> None:
@@ -133,3 +133,96 @@ def _decode(token: Token) -> Decoded:
         scores[:, G:].mul_(inverse)
         put_at_position_(scores[:, G:], position, c)  # exactly, also for a zero key
     return finish_step(scores, token)
+
+
+def kernel_obstacle(token: Token) -> str | None:
+    """Why the Triton kernels cannot decode this token; None if they can."""
+    if token.norm == "row_max":
+        return "its kernels have no norm='row_max'"
+    return step_obstacle(token.k, q=token.q, v=token.v, y_past=token.y_past)
+
+
+def _decode_by_triton(token: Token) -> Decoded:
+    fixed = 0.0 if isinstance(token.sharpness, Tensor) else token.sharpness
+    learned = token.sharpness if isinstance(token.sharpness, Tensor) else None
+    return Decoded(*_decode_op(*token._replace(sharpness=learned), fixed))  # type: ignore[arg-type]
+
+
+def _run_kernels(*inputs: Any) -> tuple[Tensor, Tensor]:
+    from . import triton_decode
+
+    token, fixed = Token(*inputs[:-1]), inputs[-1]
+    o, y = _outputs(*token)
+    triton_decode.step(token if token.sharpness is not None else token._replace(sharpness=fixed), y, o)
+    return o, y
+
+
+def _outputs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return q.new_empty(*q.shape[:3], v.shape[3]), v.new_empty(v.shape)
+
+
+# The fields of `Token`, where sharpness is a tensor or fixed.
+_decode_op = torch.library.custom_op(
+    "lucid_attention::decode_triton",
+    _run_kernels,
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor y_past, Tensor inverse_norms, Tensor? key_mask, Tensor? beta, "
+    "str norm, Tensor? sharpness, float strength, float scale, Tensor? position, float fixed_sharpness) "
+    "-> (Tensor, Tensor)",
+)
+_decode_op.register_fake(_outputs)
+
+
+def paged_decode_(
+    q: Tensor,
+    k_pages: Tensor,
+    y_pages: Tensor,
+    norm_pages: Tensor,
+    v: Tensor,
+    block_table: Tensor,
+    lengths: Tensor,
+    *,
+    beta: Tensor | None = None,
+    norm: str = "key",
+    sharpness: float | Tensor | None = None,
+    strength: float = 1.0,
+    scale: float | None = None,
+) -> Tensor:
+    """LUCID attention of one new token per sequence with a paged cache; writes y of the token into `y_pages`.
+
+    The new key and its inverse norm are already in the pages, at place `lengths`. CUDA and ROCm devices only.
+
+    Args:
+        q: [B, H·G, 1, D].
+        k_pages: [pages, page size, H, D]. y_pages: [pages, page size, H, E]. norm_pages: [pages, page size, H],
+            `inverse_key_norms` in float32.
+        v: [B, H, 1, E].
+        block_table: int32 [B, P], the pages of every sequence in order.
+        lengths: int64 [B], how many tokens of each sequence are before the new one. Not negative and below P · page
+            size: they are not read on the host, so not checked.
+        beta, norm, sharpness, strength, scale: as in `lucid_decode`.
+
+    Returns:
+        o: [B, H·G, 1, E].
+    """
+    from . import triton_decode
+
+    pages, size, H, _ = k_pages.shape
+    checks.check_shape("norm_pages", norm_pages, (pages, size, H), "[pages, page size, H]")
+    checks.check_shape("y_pages", y_pages, (pages, size, H, v.shape[3]), "[pages, page size, H, E]")
+    checks.check_shape("v", v, (q.shape[0], H, 1, v.shape[3]), "[B, H, 1, E]")
+    checks.check_shape("lengths", lengths, (q.shape[0],), "[B]")
+    checks.check_shape("block_table", block_table, (q.shape[0], block_table.shape[1]), "[B, P]")
+    for name, x in (("k_pages", k_pages), ("y_pages", y_pages)):
+        if x.stride(-1) != 1:
+            raise ValueError(f"the last dimension of {name} must be contiguous, got strides {list(x.stride())}")
+    # The cache as [B, H, places, *], where the pages take the place of B.
+    k, y, norms = k_pages.transpose(1, 2), y_pages.transpose(1, 2), norm_pages.transpose(1, 2)
+    c = resolved_sharpness(sharpness, q[:, :H])
+    token = Token(q, k, v, y, norms, None, beta, norm, c, strength, resolved_scale(scale, k), lengths)
+    reason = kernel_obstacle(token)
+    if reason:
+        raise ValueError(f"paged decoding cannot run: {reason}")
+    o, _ = _outputs(q, k, v)
+    triton_decode.step(token, y, o, block_table)
+    return o

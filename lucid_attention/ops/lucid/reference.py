@@ -1,4 +1,4 @@
-"""The defining equation, dense: what every other implementation is measured against. Quadratic memory.
+"""The defining equation, dense: the measure of every other implementation. Quadratic memory.
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,   L = stril exp(c (cos θ_ij − 1)),     O = softmax(Q Kᵀ · scale + causal) Y
 
@@ -36,7 +36,7 @@ def dense_matrix(system: System, relation: Tensor | None = None) -> Tensor:
     else:
         unit = _directions(k)
         scores = c * (unit[:, :, S:] @ unit.mT - 1)
-    # Masked before exp: an infinite exponential behind the mask would turn the gradient into NaN.
+    # Masked before exp: an infinite exponential under the mask would turn the gradient into NaN.
     L = scores.masked_fill(~visible | own, -torch.inf).exp()
     if system.beta is not None:
         L = system.zero_masked(system.beta)[..., None] * L

@@ -1,14 +1,14 @@
-"""The triangular system of LUCID as one value: checked at the door, then handed whole to every implementation.
+"""The triangular system of LUCID as one value: checked at the door, then passed whole to every implementation.
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,     L = stril exp(c (cos θ_ij − 1))
 
-A new option is a field of `System`, an argument of `checked_system` and of the public functions, an input of the
-operator (`INPUTS`, `operator_inputs`, `from_operator`) and, for decoding, a field of `Token` (`softmax/one_token.py`).
+A new option is a field of `Options` and of `System`, an argument of `lucid_attention`, an input of the operator
+(`INPUTS`, `operator_inputs`, `from_operator`) and, for kernels, a field of `PaddedSystem`; for decoding, of `Token`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -20,9 +20,21 @@ from ..precision import working_dtype
 Past = tuple[Tensor, Tensor]
 
 
+class Options(TypedDict, total=False):
+    """Keyword arguments that all functions of LUCID share; `lucid_attention` explains them."""
+
+    past: Past | None
+    key_mask: Tensor | None
+    cu_seqlens: Tensor | None
+    beta: Tensor | None
+    norm: str
+    sharpness: float | Tensor | None
+    strength: float
+
+
 @dataclass(frozen=True)
 class System:
-    """Everything that defines the system; the right-hand side V is an argument of its own.
+    """Everything that defines the system but the right-hand side V.
 
     k: [B, H, T, D]; of the past k_past: [B, H, S, D] and y_past: [B, H, S, E]; key_mask: [B, S + T];
     cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max"; sharpness: c, a number or [B, H]; strength: s.
@@ -102,26 +114,28 @@ def from_operator(*inputs: Any) -> System:
     return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s)
 
 
-def checked_system(
-    k: Tensor,
-    v: Tensor,
-    *,
-    past: Past | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    beta: Tensor | None = None,
-    norm: str = "key",
-    sharpness: float | Tensor | None = None,
-    strength: float = 1.0,
-) -> System:
-    """The system of arguments as the public functions take them; raises where one of them is wrong."""
+class Gradients(NamedTuple):
+    """Buffers for the gradients, shaped like the inputs; None where a gradient is not needed."""
+
+    dv: Tensor
+    dk: Tensor | None
+    dk_past: Tensor | None
+    dy_past: Tensor | None
+    dbeta: Tensor | None
+    dsharpness: Tensor | None
+
+
+def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
+    """The system of the arguments of a public function; raises where one of them is wrong."""
+    fields: dict[str, Any] = {**options}
+    past, sharpness = fields.pop("past", None), fields.pop("sharpness", None)
     checks.check_kv(k, v)
-    past = checks.check_past(past, k, v)
-    checks.check_key_mask(key_mask, k, 0 if past is None else past[0].shape[2])
-    checks.check_cu_seqlens(cu_seqlens, k, past)
-    checks.check_beta(beta, k)
-    checks.check_norm(norm)
+    k_past, y_past = checks.check_past(past, k, v) or (None, None)
     checks.check_sharpness(sharpness, k)
-    checks.check_strength(strength)
-    k_past, y_past = past if past is not None else (None, None)
-    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, resolved_sharpness(sharpness, k), strength)
+    system = System(k, k_past, y_past, sharpness=resolved_sharpness(sharpness, k), **fields)
+    checks.check_key_mask(system.key_mask, k, system.past_length)
+    checks.check_cu_seqlens(system.cu_seqlens, k, k_past)
+    checks.check_beta(system.beta, k)
+    checks.check_norm(system.norm)
+    checks.check_strength(system.strength)
+    return system

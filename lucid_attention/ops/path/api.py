@@ -16,12 +16,11 @@ from torch import Tensor
 
 from .. import checks, custom_op, packing
 from ..custom_op import refuse_forward_mode
-from ..dispatch import BLOCKWISE_AND_TRITON, choose
+from ..dispatch import BLOCKWISE_AND_TRITON, choose, kernel_obstacle
+from ..packing import NonFinite, nan_at, zeros_at
 from ..precision import readout_dtype
-from ..quarantine import Quarantine, nan_at, zeros_at
-from ..triton_support import DTYPES
 from . import blockwise, reference
-from .system import DIFFERENTIABLE, INPUTS, LucidPast, Past, PathSystem, checked_path_system, from_operator, too_large
+from .system import DIFFERENTIABLE, INPUTS, LucidPast, Past, PathSystem, checked_path_system, from_operator
 
 
 def path_attention(
@@ -169,11 +168,8 @@ def _run_reference(system: PathSystem) -> tuple[Tensor, Tensor]:
 
 def _triton_obstacle(system: PathSystem) -> str | None:
     """Reason why the kernels cannot compute this system on any device; None if they can."""
-    for name in DIFFERENTIABLE:
-        x = getattr(system, name)
-        if isinstance(x, Tensor) and x.dtype not in DTYPES:
-            return f"it is for bfloat16, float16 and float32, got {name} in {x.dtype}"
-    return too_large(system.k, system.v)
+    tensors = {name: x for name in DIFFERENTIABLE if isinstance(x := getattr(system, name), Tensor)}
+    return kernel_obstacle(system.k.shape[3], system.v.shape[3], **tensors)
 
 
 Tensors = Sequence[Tensor | None]
@@ -215,7 +211,7 @@ def _backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequ
 
 path_op = _register("path", "blockwise", _forward, _backward)
 
-# The inputs of every position. In packed documents, positions that are not finite are computed as zeros (`Quarantine`).
+# The inputs of every position. In packed documents, positions that are not finite are computed as zeros (`NonFinite`).
 PER_POSITION = ("q", "k", "v", "w", "beta")
 
 
@@ -227,10 +223,10 @@ def _triton_forward(*inputs: Any) -> Tensors:
         return triton_pass.forward(system)
     # A query that is not finite spoils its own row only.
     tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION[1:]}
-    found = Quarantine(tensors.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
-    system = replace(system, **{name: zeros_at(x, found.broken) for name, x in tensors.items()})
+    found = NonFinite(tensors.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    system = replace(system, **{name: zeros_at(x, found.positions) for name, x in tensors.items()})
     o, lse, y = triton_pass.forward(system)
-    return nan_at(o, found.behind), lse, nan_at(y, found.behind)
+    return nan_at(o, found.after), lse, nan_at(y, found.after)
 
 
 def _triton_backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequence[bool]) -> Tensors:
@@ -240,7 +236,7 @@ def _triton_backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], neede
     if system.cu_seqlens is None:
         return triton_pass.backward(system, outs, do, dy)
     tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION}
-    found = Quarantine((*tensors.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
+    found = NonFinite((*tensors.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
     where = found.documents
     system = replace(system, **{name: zeros_at(x, where) for name, x in tensors.items()})
     o, lse, y, do, dy = (zeros_at(x, where) for x in (o, lse, y, do, dy))

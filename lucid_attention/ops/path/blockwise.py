@@ -23,7 +23,7 @@ from .. import packing
 from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
-from ..softmax.rectangles import attend_rectangle, attend_rectangle_backward
+from ..softmax.strips import attend_rectangle, attend_rectangle_backward
 from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
 from .system import DIFFERENTIABLE, PathSystem
 from .tree import TORCH, Algebra, Join, Layout, PathScores

@@ -15,13 +15,11 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..dispatch import decodes_by_triton
+from ..dispatch import decodes_by_triton, kernel_obstacle, step_obstacle
 from ..precision import no_autocast, working_dtype
 from ..softmax import fused_step
 from ..softmax.one_token import Token, cache_product, checked_token, finish_step, groups_of
 from ..triangular import solve_unit_lower, spans
-from ..triton_support import DTYPES, unusable
-from .system import too_large
 
 # Tokens between two moves of all keys.
 APPLY_EVERY = 256
@@ -225,13 +223,8 @@ def _decode(
 
 def _triton_obstacle(token: Token, product: Tensor) -> str | None:
     """Reason why the kernels cannot decode this token; None if they can."""
-    for name in ("q", "v", "y_past"):
-        dtype = getattr(token, name).dtype
-        if dtype != token.k.dtype:
-            return f"it needs one dtype: expected {name} in {token.k.dtype}, got {dtype}"
-    if product.dtype not in DTYPES:
-        return f"it is for bfloat16, float16 and float32, got product in {product.dtype}"
-    return too_large(token.k, token.v) or unusable(token.k.device, token.k.dtype)
+    reason = kernel_obstacle(token.k.shape[3], token.v.shape[3], product=product)
+    return reason or step_obstacle(token.k, q=token.q, v=token.v, y_past=token.y_past)
 
 
 def _decode_by_triton(

@@ -18,8 +18,6 @@ from ..precision import working_dtype
 
 Past = tuple[Tensor, Tensor]
 LucidPast = tuple[Tensor, Tensor, Tensor]
-# The largest head size of the Triton kernels.
-LARGEST_HEAD = 256
 # The fields that may have gradients, in the order of the operator's inputs.
 DIFFERENTIABLE = ("q", "k", "v", "w", "beta", "k_past", "y_past", "inverse_norms", "sharpness")
 
@@ -105,14 +103,6 @@ def from_operator(*inputs: Any) -> PathSystem:
     q, k, v, w, beta, k_past, y_past, inverse_norms, sharpness, key_mask, cu_seqlens, scale, fixed, solves = inputs
     c = fixed if sharpness is None else sharpness
     return PathSystem(q, k, v, w, beta, k_past, y_past, inverse_norms, key_mask, cu_seqlens, c, scale, solves)
-
-
-def too_large(k: Tensor, v: Tensor) -> str | None:
-    """Reason why the Triton kernels cannot take heads of these sizes; None if they can."""
-    for letter, size in (("D", k.shape[3]), ("E", v.shape[3])):
-        if size > LARGEST_HEAD:
-            return f"it is for head sizes up to {LARGEST_HEAD}, got {letter} = {size}"
-    return None
 
 
 def checked_path_system(

@@ -16,8 +16,18 @@ import triton.language as tl
 from torch import Tensor
 
 from ..softmax.one_token import Token, groups_of
-from ..triton_registers import registers
-from ..triton_tiles import LOG2_E, Tile, architecture, on_device, padded_size, precisions, put_together, splits_of
+from ..triton_tiles import (
+    LOG2_E,
+    Tile,
+    architecture,
+    combine_splits,
+    on_device,
+    padded_size,
+    precisions,
+    registers,
+    softmax_step,
+    splits_of,
+)
 from .decode import PathDecoded
 
 
@@ -189,22 +199,14 @@ def read_keys(
         there = keys + (tokens - first)[None, :] * key_stride + deep[:, None]
         right = tl.load(there, mask=seen[None, :] & (deep < CONST.D)[:, None], other=0.0).to(tl.float32)
         scores = tl.dot(left, right, scores, input_precision=CONST.PRECISION)
-    is_key = rows == CONST.G
+    is_key = (rows == CONST.G) & CONST.SOLVES
     if CONST.SOLVES:
         inverse = tl.load(norms + tokens * norm_stride, mask=seen, other=0.0).to(tl.float32)
         scores = tl.where(is_key[:, None], scores * inverse[None, :] - c, scores)
     scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
-    highest = tl.maximum(top, tl.max(scores, 1))
-    if CONST.SOLVES:
-        # The largest exponent of the key's row is its own, 0.
-        highest = tl.where(is_key, 0.0, highest)
-    finite = tl.where(highest == float("-inf"), 0.0, highest)
-    weights = tl.exp2(scores - finite[:, None])
-    shrink = tl.exp2(top - finite)
     wide = tl.arange(0, CONST.VALUES)[None, :]
     values = tl.load(y + tokens[:, None] * y_stride + wide, mask=seen[:, None] & (wide < CONST.E), other=0.0)
-    acc = tl.dot(weights, values.to(tl.float32), acc * shrink[:, None], input_precision=CONST.PRODUCT)
-    return highest, total * shrink + tl.sum(weights, 1), acc
+    return softmax_step(scores, values.to(tl.float32), top, total, acc, is_key, CONST.PRODUCT)
 
 
 @triton.jit(
@@ -281,7 +283,7 @@ def path_step_combine_kernel(
     rows = tl.arange(0, CONST.ROWS)
     features = tl.arange(0, CONST.FEATURES)
     wide = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
-    top, total, acc = put_together(maxima, sums, parts, n, splits, wide, CONST.ROWS, CONST.VALUES, CONST.WIDTH)
+    top, total, acc = combine_splits(maxima, sums, parts, n, splits, wide, CONST.ROWS, CONST.VALUES, CONST.WIDTH)
     new = tl.load(v + n * CONST.E + wide, mask=(wide < CONST.E) & (hidden == 0), other=0.0).to(tl.float32)
     if CONST.SOLVES:
         solved = tl.sum(tl.where((rows == CONST.G)[:, None], acc, 0.0), 0)

@@ -45,10 +45,11 @@ def backward(
         return blockwise.backward(system, outputs, do, dy, TRITON)
 
 
-class _WholeRows(packing.Everything):
+class _WholeRows(packing.Span):
     """All positions of all rows, where gradients of masked positions are zero."""
 
     def __init__(self, system: PathSystem) -> None:
+        super().__init__()
         self.system = system
 
     def take_grad(self, x: Tensor) -> Tensor:

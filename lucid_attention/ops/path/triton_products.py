@@ -7,8 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_registers import registers
-from ..triton_tiles import Tile
+from ..triton_tiles import Tile, registers, unit_inverse
 from .tree import Algebra
 
 SIXTEENS = tl.constexpr(16)
@@ -70,11 +69,7 @@ def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     columns = tl.arange(0, BLOCK)[None, :]
     # Read as its transpose, whose column i is row i of the matrix.
     upper = tl.where(rows < columns, tl.load(matrix + start + rows + columns * SIZE), 0.0)
-    x = tl.where(rows == columns, 1.0, 0.0)
-    for i in range(1, BLOCK):
-        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
-        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
-    tl.store(out + start + rows * SIZE + columns, x)
+    tl.store(out + start + rows * SIZE + columns, unit_inverse(upper, BLOCK))
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_registers import registers
-from ..triton_tiles import LOG2_E, Precisions, Tile, key_rows, score_tile
+from ..triton_tiles import LOG2_E, Precisions, Tile, key_rows, registers, score_tile
 
 # Arguments of all three kernels that depend on lengths.
 LENGTHS = [

@@ -2,12 +2,13 @@
 
 Queries are the last T of S + T positions. Plain causal attention goes straight to torch. What torch can only do with a
 T × T mask (padding, a cached past, packed documents) runs as an operator of ours over strips of queries, so that
-memory stays linear in the length, forward and backward; on a GPU, in 16 bit, they go to torch's kernel for sequences of
-different lengths (`varlen.py`).
+memory stays linear in the length, forward and backward; on a GPU, in 16 bit, they go to torch's varlen kernel (below).
 """
 
+import inspect
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor
 from .. import custom_op, packing
 from ..custom_op import refuse_forward_mode
 from ..keys import resolved_scale
+from ..packing import on_device
 from ..precision import readout_dtype, working_dtype
-from . import fused_step, varlen
+from . import fused_step
 from .one_token import Token
-from .strips import attend_strips, attend_strips_backward, grouped_sdpa
+from .strips import attend_strips, attend_strips_backward, clean, grouped_sdpa
 
 
 def softmax_attention(
@@ -55,8 +57,8 @@ def softmax_attention(
         o = grouped_sdpa(q, k, y, scale, causal=True)
     elif plain and T == 1:
         o = grouped_sdpa(q, k, y, scale)
-    elif varlen.can_read(q, key_mask, scale):
-        o = varlen.read(q, k, y, key_mask, cu_seqlens, scale)
+    elif varlen_can_read(q, key_mask, scale):
+        o = varlen_read(q, k, y, key_mask, cu_seqlens, scale)
     else:
         refuse_forward_mode(q, k, y)
         o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]
@@ -138,3 +140,88 @@ def visible_keys(
         document = packing.document_numbers(cu_seqlens, key)
         visible = visible & (document == document[total - T :, None])
     return visible
+
+
+# Varlen attention with padding, packing and cache: torch's flash kernel for sequences of different lengths, on CUDA and
+# ROCm in 16 bit. No mask is made, nothing is read on the host, and torch has its backward. One more feature hides a
+# masked key: a in every query, −b in masked keys and 0 in the others, so that its score falls by a · b · scale and its
+# weight is exactly 0. Its value is zero too, so a query that sees masked keys only reads zero. The largest head size,
+# 256, has no room for the feature: there masked keys stay with strips.
+
+# The kernel's largest head size, and what a head size must be a multiple of.
+LARGEST_SIZE, SIZE_MULTIPLE = 256, 8
+CAUSAL = (-1, 0)
+# A masked key's score is at most −2^22: low enough, and its rounding in float32 makes no exponential infinite.
+DEEP = 22
+# Powers of two that a feature of the dtype can hold: their product is a · b.
+LARGEST_POWER = {torch.float16: 30, torch.bfloat16: 120}
+# Scores of visible keys up to this value can be distinguished from those of masked ones.
+LARGEST_SCORE = 2.0 ** (DEEP - 1)
+
+
+@cache
+def _varlen_kernel() -> Any:
+    """`torch.nn.attention.varlen.varlen_attn`, or None where torch has none with the options that are needed."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    needed = {"scale", "window_size", "enable_gqa"}
+    return varlen_attn if needed <= inspect.signature(varlen_attn).parameters.keys() else None
+
+
+def varlen_can_read(q: Tensor, key_mask: Tensor | None, scale: float) -> bool:
+    """Whether the kernel takes queries like q: [B, H·G, T, D]."""
+    size = q.shape[3] if key_mask is None else q.shape[3] + 1
+    return (
+        q.device.type == "cuda"
+        and q.element_size() == 2
+        and size <= LARGEST_SIZE
+        and (key_mask is None or _depth(scale) <= LARGEST_POWER[q.dtype])
+        and _varlen_kernel() is not None
+    )
+
+
+def varlen_read(
+    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
+) -> Tensor:
+    """o: [B, H·G, T, D] for q: [B, H·G, T, D] and k, y: [B, H, S + T, D], one head size; documents have B = 1."""
+    if key_mask is None:
+        return _read_varlen(q, k, y, cu_seqlens, scale)
+    q, k, y = clean(q, k, y, key_mask)
+    depth = _depth(scale)
+    hiding = torch.where(key_mask, 0.0, -(2.0 ** (depth // 2))).to(k.dtype)[:, None, :, None]
+    wide_q = F.pad(q, (0, 1), value=2.0 ** (depth - depth // 2))
+    wide_k = torch.cat([k, hiding.expand(-1, k.shape[1], -1, -1)], -1)
+    o = _read_varlen(wide_q, wide_k, F.pad(y, (0, 1)), cu_seqlens, scale)[..., :-1]
+    return o.masked_fill(_too_large(q, k, scale)[..., None], math.nan)
+
+
+def _depth(scale: float) -> int:
+    """The exponent of a · b."""
+    return DEEP + math.ceil(-math.log2(scale))
+
+
+def _too_large(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """[B, H·G, T]: whether a query may have visible scores as low as those of masked keys; it reads NaN."""
+    with torch.no_grad():
+        rows, keys = (torch.linalg.vector_norm(x, dim=-1, dtype=working_dtype(x)) for x in (q, k))
+        # Infinite keys make NaN of their own queries, and of no others.
+        largest = keys.masked_fill(~keys.isfinite(), 0).cummax(2).values[:, :, -q.shape[2] :]
+        return rows * largest.repeat_interleave(q.shape[1] // k.shape[1], 1) * scale > LARGEST_SCORE
+
+
+def _read_varlen(q: Tensor, k: Tensor, y: Tensor, cu_seqlens: Tensor | None, scale: float) -> Tensor:
+    B, _, T, D = q.shape
+    total, rest = k.shape[2], -D % SIZE_MULTIPLE
+    # A row is a sequence. Queries are the last T of S + T positions, which is where the kernel puts its diagonal.
+    if cu_seqlens is None:
+        row = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+        queries, keys = row * T, row * total
+    else:
+        queries = keys = on_device(cu_seqlens.to(torch.int32), q.device)
+    flat = [F.pad(x, (0, rest)).transpose(1, 2).flatten(0, 1) for x in (q, k, y)]
+    o: Tensor = _varlen_kernel()(
+        *flat, queries, keys, T, total, scale=scale, window_size=CAUSAL, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return o.unflatten(0, (B, T)).transpose(1, 2)[..., :D]

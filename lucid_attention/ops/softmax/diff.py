@@ -37,7 +37,7 @@ def diff_attention(
         lam: λ, a number or a tensor [].
         past: (k_past [B, 2·H, S, D], v_past [B, H, S, E]) of earlier positions.
         key_mask: [B, S + T] bool, True where a key takes part. A query that sees no key reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
         scale: of the softmax scores, default 1/√D.
 
     Returns:

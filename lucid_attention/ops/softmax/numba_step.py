@@ -1,12 +1,12 @@
-"""The decoding step on a CPU as one pass over keys and values, compiled by Numba for the CPU that it meets.
+"""The decoding step on a CPU as one pass over keys and values, compiled by Numba for this CPU.
 
 For a block of keys at a time: scores of all rows, their exponentials, and the sums with the values of these keys. So
 each key and value comes from memory once, in the dtype of the cache. 16-bit entries are widened in registers.
 
-Work is a list of tasks, a head and a piece of its keys each. Threads that run the same `Job` take tasks until none is
-left; whoever ends the last one joins the pieces. Compiling stays short, because memory is handed over as addresses and
+Work is a list of tasks, a head and a piece of its keys each. Threads with the same arguments take tasks until none is
+left; the thread that ends the last one joins the pieces. Compiling stays short: memory is passed as addresses, and
 the functions that the kernel calls call no others: Numba optimises each of them with all that it calls.
-Numbers of `Job` (`job.py`) are read by their names.
+The fields of `ARGUMENTS` (`fused_step.py`) are read by their names.
 """
 
 import math
@@ -17,26 +17,36 @@ from llvmlite import ir
 from numba import carray, cfunc, from_dtype, njit, types
 from numba.extending import intrinsic
 
-from ..numba_parts import EXAMPLES, FAST, INNER, SMALLEST, ZERO, F, exponential, pointer, sources, ticket, wide
-from ..numba_tiles import (
+from ..numba_kernels import (
+    EXAMPLES,
+    FAST,
+    INNER,
     LANES,
     MORE,
+    SMALLEST,
     WIDE,
     WIDEST,
+    ZERO,
+    F,
     add_few_to_two,
     add_to_more,
     add_to_one,
     add_to_two,
+    exponential,
+    pointer,
     scores_of_more,
     scores_of_two,
+    sources,
+    ticket,
+    wide,
 )
-from .job import INTEGERS, MOST_KEYS, NUMBERS
+from .fused_step import INTEGERS, MOST_KEYS, NUMBERS
 
 # Keys that are read at a time. Short vectors read the values of a block once for each row.
 BLOCK = MOST_KEYS if LANES == 16 else MOST_KEYS // 2
 
 INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
-JOB = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
+ARGUMENTS = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
 
 
 @intrinsic
@@ -66,7 +76,7 @@ def _bfloat16_bits(builder: Any, x: Any) -> Any:
 def _scores(
     rows: int, R: int, D: int, keys: int, stride: int, count: int, scores: int, size: int, example: Any
 ) -> None:
-    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; the numbers of a key have `size` bytes."""
+    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; elements of a key have `size` bytes."""
     whole, fours = D - D % LANES, count - count % 4
     for j in range(0, fours, 4):
         four, r = keys + size * j * stride, 0
@@ -78,7 +88,7 @@ def _scores(
             else:
                 scores_of_two(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
                 r += 2
-    # What does not fill vectors: all of the last keys, the last numbers of the others.
+    # What does not fill vectors: all of the last keys, the last elements of the others.
     row, key, out = pointer(rows, ZERO), pointer(keys, example), pointer(scores, ZERO)
     for j in range(fours if whole == D else 0, count):
         for r in range(R):
@@ -157,21 +167,21 @@ def _to_row(scores: Any, count: int, c: Any) -> None:
 
 
 @njit(**INNER)
-def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
-    """Write what meets the cached keys of a head, what meets its recent ones, and the scores of its new key.
+def _prepare(a: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
+    """Write the rows for the cached keys of a head, those for its recent ones, and the scores of its new key.
 
     rows, recent_rows: addresses of [R, D]; own: [R].
     """
-    b, i, G, R, D = h // job.H, h % job.H, job.G, job.R, job.D
-    q = job.q + job.itemsize * h * G * D
-    key = b * job.key_b + i * job.key_h + job.place * job.key_t
-    k = pointer(job.keys + job.itemsize * key, example)
-    recent = pointer(job.recent + 4 * (h * (job.live + 1) + job.live) * D, ZERO)
-    hidden = job.mask != 0 and pointer(job.mask, BYTE)[b * job.mask_b + job.place] == 0
+    b, i, G, R, D = h // a.H, h % a.H, a.G, a.R, a.D
+    q = a.q + a.itemsize * h * G * D
+    key = b * a.key_b + i * a.key_h + a.place * a.key_t
+    k = pointer(a.keys + a.itemsize * key, example)
+    recent = pointer(a.recent + 4 * (h * (a.live + 1) + a.live) * D, ZERO)
+    hidden = a.mask != 0 and pointer(a.mask, BYTE)[b * a.mask_b + a.place] == 0
     inverse = F(1.0)
-    if job.inverse != 0:
-        inverses = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + job.place), ZERO)
-        if job.writes_norm != 0:
+    if a.inverse != 0:
+        inverses = pointer(a.inverse + 4 * (b * a.inverse_b + i * a.inverse_h + a.place), ZERO)
+        if a.writes_norm != 0:
             squares = 0.0
             for d in range(D):
                 squares += np.float64(wide(k[d])) * np.float64(wide(k[d]))
@@ -181,63 +191,63 @@ def _prepare(job: Any, h: int, rows: int, recent_rows: int, own: Any, example: A
     for r in range(R):
         row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
         score = ZERO
-        if job.rows != 0:
+        if a.rows != 0:
             at = 4 * (h * R + r) * D
-            given, given_meeting = pointer(job.rows + at, ZERO), pointer(job.recent_rows + at, ZERO)
+            source, source_recent = pointer(a.rows + at, ZERO), pointer(a.recent_rows + at, ZERO)
             for d in range(D):
-                row[d] = given[d]
+                row[d] = source[d]
             for d in range(D):
-                meeting[d] = given_meeting[d]
-                score += given_meeting[d] * recent[d]
+                meeting[d] = source_recent[d]
+                score += source_recent[d] * recent[d]
         elif r == G:
-            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
-            factor = c * inverse if job.known != 0 else c / F(D)
+            c = F(a.sharpness) if a.c == 0 else pointer(a.c, ZERO)[h]
+            factor = c * inverse if a.known != 0 else c / F(D)
             for d in range(D):
                 row[d] = wide(k[d]) * factor
                 score += wide(k[d]) * wide(k[d]) * factor
         else:
-            x, factor = pointer(q + job.itemsize * r * D, example), F(job.scale)
-            if job.qk != 0:
+            x, factor = pointer(q + a.itemsize * r * D, example), F(a.scale)
+            if a.qk != 0:
                 squares = 0.0
                 for d in range(D):
                     squares += np.float64(wide(x[d])) * np.float64(wide(x[d]))
-                factor = F(job.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
+                factor = F(a.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
             for d in range(D):
                 # At a masked position, queries that are not finite read as zero.
                 broken = hidden and not abs(wide(x[d])) < INFINITE
                 row[d] = ZERO if broken else wide(x[d]) * factor
             for d in range(D):
                 score += row[d] * wide(k[d])
-        if job.qk != 0 and r < G:
+        if a.qk != 0 and r < G:
             score *= inverse * F(math.sqrt(D))
         own[r] = NOTHING if hidden and r < G else score
 
 
 @njit(**INNER)
-def _start(job: Any, sums: Any, own: Any) -> None:
+def _start(a: Any, sums: Any, own: Any) -> None:
     """The results of a task before it has read anything."""
-    state = job.even * job.E
+    state = a.even * a.E
     for e in range(state):
         sums[e] = ZERO
-    for r in range(job.R):
+    for r in range(a.R):
         # What is known of the key's row needs no largest score.
-        sums[state + 3 * r] = ZERO if r == job.G and job.known != 0 else NOTHING
+        sums[state + 3 * r] = ZERO if r == a.G and a.known != 0 else NOTHING
         sums[state + 3 * r + 1] = ZERO
         sums[state + 3 * r + 2] = own[r]
 
 
 @njit(**INNER)
-def _join(job: Any, h: int) -> None:
+def _join(a: Any, h: int) -> None:
     """Join the pieces of a head into its first one."""
-    R, E, size = job.R, job.E, job.even * (job.E + 3)
-    results = pointer(job.results + 4 * h * job.pieces * size, ZERO)
+    R, E, size = a.R, a.E, a.even * (a.E + 3)
+    results = pointer(a.results + 4 * h * a.pieces * size, ZERO)
     for r in range(R):
-        at = job.even * E + 3 * r
+        at = a.even * E + 3 * r
         top = results[at]
-        for p in range(1, job.pieces):
+        for p in range(1, a.pieces):
             largest = results[p * size + at]
             top = largest if largest > top else top
-        for p in range(job.pieces):
+        for p in range(a.pieces):
             largest = results[p * size + at]
             factor = F(1.0) if largest == top else exponential(largest - top)
             if p == 0:
@@ -252,15 +262,15 @@ def _join(job: Any, h: int) -> None:
 
 
 @njit(**INNER)
-def _finish(job: Any, h: int, example: Any) -> None:
+def _finish(a: Any, h: int, example: Any) -> None:
     """The new token itself: its stored value, and the outputs of its queries."""
-    G, R, E = job.G, job.R, job.E
-    sums = pointer(job.results + 4 * h * job.pieces * job.even * (E + 3), ZERO)
-    v, y = pointer(job.v + job.itemsize * h * E, example), pointer(job.y + job.itemsize * h * E, example)
-    hidden = job.mask != 0 and pointer(job.mask, BYTE)[h // job.H * job.mask_b + job.place] == 0
-    beta = F(1.0) if job.beta == 0 else pointer(job.beta, ZERO)[h]
-    take, at = F(job.strength), job.even * E + 3 * G
-    if R > G and job.known == 0:
+    G, R, E = a.G, a.R, a.E
+    sums = pointer(a.results + 4 * h * a.pieces * a.even * (E + 3), ZERO)
+    v, y = pointer(a.v + a.itemsize * h * E, example), pointer(a.y + a.itemsize * h * E, example)
+    hidden = a.mask != 0 and pointer(a.mask, BYTE)[h // a.H * a.mask_b + a.place] == 0
+    beta = F(1.0) if a.beta == 0 else pointer(a.beta, ZERO)[h]
+    take, at = F(a.strength), a.even * E + 3 * G
+    if R > G and a.known == 0:
         shift = sums[at] - sums[at + 2]
         take *= ZERO if sums[at] == NOTHING else exponential(ZERO if shift > ZERO else shift)
     for e in range(E):
@@ -269,7 +279,7 @@ def _finish(job: Any, h: int, example: Any) -> None:
             x -= take * sums[G * E + e]
         y[e] = _narrow(ZERO if hidden else x * beta, example)
     for r in range(G):
-        at = job.even * E + 3 * r
+        at = a.even * E + 3 * r
         top, total, own = sums[at], sums[at + 1], sums[at + 2]
         both = own if own > top else top
         past = F(1.0) if top == NOTHING else exponential(top - both)
@@ -277,63 +287,63 @@ def _finish(job: Any, h: int, example: Any) -> None:
         total = total * past + weight
         # A query that sees no other key sees the new one, whose value is zero if it is masked.
         factor = ZERO if total == ZERO else F(1.0) / total
-        o = pointer(job.o + job.itemsize * (h * G + r) * E, example)
+        o = pointer(a.o + a.itemsize * (h * G + r) * E, example)
         for e in range(E):
             o[e] = _narrow((sums[r * E + e] * past + weight * wide(y[e])) * factor, example)
 
 
 def _kernel(example: Any, version: int) -> Any:
-    """The step for caches of numbers like `example`. version: see `sources`."""
+    """The step for caches of elements like `example`. version: see `sources`."""
 
     def step(address: Any) -> None:
         if version == 0:
             return
-        job = carray(address, 1)[0]
-        R, D, E, H, pieces, bytes_ = job.R, job.D, job.E, job.H, job.pieces, job.itemsize
-        even = job.even
-        tasks, root, size = job.n * pieces, F(math.sqrt(job.D)), -(-job.cached // pieces)
-        scratch = job.scratch + 4 * ticket(job.counters) * job.scratch_size
+        a = carray(address, 1)[0]
+        R, D, E, H, pieces, bytes_ = a.R, a.D, a.E, a.H, a.pieces, a.itemsize
+        even = a.even
+        tasks, root, size = a.n * pieces, F(math.sqrt(a.D)), -(-a.cached // pieces)
+        scratch = a.scratch + 4 * ticket(a.counters) * a.scratch_size
         rows, recent_rows = scratch, scratch + 4 * even * D
         weights = scratch + 8 * even * D
         own = weights + 4 * even * BLOCK
         for i in range(D if even > R else 0):
             # A row of zeros makes their number even.
             pointer(rows + 4 * R * D, ZERO)[i] = pointer(recent_rows + 4 * R * D, ZERO)[i] = ZERO
-        task = ticket(job.counters + 8)
+        task = ticket(a.counters + 8)
         while task < tasks:
             h, p = task // pieces, task % pieces
             b, i = h // H, h % H
-            results = job.results + 4 * task * even * (E + 3)
+            results = a.results + 4 * task * even * (E + 3)
             sums = pointer(results, ZERO)
-            _prepare(job, h, rows, recent_rows, pointer(own, ZERO), example)
-            _start(job, sums, pointer(own, ZERO))
-            keys = job.keys + bytes_ * (b * job.key_b + i * job.key_h)
-            values = job.values + bytes_ * (b * job.value_b + i * job.value_h)
-            recent = job.recent + 4 * h * (job.live + 1) * D
-            c = F(job.sharpness) if job.c == 0 else pointer(job.c, ZERO)[h]
+            _prepare(a, h, rows, recent_rows, pointer(own, ZERO), example)
+            _start(a, sums, pointer(own, ZERO))
+            keys = a.keys + bytes_ * (b * a.key_b + i * a.key_h)
+            values = a.values + bytes_ * (b * a.value_b + i * a.value_h)
+            recent = a.recent + 4 * h * (a.live + 1) * D
+            c = F(a.sharpness) if a.c == 0 else pointer(a.c, ZERO)[h]
             for part in range(2):
                 # Keys of the cache, then recent ones.
                 begin, end, shift, width = p * size, p * size + size, 0, bytes_
-                end = end if end < job.cached else job.cached
+                end = end if end < a.cached else a.cached
                 if part == 1:
                     # Not as the literal 4, for which Numba would compile `_scores` once more.
-                    begin, end, shift, width = 0, job.live if p == 0 else 0, job.cached, 4
+                    begin, end, shift, width = 0, a.live if p == 0 else 0, a.cached, 4
                 for first in range(begin, end, BLOCK):
                     count, place = BLOCK if first + BLOCK < end else end - first, shift + first
                     if part == 1:
                         _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, width, ZERO)
                     else:
-                        at = keys + bytes_ * first * job.key_t
-                        _scores(rows, even, D, at, job.key_t, count, weights, width, example)
-                    inverse = pointer(job.inverse + 4 * (b * job.inverse_b + i * job.inverse_h + place), ZERO)
-                    mask = pointer(job.mask + b * job.mask_b + place, BYTE)
+                        at = keys + bytes_ * first * a.key_t
+                        _scores(rows, even, D, at, a.key_t, count, weights, width, example)
+                    inverse = pointer(a.inverse + 4 * (b * a.inverse_b + i * a.inverse_h + place), ZERO)
+                    mask = pointer(a.mask + b * a.mask_b + place, BYTE)
                     for r in range(R):
-                        row, known = pointer(weights + 4 * r * BLOCK, ZERO), r == job.G and job.known != 0
-                        if known or (job.qk != 0 and r < job.G):
+                        row, known = pointer(weights + 4 * r * BLOCK, ZERO), r == a.G and a.known != 0
+                        if known or (a.qk != 0 and r < a.G):
                             factor = F(1.0) if known else root
                             for j in range(count):
                                 row[j] *= inverse[j] * factor
-                        if job.mask != 0:
+                        if a.mask != 0:
                             for j in range(count):
                                 row[j] = NOTHING if mask[j] == 0 else row[j]
                         if known:
@@ -341,18 +351,18 @@ def _kernel(example: Any, version: int) -> Any:
                         else:
                             state = pointer(results + 4 * (even * E + 3 * r), ZERO)
                             _to_weights(row, count, state, pointer(results + 4 * r * E, ZERO), E)
-                    at = values + bytes_ * place * job.value_t
-                    _add_values(weights, even, E, at, job.value_t, count, results, bytes_, example)
-            if ticket(job.counters + 16) == tasks - 1:
-                for done in range(job.n):
+                    at = values + bytes_ * place * a.value_t
+                    _add_values(weights, even, E, at, a.value_t, count, results, bytes_, example)
+            if ticket(a.counters + 16) == tasks - 1:
+                for done in range(a.n):
                     if pieces > 1:
-                        _join(job, done)
-                    _finish(job, done, example)
-            task = ticket(job.counters + 8)
+                        _join(a, done)
+                    _finish(a, done, example)
+            task = ticket(a.counters + 8)
 
     return step
 
 
 def compiled(dtype: str, cache: bool) -> Any:
-    """A C function that takes the address of a `Job` and works until all of it is done, from any thread."""
-    return cfunc(types.void(types.CPointer(JOB)), cache=cache, **FAST)(_kernel(EXAMPLES[dtype], sources()))
+    """A C function that takes the address of its arguments and works until all of it is done, from any thread."""
+    return cfunc(types.void(types.CPointer(ARGUMENTS)), cache=cache, **FAST)(_kernel(EXAMPLES[dtype], sources()))

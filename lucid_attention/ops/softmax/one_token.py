@@ -1,4 +1,4 @@
-"""One new token against a cache: what the decoding steps of softmax-read members share.
+"""One new token and a cache: what the decoding steps of all attentions with a softmax share.
 
 Rows of scores are those of the G query heads of a key/value head and, where the new value is preconditioned, one more
 for its key, so that keys and values are each read once for both.
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..checks import context_parallel_is_active
 from ..keys import resolved_scale, resolved_sharpness
 from ..precision import working_dtype
-from ..sharding import context_parallel_is_active
 from ..triangular import spans
 
 # Keys widened at a time when the cache is 16-bit, so that the wide copy stays in the processor's cache.
@@ -23,14 +23,14 @@ CACHED_SCORES = 768 * 1024
 
 
 class Decoded(NamedTuple):
-    """o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written behind `y_past`."""
+    """o: [B, H·G, 1, E], the output; y: [B, H, 1, E], to be written after `y_past`."""
 
     o: Tensor
     y: Tensor
 
 
 class Token(NamedTuple):
-    """One new token and the cache that it meets, checked.
+    """One new token and its cache, checked.
 
     q: [B, H·G, 1, D]; k: [B, H, S + 1, D]; v: [B, H, 1, E]; y_past: [B, H, S, E]; inverse_norms: [B, H, S + 1], 1/‖k‖,
     None where v is stored without being preconditioned; key_mask: [B, S + 1]; beta: [B, H, 1]; norm: "key", "qk" or
@@ -90,9 +90,9 @@ def checked_token(
 def _plainly_right(
     q: Any, k: Any, v: Any, y_past: Any, inverse_norms: Any, key_mask: Any, position: Tensor | None
 ) -> bool:
-    """Whether `_check_tensors` would accept these, found out at a fraction of its cost, which every token pays.
+    """Whether `_check_tensors` would accept these, at a fraction of its cost, which every token pays.
 
-    Only for plain tensors of one dtype on a CPU. False says nothing.
+    Only for plain tensors of one dtype on a CPU. False means unknown.
     """
     if torch.compiler.is_compiling() or context_parallel_is_active():
         return False
@@ -165,7 +165,7 @@ def _check_position(position: Tensor, k: Tensor, key_mask: Tensor | None) -> Non
         raise ValueError(f"position must be [] or [1], got shape {list(position.shape)}")
     checks.check_device("position", position, k)
     if key_mask is None:
-        raise TypeError("key_mask must be [B, M], False behind `position`, where a position is given: got None")
+        raise TypeError("key_mask must be [B, M], False after `position`, if there is a position: got None")
 
 
 def finish_step(scores: Tensor, token: Token) -> Decoded:
@@ -213,7 +213,7 @@ def _weights_(scores: Tensor, G: int, sharpness: float | Tensor | None) -> float
 
 
 def at_position(x: Tensor, position: Tensor | None, dim: int = -1) -> Tensor:
-    """The entry of the new key, the last one if no position is given: x with `dim` of size 1."""
+    """The entry of the new key, the last one without a position: x with `dim` of size 1."""
     return x.narrow(dim, x.shape[dim] - 1, 1) if position is None else x.index_select(dim, position)
 
 

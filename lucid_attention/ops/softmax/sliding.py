@@ -1,6 +1,6 @@
 """Softmax attention over a sliding window: a query sees itself and the window − 1 positions before it.
 
-Time and memory grow with T · window. Blocks of queries stand side by side as a batch, each with the rectangle of keys
+Time and memory grow with T · window. Blocks of queries are a batch, each with the rectangle of keys
 that its queries can see, for one call of `scaled_dot_product_attention`.
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T new and S past positions, D key size, E value
@@ -40,10 +40,10 @@ def sliding_attention(
         q: [B, H·G, T, D].
         k: [B, H, T, D].
         v: [B, H, T, E].
-        window: W. Positions are counted as they stand, masked ones too.
+        window: W. Masked positions count too.
         past: (k_past [B, H, S, D], v_past [B, H, S, E]) of the S positions right before. The last W − 1 are enough.
         key_mask: [B, S + T] bool, True where a key takes part. A query that sees no key reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1): none sees another.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
         scale: of the softmax scores, default 1/√D.
 
     Returns:
@@ -96,16 +96,16 @@ def _read_blocks(
     E, before = v.shape[3], k.shape[2] - T
     C = min(T, max(SMALLEST_BLOCK, min(W, LARGEST_BLOCK)))
     n = -(-T // C)
-    behind = n * C - T
+    after = n * C - T
     # Torch's fast kernels want one head size.
     widest = max(D, E)
-    q = F.pad(q, (0, widest - D, 0, behind))
+    q = F.pad(q, (0, widest - D, 0, after))
     # Pad to W − 1 positions before the first query.
-    k, v = (F.pad(x, (0, widest - x.shape[3], W - 1 - before, behind)) for x in (k, v))
+    k, v = (F.pad(x, (0, widest - x.shape[3], W - 1 - before, after)) for x in (k, v))
     visible = _visible(T, before, C, n, W, key_mask, cu_seqlens, k.device)
     # Without a mask of their own, rows of a batch are like heads: all share the masks of the blocks.
     rows = 1 if key_mask is None else B
-    q, k, v = _side_by_side(q, C, C, rows), _side_by_side(k, C + W - 1, C, rows), _side_by_side(v, C + W - 1, C, rows)
+    q, k, v = _blocks(q, C, C, rows), _blocks(k, C + W - 1, C, rows), _blocks(v, C + W - 1, C, rows)
     none = ~visible.any(-1, keepdim=True)
     # A softmax over no key is undefined: such rows read every key, and their output is dropped.
     o = grouped_sdpa(q, k, v, scale, mask=visible | none).masked_fill(none, 0)
@@ -113,7 +113,7 @@ def _read_blocks(
     return o.reshape(B, heads, n * C, widest)[:, :, :T, :E]
 
 
-def _side_by_side(x: Tensor, size: int, step: int, rows: int) -> Tensor:
+def _blocks(x: Tensor, size: int, step: int, rows: int) -> Tensor:
     """Pieces of `size` positions, one every `step`: [B, H, *, D] -> [rows · n, B/rows · H, size, D]."""
     pieces = x.unfold(2, size, step).unflatten(0, (rows, -1))
     return pieces.permute(0, 3, 1, 2, 5, 4).flatten(2, 3).flatten(0, 1)
@@ -133,7 +133,7 @@ def _visible(
     query = torch.arange(C, device=device)[:, None]
     key = torch.arange(C + W - 1, device=device)
     band = (key >= query) & (key < query + W)
-    # Positions are counted from the first query. Those behind the last one are seen by none of the T queries.
+    # Positions are counted from the first query. None of the T queries sees those after the last one.
     position = torch.arange(n, device=device)[:, None] * C + key - (W - 1)
     visible = band & (position >= -before)[:, None, None]
     if cu_seqlens is not None:

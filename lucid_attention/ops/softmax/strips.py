@@ -1,8 +1,9 @@
-"""Softmax attention over strips of queries: padding, a cached past and packed documents in linear memory.
+"""Softmax attention over strips and rectangles of scores: padding, a cached past and packed documents in linear memory.
 
-A strip needs only its own rows of the mask. On a CPU each strip is one call of torch's flash kernel, whose log-sum-exp
-makes the backward exact; that kernel has no public name, so where it is missing, and on other devices, a strip's
-backward is plain matrix products.
+A strip of queries needs only its own rows of the mask. A rectangle is all queries over a part of the keys: with the
+log-sum-exps of the rows, parts can be read separately and combined, and given the output and log-sum-exp of the *whole*
+row, the backward of one part is exact. On a CPU each is one call of torch's flash kernel, which has no public name;
+where it is missing, and on other devices, plain matrix products.
 """
 
 import math
@@ -19,24 +20,25 @@ from ..triangular import spans
 # Elements of a strip's mask, which torch widens to the dtype of the scores; of a strip's scores where they are plain.
 MASK_ELEMENTS = 4 * 1024 * 1024
 SCORE_ELEMENTS = 64 * 1024 * 1024
+RECTANGLE_ELEMENTS = 16 * 1024 * 1024
 ROWS = 512
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
-CPU_KERNEL_KNOWS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
+CPU_KERNEL_HAS_GROUPS = tuple(int(number) for number in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def flash_kernel_for(x: Tensor) -> bool:
     """Whether torch has its CPU flash kernel, forward and backward, for tensors like x."""
     return (
         x.device.type == "cpu"
-        and CPU_KERNEL_KNOWS_GROUPS
+        and CPU_KERNEL_HAS_GROUPS
         and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward")
     )
 
 
 class _Strip:
-    """Queries [rows] of batch rows [batch] against keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
+    """Queries [rows] of batch rows [batch] and keys [0, stop), with their mask [b or 1, 1, rows, stop]."""
 
     def __init__(self, batch: slice, rows: slice, stop: int, visible: Tensor | None, causal: bool) -> None:
         everything = slice(None)
@@ -75,14 +77,14 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
 def grouped_sdpa(
     q: Tensor, k: Tensor, y: Tensor, scale: float, *, causal: bool = False, mask: Tensor | None = None
 ) -> Tensor:
-    """`scaled_dot_product_attention` that keeps to torch's fast kernels for grouped heads.
+    """`scaled_dot_product_attention` that uses torch's fast kernels for grouped heads.
 
     q: [B, H·G, T, D]; k, y: [B, H, N, D]; mask: [B or 1, 1, T, N].
     """
     G = q.shape[1] // k.shape[1]
-    knows_groups = CPU_KERNEL_KNOWS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
-    if G > 1 and not knows_groups:
-        # Accelerators' kernels know groups in 16 bits only; asked for more, torch would go dense.
+    supports_groups = CPU_KERNEL_HAS_GROUPS if q.device.type == "cpu" else q.element_size() == 2
+    if G > 1 and not supports_groups:
+        # Accelerators' kernels support groups in 16 bits only; otherwise torch would use dense products.
         k, y = k.repeat_interleave(G, 1), y.repeat_interleave(G, 1)
     # A literal, since a compiler with dynamic shapes has only a symbol for the comparison.
     groups = True if k.shape[1] != q.shape[1] else False  # noqa: SIM210
@@ -133,7 +135,7 @@ def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: flo
                 )
             else:
                 o[here] = grouped_sdpa(q[here], k[seen], y[seen], scale, mask=strip.visible)
-                lse[here] = 0  # not needed: the plain backward makes the weights again
+                lse[here] = 0  # not needed: the plain backward computes the weights again
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
 
@@ -219,7 +221,7 @@ def _plain_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of softmax attention for a strip, by its defining products."""
     wide, H = working_dtype(q), k.shape[1]
-    # The heads of a group stand side by side as more rows: [b, H, G, rows, *] against [b, H, 1, stop, *].
+    # The heads of a group are more rows: [b, H, G, rows, *] with [b, H, 1, stop, *].
     do, q = (x.to(wide).unflatten(1, (H, -1)) for x in (do, q))
     k, y = (x.to(wide)[:, :, None] for x in (k, y))
     p = (q @ k.mT).mul_(scale)
@@ -229,3 +231,56 @@ def _plain_backward(
     ds = do @ y.mT
     ds.sub_((p * ds).sum(-1, keepdim=True)).mul_(p).mul_(scale)
     return (ds @ k).flatten(1, 2), (ds.mT @ q).sum(2), (p.mT @ do).sum(2)
+
+
+def attend_rectangle(q: Tensor, k: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ) y: [n, m, R, E], and its log-sum-exps: [n, m, R].
+
+    q: [n, m, R, D]; k: [n, m, N, D]; y: [n, m, N, E].
+    """
+    if flash_kernel_for(q):
+        E = y.shape[3]
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*_one_size(q, k, y), 0.0, False, scale=1.0)
+        return o[..., :E], lse
+    o, lse = q.new_empty(*q.shape[:3], y.shape[3]), q.new_empty(q.shape[:3])
+    for rows in _row_strips(q, k):
+        scores = q[:, :, rows] @ k.mT
+        lse[:, :, rows] = scores.logsumexp(-1)
+        o[:, :, rows] = scores.sub_(lse[:, :, rows, None]).exp_() @ y
+    return o, lse
+
+
+def attend_rectangle_backward(
+    do: Tensor, q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dy of one rectangle. o: [n, m, R, E] and lse: [n, m, R] are those of the whole rows."""
+    if flash_kernel_for(q):
+        D, E = q.shape[3], y.shape[3]
+        (q, k, y), (do, o) = _one_size(q, k, y), _one_size(do, o, like=q)
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        dq, dk, dy = backward(do, q, k, y, o, lse, 0.0, False, scale=1.0)
+        return dq[..., :D], dk[..., :D], dy[..., :E]
+    dq, dk, dy = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(y)
+    for rows in _row_strips(q, k):
+        p = (q[:, :, rows] @ k.mT).sub_(lse[:, :, rows, None]).exp_()
+        dy += p.mT @ do[:, :, rows]
+        along = (do[:, :, rows] * o[:, :, rows]).sum(-1, keepdim=True)
+        p.mul_((do[:, :, rows] @ y.mT).sub_(along))
+        dq[:, :, rows] = p @ k
+        dk += p.mT @ q[:, :, rows]
+    return dq, dk, dy
+
+
+def _one_size(*tensors: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Tensors of one head size with a contiguous last dimension, as the kernel needs them.
+
+    The padding is zero, so scores and outputs stay the same.
+    """
+    widest = max(x.shape[3] for x in (*tensors, *([] if like is None else [like])))
+    padded = (F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in tensors)
+    return tuple(x if x.stride(3) == 1 else x.contiguous() for x in padded)
+
+
+def _row_strips(q: Tensor, k: Tensor) -> list[slice]:
+    across = q.shape[0] * q.shape[1] * k.shape[2]
+    return list(spans(0, q.shape[2], max(1, RECTANGLE_ELEMENTS // across)))

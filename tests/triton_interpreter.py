@@ -1,7 +1,7 @@
 """Arithmetic of a GPU in Triton's interpreter, for tests: products as a GPU makes them, bfloat16 rounded to nearest.
 
 The interpreter multiplies the bits of bfloat16 as integers, cuts them off where it should round, and knows neither
-"bf16x3" nor the rounding of "tf32". `install` puts that right; `triton_tiles` calls it if TRITON_INTERPRET is set.
+"bf16x3" nor the rounding of "tf32". `install` fixes that; `conftest.py` calls it if TRITON_INTERPRET is set.
 """
 
 from dataclasses import replace

@@ -1,36 +1,42 @@
-"""Is an implementation right on this device? Every one against float64, twice, with uninitialised memory full of NaN.
+"""`lucid doctor`: is every implementation right on this device, and what does "auto" use there?
 
-The truth is the dense equation in float64, on the CPU, of the inputs as they were rounded. An implementation may be a
-few times as far from it as the dense equation in the same dtype is. Keys are correlated: with independent keys P is
-nearly the identity, and a kernel that does nothing would pass. `proof.py` runs `QUICK` before "auto" trusts the Triton
-kernels; `lucid doctor` runs all cases for all implementations.
+Every implementation runs twice, with uninitialised memory full of NaN, and is compared with the dense equation in
+float64 on the CPU, of the same rounded inputs. It may be a few times as far from it as the dense equation in the same
+dtype. Keys are correlated: with independent keys P is nearly the identity, and a kernel that does nothing would pass.
+
+A run proves the Triton kernels for `impl="auto"`: the result is written to the user's cache folder (`ops/dispatch.py`).
 """
 
+import json
 import math
+import platform
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import triton_support
-from .linear.delta import delta_attention
-from .lucid.api import lucid_attention, precondition
-from .lucid.decode import inverse_key_norms, lucid_decode
-from .path.api import lucid_path_attention, path_precondition
-from .path.decode import path_decode
+from .files import write_whole
+from .ops import dispatch
+from .ops.linear.delta import delta_attention
+from .ops.lucid.api import lucid_attention, precondition
+from .ops.lucid.decode import inverse_key_norms, lucid_decode
+from .ops.path.api import lucid_path_attention, path_precondition
+from .ops.path.decode import path_decode
 
 REFERENCE = "reference"
 # An error may be this many times that of the dense equation in the same dtype, plus a floor: the precision of products
 # of float32, or of the pieces of bfloat16 that the kernels make of them.
 MULTIPLE = 4.0
 FLOORS = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
-# Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision besides.
+# Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision more.
 READOUTS = ("lucid_attention", "lucid_path_attention", "delta_attention")
 # The longest sequence in Triton's interpreter.
 INTERPRETED_LENGTH = 48
@@ -81,6 +87,8 @@ QUICK: tuple[Case, ...] = (
 ALL: tuple[Case, ...] = (
     *QUICK,
     Case("precondition", F32, T=1, D=5, E=3),
+    # Several strips of rows.
+    Case("precondition", BF16, T=1300, D=128, E=128),
     Case("precondition", BF16, T=140, D=256, E=256, options=("beta",)),
     Case("precondition", F32, T=600, D=64, E=64, options=("packed",)),
     Case("precondition", F16, T=150, S=600, B=2, D=128, E=64, options=("mask", "sharpness")),
@@ -146,7 +154,7 @@ def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
         return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options), "y": y}
     k, y_past = torch.cat([x["k_past"], x["k"]], 2), x["y_past"]
     if "static" in case.options:
-        # Two places behind the new token, which must not be read.
+        # Two places after the new token, which must not be read.
         k, y_past = F.pad(k, (0, 0, 0, 2), value=1.0), F.pad(y_past, (0, 0, 0, 3))
         options["key_mask"] = torch.arange(case.S + 3, device=k.device)[None].expand(case.B, -1) <= case.S
         options["position"] = torch.tensor(case.S, device=k.device)
@@ -198,7 +206,7 @@ OPERATORS = {
 def cannot_run(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why an implementation cannot run on a device; None if it can."""
     if impl == "triton":
-        return triton_support.unusable(device, dtype)
+        return dispatch.unusable(device, dtype)
     needed = {"numba": ("cpu", "numba"), "fla": ("cuda", "fla")}.get(impl)
     if needed is None:
         return None
@@ -212,13 +220,13 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
     """Outputs and gradients on the CPU in float64."""
     operator = OPERATORS[case.operator]
     x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
-    leaves = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
+    tracked = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
     with torch.set_grad_enabled(operator.backward):
         results = operator.run(case, x, impl)
         if operator.backward:
             weight = x["weight"][:, : results[next(iter(results))].shape[1]]
             sum((out * weight).sum() for out in results.values()).backward()
-            results |= {f"d{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+            results |= {f"d{name}": t.grad for name, t in tracked.items() if t.grad is not None}
     return {name: t.detach().double().cpu() for name, t in results.items()}
 
 
@@ -230,6 +238,10 @@ class Finding(NamedTuple):
     allowed: float
     about: str
 
+    @property
+    def verdict(self) -> str:
+        return "right" if self.ok else f"WRONG: {self.about}"
+
 
 def check(case: Case, impl: str, device: torch.device) -> Finding:
     """Run one implementation twice and compare it with the truth. Never raises."""
@@ -239,7 +251,7 @@ def check(case: Case, impl: str, device: torch.device) -> Finding:
             truth = evaluate(case, inputs, REFERENCE, cpu, torch.float64)
             plain = evaluate(case, inputs, REFERENCE, cpu, case.dtype)
             first, second = (evaluate(case, inputs, impl, device, case.dtype) for _ in range(2))
-    # Whatever a compiler, a driver or a kernel raises is a finding.
+    # Any error of a compiler, a driver or a kernel is a finding.
     except Exception as error:
         return Finding(False, math.inf, 0.0, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}")
     rounds = case.operator in READOUTS and case.dtype != torch.float32
@@ -286,3 +298,151 @@ def poisoned_memory() -> Iterator[None]:
         finally:
             torch.use_deterministic_algorithms(before[0], warn_only=before[1])
             torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+
+
+class Check(NamedTuple):
+    """What one implementation did in one case."""
+
+    case: Case
+    impl: str
+    finding: Finding
+
+
+def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None = None) -> bool:
+    """Check the implementations on a device, and print what was found. Returns whether all are right.
+
+    quick: a few cases, and no proof. json_file: where to write everything as JSON; "-" for standard output alone.
+    """
+    dispatch.switched_off()  # refuses a wrong value before minutes of work
+    out = sys.stderr if json_file == "-" else sys.stdout
+    about = environment(device)
+    print("\n".join(f"{name:22}  {value}" for name, value in about.items()), file=out)
+    checks = list(_run_checks(device, quick))
+    _print_table(checks, out)
+    print("error: of outputs and gradients against float64, relative to the largest entry", file=out)
+    skipped = [f"not run: {impl}: {reason}" for impl, reason in not_run(device, quick).items()]
+    wrong = {(x.case.operator, x.impl) for x in checks if not x.finding.ok}
+    note = write_proof(device, checks, quick)
+    choices = what_auto_chooses(device)
+    print("\n".join([*skipped, "", *choices.values(), *([note] if note else []), ""]), file=out)
+    if wrong:
+        names = ", ".join(sorted({impl for _, impl in wrong}))
+        print(f"WRONG on this device: {names}. Please report it, with the output of --json FILE", file=out)
+    else:
+        print(f"All {len(checks)} checks are right on {device}", file=out)
+    if json_file:
+        content = {
+            "environment": about,
+            "checks": [
+                {"operator": case.operator, "case": case.name, "impl": impl, "ok": finding.ok, "about": finding.about}
+                # JSON has no infinity.
+                | {"error": finding.error if finding.error < math.inf else None, "allowed": finding.allowed}
+                for case, impl, finding in checks
+            ],
+            "not_run": skipped,
+            "auto": choices,
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        print(text, end="") if json_file == "-" else write_whole(Path(json_file), text)
+    return not wrong
+
+
+def _print_table(checks: list[Check], out: TextIO) -> None:
+    rows = [("operator", "case", "implementation", "error", "allowed", "")]
+    for case, impl, finding in checks:
+        rows.append((case.operator, case.name, impl, f"{finding.error:.1e}", f"{finding.allowed:.1e}", finding.verdict))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What a result depends on."""
+    packages = ("lucid-attention", "triton", "numba", "flash-linear-attention")
+    about = {name: dispatch.package_version(name) for name in packages}
+    about |= {"torch": torch.__version__, "Python": platform.python_version(), "system": platform.platform()}
+    about["device"] = str(device)
+    if device.type == "cuda":
+        about["name"] = torch.cuda.get_device_name(device)
+        about["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+        about["memory"] = f"{torch.cuda.mem_get_info(device)[1] / 1e9:.0f} GB"
+    else:
+        about["name"] = f"{platform.processor() or platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
+        about["threads"] = str(torch.get_num_threads())
+    if dispatch.interpreted():
+        about["triton"] += ", in its interpreter: slow, for tests"
+    return about
+
+
+def _left_out(impl: str, device: torch.device, dtype: torch.dtype, quick: bool) -> str | None:
+    """Why an implementation is not run; None if it is."""
+    reason = cannot_run(impl, device, dtype)
+    if reason is None and quick and impl == "numba":
+        return "it may compile for a minute; without --quick it runs"
+    return reason
+
+
+def _run_checks(device: torch.device, quick: bool) -> Iterator[Check]:
+    cases = QUICK if quick else ALL
+    if dispatch.interpreted():
+        cases = tuple(case.small() for case in cases)
+    plan = [
+        (case, impl)
+        for case in cases
+        for impl in OPERATORS[case.operator].implementations
+        if _left_out(impl, device, case.dtype, quick) is None
+    ]
+    for number, (case, impl) in enumerate(plan, 1):
+        print(f"[{number}/{len(plan)}] {case.operator} {case.name}: {impl}", end=" ", file=sys.stderr, flush=True)
+        finding = check(case, impl, device)
+        print(finding.verdict, file=sys.stderr, flush=True)
+        yield Check(case, impl, finding)
+
+
+def not_run(device: torch.device, quick: bool) -> dict[str, str]:
+    """The implementations that are not run here, with the reason."""
+    names = dict.fromkeys(impl for operator in OPERATORS.values() for impl in operator.implementations)
+    reasons = {impl: _left_out(impl, device, torch.float32, quick) for impl in names}
+    return {impl: reason for impl, reason in reasons.items() if reason}
+
+
+def write_proof(device: torch.device, checks: list[Check], quick: bool) -> str | None:
+    """Write the result of the Triton kernels for `impl="auto"`. Returns a line if it cannot be written.
+
+    A quick run proves nothing, but its failures count.
+    """
+    kernels = [check for check in checks if check.impl == "triton"]
+    wrong = [f"{case.operator}, {case.name}: {finding.about}" for case, _, finding in kernels if not finding.ok]
+    if not kernels or dispatch.interpreted() or (quick and not wrong):
+        return None
+    about = wrong[0] if wrong else f"{len(kernels)} cases passed"
+    content = dispatch.proof_identity(device) | {"passed": not wrong, "about": about}
+    file = dispatch.proof_file(device)
+    try:
+        write_whole(file, json.dumps(content, indent=1) + "\n")
+    except OSError as error:
+        return f"The proof is not written: {file.parent} cannot be written: {error.strerror or error}"
+    dispatch._proven.cache_clear()
+    return None
+
+
+def what_auto_chooses(device: torch.device) -> dict[str, str]:
+    """By operator, what impl="auto" uses on the device and why."""
+    if device.type != "cuda":
+        reason: str | None = f"the Triton kernels are for CUDA and ROCm devices, not for {device.type}"
+    else:
+        reason = f"{dispatch.SWITCH}=blockwise" if dispatch.switched_off() else dispatch.unproven(device)
+    whole = step = "triton, for bfloat16, float16 and float32: the kernels were right on this device"
+    if reason:
+        whole = f"{dispatch.BLOCKWISE[0]} ({reason})"
+        no_numba = cannot_run("numba", device, torch.float32)
+        step = (
+            f"torch ({reason if device.type == 'cuda' else no_numba})" if no_numba else "numba, compiled for this CPU"
+        )
+    start = f"impl='auto' on {device} uses for"
+    return {
+        "lucid_attention": f"{start} lucid_attention and precondition: {whole}",
+        "path": f"{start} PaTH and LUCID-PaTH: {whole}",
+        "lucid_decode": f"{start} one token (lucid_decode, path_decode): {step}",
+        "linear": f"{start} linear attention: {dispatch.RECURRENT[0]} (fla is used on request)",
+    }

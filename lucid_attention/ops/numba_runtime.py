@@ -1,8 +1,8 @@
-"""C functions that Numba compiles, in the threads that torch itself uses.
+"""C functions that Numba compiles, run in torch's threads.
 
-A function takes the address of a job, a block of memory with the integers of COUNTERS: the address of the second one,
-then three zeros. Every thread calls it with the same job; they share the work by counting. Compiled code is kept beside
-the source, or where NUMBA_CACHE_DIR says.
+A function takes the address of its arguments, a block of memory with the integers of COUNTERS: the address of the
+second one, then three zeros. Every thread calls it with the same address; they share the work by counting. Compiled
+code is cached next to the source, or in NUMBA_CACHE_DIR.
 """
 
 import ctypes
@@ -22,12 +22,12 @@ logger = logging.getLogger(__name__)
 COUNTERS = ("counters", "slots", "next", "done")
 # Set in a process that was forked from this one: OpenMP's threads do not survive that.
 _forked: list[bool] = []
-# Why this process goes without compiled code, if it does.
+# Reason why compiled code is disabled in this process.
 _off: list[str] = []
 
 
 def switch_off(reason: str) -> None:
-    """Let this process go without compiled code, so that Numba is never imported."""
+    """Disable compiled code in this process: Numba is never imported."""
     _off[:] = [reason]
 
 
@@ -53,7 +53,7 @@ def _compiled(compile_: Any, name: str) -> Any:
     try:
         return compile_(name, cache=True)
     except Exception:
-        logger.debug("Numba could not keep or read its compiled code", exc_info=True)
+        logger.debug("Numba could not write or read its cache", exc_info=True)
     try:
         return compile_(name, cache=False)
     except Exception as error:
@@ -75,7 +75,7 @@ def _parallel() -> Any:
 
 
 def threads() -> int:
-    """How many threads `run` may use: torch's number, or 1 where its threads cannot be had."""
+    """How many threads `run` may use: torch's number, or 1 where its threads are not available."""
     count = torch.get_num_threads()
     return 1 if count > 1 and (_forked or _parallel() is None) else count
 
@@ -94,9 +94,9 @@ def obstacle(*tensors: Tensor) -> str:
     return "" if tensors[0].is_cpu else f"it is for CPUs, got tensors on {tensors[0].device.type}"
 
 
-def run(function: Any, job: int, threads: int) -> None:
-    """Work until the job at this address is done."""
+def run(function: Any, arguments: int, threads: int) -> None:
+    """Run the function on the arguments at this address, until all work is done."""
     if threads == 1:
-        function.ctypes(job)
+        function.ctypes(arguments)
     else:
-        _parallel()(function.address, job, threads, 0)
+        _parallel()(function.address, arguments, threads, 0)
