@@ -18,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lucid_attention.ops.keys import inverse_norms
-from lucid_attention.ops.path.factors import keys_at_end
+from lucid_attention.ops.path.decode import keys_at_end
 from lucid_attention.ops.path.reference import path_scores
 
 # Rows in a block of P. Iterations use the blocks in every step: those of the first KEPT rows stay in memory, 290 MB.

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention
-from lucid_attention.ops.path.decode import APPLY_EVERY, path_decode
-from lucid_attention.ops.path.factors import apply_factors, identity_factors
+from lucid_attention.ops.path.decode import APPLY_EVERY, apply_factors, identity_factors, path_decode
 
 from . import gate
 from .decode import DECODERS, TORCH, Cache
