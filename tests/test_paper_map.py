@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from lucid_attention.models.decoder import presets
+from lucid_lab.claims import CLAIMS
 from lucid_lab.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
@@ -20,11 +22,7 @@ WORDS = ("exact", "reading", "departs")
 CODE = re.compile(r"`((?:[\w.]+/)+\w+\.py)(?:::(\w+))?`")
 SETTING = re.compile(r"`(\w+)\.([\w.]+)`")
 # Names in the table of settings that are neither recipes nor presets.
-MODULES = {
-    "steps": "claims.engine.steps",
-    "needle_lm": "claims.needle_lm",
-    "babilong_experiment": "claims.babilong",
-}
+MODULES = {"steps": "claims.engine.steps"}
 
 
 class Row(NamedTuple):
@@ -125,6 +123,16 @@ def test_every_table_figure_and_algorithm_of_the_paper_has_a_row() -> None:
     for kind, count in (("Table", 7), ("Figure", 7), ("equation", 5), ("Algorithm", 9)):
         for number in range(1, count + 1):
             assert re.search(rf"\b{kind} \(?{number}\b", text), f"{kind} {number}"
+
+
+def test_the_numbers_of_the_paper_are_those_of_its_tables() -> None:
+    sections = tomllib.loads((ROOT / "paper" / "numbers.toml").read_text(encoding="utf-8"))
+    assert set(sections) - {"longqa"} <= set(CLAIMS)
+    numbers = [number for section in sections.values() for number in section["numbers"]]
+    assert len({(number["where"], number["name"]) for number in numbers}) == len(numbers)
+    assert all(isinstance(number["value"], float) for number in numbers)
+    cells = {"Table 3": 5 * 3, "Table 4": 8 * 6, "Table 5": 4 * 5, "Table 6": 4 * 7, "Table 7": 3 * 6}
+    assert {name: sum(number["where"] == name for number in numbers) for name in cells} == cells
 
 
 def test_the_checks_see_what_is_wrong() -> None:

@@ -25,7 +25,12 @@ Written by `python tools/write_results.py` from `records/claims`; each record ha
 the figures of its run (`lucid report records/claims` draws them). The records were made by the code of the commits
 named below, before the laboratory had its own package; the claims, arms and rules are the same since, and
 `lucid experiment NAME --scale SCALE` runs them again. Of the runs of 2026-11-16 only the published page was kept: their
-records were copied from it."""
+records were copied from it.
+
+Three records can only be made again with the commit 87cf805, which trained on prompts with `lucid train` and scored
+with `lucid eval`: `needle_lm-small` and `babilong-small`, whose claims have the task in words of *hours* at every scale
+since, and `longqa-small`, whose claim is gone: its stand-in for LongBench and SCROLLS taught no attention anything.
+These tasks themselves are in `lucid eval`."""
 
 
 def page(root: Path = ROOT) -> str:

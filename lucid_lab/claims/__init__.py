@@ -34,7 +34,6 @@ CLAIMS = (
     "compute_matched",
     "needle_lm",
     "babilong",
-    "longqa",
     "operator_cost",
     "training_overhead",
     "decode_latency",

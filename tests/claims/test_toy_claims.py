@@ -40,12 +40,15 @@ TOY_CLAIMS = (
     "learnability",
     "condition_number",
     "hit_rate",
+    "language_model",
     "warm_start",
     "variants",
     "finetuning_length",
     "length_extrapolation",
     "hybrid",
     "compute_matched",
+    "needle_lm",
+    "babilong",
 )
 
 

@@ -1,1 +1,1 @@
-"""Small language models of words: their texts, their training and evaluation, softmax beside LUCID."""
+"""The tokenizer of the tiny model that `pretrained` has in tests."""
