@@ -254,21 +254,21 @@ The launches are those of the library for the shape and the architecture, record
 
 A product in bf16x3 counts three times, in bf16x6 six times. Exponentials and reductions are charged to the float32
 units. The gap of {gap:g} µs is that of a CUDA graph; launched from Python, the host is slower than the GPU for short
-sequences. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged {flash:.0%} of
-the dense rate, over all query heads.
+sequences. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged
+{flash:.0%} of the dense rate, over all query heads.
 
 A cell is the time over that of flash attention of the same shape, forward / backward, in bfloat16. LUCID is the solve
 and flash attention.
 
 The authors published for their own kernels (CuTe, GH200, 8 heads of 128 at 8K): forward 1.46 ms against 0.43 ms of
-flash attention 3, backward 3.01 ms against 0.90 ms. This is the number to beat. Their flash attention ran at 32 % of the
-dense rate there; this model's is faster.
+flash attention 3, backward 3.01 ms against 0.90 ms. This is the number to beat. Their flash attention ran at 32 %
+of the dense rate there; this model's is faster.
 """
 
-PATH_NOTE = """The kernels of PaTH and LUCID-PaTH contain the read-out. Everything is float32 in memory and bf16x3 or tf32x3
-(counted six times) in products. Torch's own operations between the kernels (masks, exponentials and sums inside leaves,
-scalings) are charged {gap:g} µs each and their traffic. The tiles were chosen to compile without spills, not by this
-model.
+PATH_NOTE = """The kernels of PaTH and LUCID-PaTH contain the read-out. Everything is float32 in memory and
+bf16x3 or tf32x3 (counted six times) in products. Torch's own operations between the kernels (masks, exponentials and
+sums inside leaves, scalings) are charged {gap:g} µs each and their traffic. The tiles were chosen to compile without
+spills, not by this model.
 """
 
 
