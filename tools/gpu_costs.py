@@ -1,12 +1,12 @@
-"""Predict what the kernels cost on GPUs that are not here, and write docs/gpu_costs.md.
+"""Predict what the kernels cost on GPUs that are not here, and write docs/gpu_costs.md and records/gpu/costs.json.
 
 The launches are those of the library, recorded on the meta device; each is charged its arithmetic, its traffic or one
-program's time, whichever is longest, and a gap. Run without arguments to write the page.
+program's time, whichever is longest, and a gap.
 """
 
+import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,8 @@ from lucid_attention.ops.lucid.system import System
 from lucid_attention.ops.path import triton_pass
 from lucid_attention.ops.path.system import PathSystem
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpu_costs.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RECORD = ROOT / "docs" / "gpu_costs.md", ROOT / "records" / "gpu" / "costs.json"
 # Products of bfloat16 pieces that one product costs.
 PIECES = {"bf16x3": 3, "bf16x6": 6, "tf32x3": 6, "ieee": 16}
 EFFICIENCY = 0.5
@@ -167,14 +168,13 @@ COSTS: dict[str, Callable[[dict[str, Any], int, int], Cost]] = {
 
 @dataclass(frozen=True)
 class Total:
-    """Of a pass: launches, FLOP in bfloat16 products, bytes, seconds, and those that one program alone takes."""
+    """Of a pass: launches, FLOP in bfloat16 products, bytes, seconds, and seconds with one program per launch."""
 
     launches: int
     matrix: float
     traffic: float
     seconds: float
     chain: float
-    kernels: Counter[str]
 
 
 def total(found: list[Call], gpu: Gpu) -> Total:
@@ -191,8 +191,7 @@ def total(found: list[Call], gpu: Gpu) -> Total:
         chain += GAP_SECONDS + one
         matrix += programs * cost.matrix
         traffic += moved
-    kernels = Counter(call.kernel.__name__.removesuffix("_kernel") for call in found)
-    return Total(len(found), matrix, traffic, seconds, chain, kernels)
+    return Total(len(found), matrix, traffic, seconds, chain)
 
 
 def forward(shape: Shape) -> None:
@@ -243,85 +242,107 @@ def flash(shape: Shape, gpu: Gpu, products: int) -> float:
 
 HEAD = """# What the Triton kernels should cost: a model, not a measurement
 
-Written by `python tools/gpu_costs.py`. **Nobody has run these kernels on a GPU yet.** The page exists so that the first
-measurement has something to be compared with.
+Written by `python tools/gpu_costs.py`. **Nobody has run these kernels on a GPU yet**; the first measurement is to be
+compared with this page. `records/gpu/costs.json` has launches, arithmetic, traffic and times of every cell.
 
 The launches are those of the library for the shape and the architecture, recorded without a GPU. A launch is charged
-{gap:g} µs and the longest of three: its arithmetic, in whole rounds of one program per processor at {efficiency:.0%} of
-the vendor's dense bfloat16 rate; its traffic at the vendor's bandwidth, where tiles that several programs read count
-once; and one program alone. A product in bf16x3 counts three times, in bf16x6 six times. Exponentials and reductions
-are charged to the float32 units. The gap is that of a CUDA graph: launched from Python, the host needs longer than the
-GPU where sequences are short. Head sizes are padded to a power of two, so that 68 costs what 128 does. Flash attention
-is charged {flash:.0%} of the dense rate, over all query heads.
+{gap:g} µs and the longest of three times:
 
-All bfloat16. *Ratio* is LUCID (solve and flash attention) over flash attention. The chain is what would remain with
-endless processors: every launch waits for the one before it.
+- its arithmetic, in whole rounds of one program per processor, at {efficiency:.0%} of the vendor's dense bfloat16 rate;
+- its traffic at the vendor's bandwidth, where a tile that several programs read counts once;
+- one program alone.
 
-The authors' own kernels (CuTe, H100-class GH200, 8 heads of 128 at 8K, as they published): forward 1.46 ms where flash
-attention 3 takes 0.43 ms, backward 3.01 ms where it takes 0.90 ms. That is the number to beat; note that their flash
-attention ran at 32 % of the dense rate there, so that this model's flash attention is faster than theirs.
+A product in bf16x3 counts three times, in bf16x6 six times. Exponentials and reductions are charged to the float32
+units. The gap of {gap:g} µs is that of a CUDA graph; launched from Python, the host is slower than the GPU for short
+sequences. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged
+{flash:.0%} of the dense rate, over all query heads.
+
+A cell is the time over that of flash attention of the same shape, forward / backward, in bfloat16. LUCID is the solve
+and flash attention.
+
+The authors published for their own kernels (CuTe, GH200, 8 heads of 128 at 8K): forward 1.46 ms against 0.43 ms of
+flash attention 3, backward 3.01 ms against 0.90 ms. This is the number to beat. Their flash attention ran at 32 %
+of the dense rate there; this model's is faster.
+"""
+
+PATH_NOTE = """The kernels of PaTH and LUCID-PaTH contain the read-out. Everything is float32 in memory and
+bf16x3 or tf32x3 (counted six times) in products. Torch's own operations between the kernels (masks, exponentials and
+sums inside leaves, scalings) are charged {gap:g} µs each and their traffic. The tiles were chosen to compile without
+spills, not by this model.
 """
 
 
-def rows(shape: Shape) -> list[str]:
-    out = [f"## {shape.title}", ""]
-    out.append("| GPU | pass | launches | TFLOP | GB | chain ms | solve ms | flash ms | ratio |")
-    out.append("|---|---|---|---|---|---|---|---|---|")
-    for name, gpu in GPUS.items():
-        for title, run, products in (("forward", forward, 2), ("backward", backward, 5)):
-            cost = total(calls(gpu.architecture, partial(run, shape)), gpu)
-            other = flash(shape, gpu, products)
-            out.append(
-                f"| {name} | {title} | {cost.launches} | {cost.matrix / 1e12:.2f} | {cost.traffic / 1e9:.2f} "
-                f"| {cost.chain * 1e3:.2f} | {cost.seconds * 1e3:.2f} | {other * 1e3:.2f} "
-                f"| {(cost.seconds + other) / other:.2f} |"
-            )
-    return [*out, ""]
+def lucid_record(shape: Shape, gpu: Gpu, gradient: bool) -> dict[str, float]:
+    """The solve and flash attention, over flash attention."""
+    cost = total(calls(gpu.architecture, partial(backward if gradient else forward, shape)), gpu)
+    other = flash(shape, gpu, 5 if gradient else 2)
+    return record(cost, 0, cost.traffic, cost.seconds, other, (cost.seconds + other) / other)
 
 
-PATH_HEAD = """## PaTH and LUCID-PaTH
-
-Their kernels read out as well, so *ratio* is the whole pass over flash attention of the same shape, which knows no
-positions. Everything is float32 in memory and bf16x3 or tf32x3 (counted six times) in products. Torch's own operations
-between the kernels (masks, exponentials and sums inside leaves, scalings) are charged {gap:g} µs each, and their
-traffic. The tiles were chosen so that they compile without spills, not by this model.
-"""
-
-
-def path_rows(shape: Shape) -> list[str]:
-    out = [f"### {shape.title}", ""]
-    out.append("| GPU | pass | launches | torch operations | TFLOP | GB | ms | flash ms | ratio |")
-    out.append("|---|---|---|---|---|---|---|---|---|")
-    for name, gpu in GPUS.items():
-        for solves in (False, True):
-            for gradient in (False, True):
-                with TorchWork() as work:
-                    found = calls(gpu.architecture, partial(path_pass, shape, solves, gradient))
-                cost = total(found, gpu)
-                seconds = cost.seconds + work.operations * GAP_SECONDS + work.traffic / gpu.memory
-                other = flash(shape, gpu, 5 if gradient else 2)
-                title = f"{'LUCID-PaTH' if solves else 'PaTH'}, {'backward' if gradient else 'forward'}"
-                out.append(
-                    f"| {name} | {title} | {cost.launches} | {work.operations} | {cost.matrix / 1e12:.2f} "
-                    f"| {(cost.traffic + work.traffic) / 1e9:.2f} | {seconds * 1e3:.2f} | {other * 1e3:.2f} "
-                    f"| {seconds / other:.1f} |"
-                )
-    return [*out, ""]
+def path_record(shape: Shape, gpu: Gpu, gradient: bool, solves: bool) -> dict[str, float]:
+    """The whole pass over flash attention, which knows no positions."""
+    with TorchWork() as work:
+        found = calls(gpu.architecture, partial(path_pass, shape, solves, gradient))
+    cost = total(found, gpu)
+    seconds = cost.seconds + work.operations * GAP_SECONDS + work.traffic / gpu.memory
+    other = flash(shape, gpu, 5 if gradient else 2)
+    return record(cost, work.operations, cost.traffic + work.traffic, seconds, other, seconds / other)
 
 
-def page() -> str:
-    lines = [HEAD.format(gap=GAP_SECONDS * 1e6, efficiency=EFFICIENCY, flash=FLASH_EFFICIENCY)]
-    for shape in SHAPES:
-        lines += rows(shape)
-    lines.append(PATH_HEAD.format(gap=GAP_SECONDS * 1e6))
-    for shape in PATH_SHAPES:
-        lines += path_rows(shape)
-    return "\n".join(lines).rstrip() + "\n"
+def record(
+    cost: Total, operations: int, traffic: float, seconds: float, other: float, ratio: float
+) -> dict[str, float]:
+    """chain_ms: what remains with unlimited processors, because every launch waits for the one before it."""
+    return {
+        "launches": cost.launches,
+        "torch_operations": operations,
+        "tflop": round(cost.matrix / 1e12, 3),
+        "gigabytes": round(traffic / 1e9, 3),
+        "chain_ms": round(cost.chain * 1e3, 3),
+        "ms": round(seconds * 1e3, 3),
+        "flash_ms": round(other * 1e3, 3),
+        "ratio": round(ratio, 3),
+    }
+
+
+def records() -> list[dict[str, Any]]:
+    """One per attention, shape, GPU and pass."""
+    cases = [("LUCID", shape, lucid_record) for shape in SHAPES]
+    for attention, solves in (("PaTH", False), ("LUCID-PaTH", True)):
+        cases += [(attention, shape, partial(path_record, solves=solves)) for shape in PATH_SHAPES]
+    return [
+        {
+            "attention": attention,
+            "shape": shape.name,
+            "gpu": name,
+            "pass": "backward" if gradient else "forward",
+            **run(shape, gpu, gradient),
+        }
+        for attention, shape, run in cases
+        for name, gpu in GPUS.items()
+        for gradient in (False, True)
+    ]
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    head = HEAD.format(gap=GAP_SECONDS * 1e6, efficiency=EFFICIENCY, flash=FLASH_EFFICIENCY)
+    ratios = {(each["attention"], each["shape"], each["gpu"], each["pass"]): each["ratio"] for each in found}
+    lines = [head, f"| attention | shape | {' | '.join(GPUS)} |", "|---|---|" + "---|" * len(GPUS)]
+    for attention, name in dict.fromkeys((each["attention"], each["shape"]) for each in found):
+        cells = (
+            " / ".join(f"{ratios[attention, name, gpu, part]:.2f}" for part in ("forward", "backward")) for gpu in GPUS
+        )
+        lines.append(f"| {attention} | {name} | {' | '.join(cells)} |")
+    shapes = [f"- {shape.title}" for shape in SHAPES]
+    note = PATH_NOTE.format(gap=GAP_SECONDS * 1e6)
+    return "\n".join([*lines, "", "The shapes:", "", *shapes, "", note]).rstrip() + "\n"
 
 
 def main() -> None:
-    PAGE.write_text(page())
-    print(f"{PAGE.name} written")
+    found = records()
+    RECORD.write_text("[\n" + ",\n".join(json.dumps(each) for each in found) + "\n]\n")
+    PAGE.write_text(page(found))
+    print(f"{PAGE.name} and {RECORD.name} written")
 
 
 if __name__ == "__main__":
