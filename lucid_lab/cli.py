@@ -499,13 +499,7 @@ def analyze(
         str | None,
         typer.Option(metavar="SOURCE", help="stdlib, a text file, a folder of texts or of tokens (default: stdlib)"),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="synthetic task instead of a text: memory_update, needles")] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="prompts with places of answers, from lucid make-data, for hit_rate"),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use the first N samples (default: 100)")] = None,
-    length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512, of a task 65)")] = None,
+    length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512)")] = None,
     lengths: Annotated[
         list | None,
         typer.Option(parser=_INTEGERS, metavar="N,N", help="lengths of prefixes, for κ (default: doubling from 32)"),
@@ -530,7 +524,6 @@ def analyze(
         list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="query heads (default: all)")
     ] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the item of --task (default: 0)")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
     ] = None,

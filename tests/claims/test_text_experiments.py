@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lucid_lab.evals.benchmarks.babilong import Babilong
+from lucid_lab.evals.benchmarks.babilong import make_sample as make_story_sample
+from lucid_lab.evals.benchmarks.longqa import documents
+from lucid_lab.evals.benchmarks.needles import Needles, make_sample
 
 from lucid_lab.claims import babilong, longqa, needle_lm
 from lucid_lab.claims.engine.jobs import Job, Record, Store, Work
@@ -16,10 +20,6 @@ from lucid_lab.claims.engine.steps import check_steps
 from lucid_lab.claims.text.comparison import EQUAL_TIME, Comparison, judge
 from lucid_lab.claims.text.docstring_questions import NAMES, SPLITS, row, side
 from lucid_lab.claims.text.training import DATA, PROMPTS, TOKENIZER, TextRun, new_model
-from lucid_lab.evals.benchmarks.babilong import Babilong
-from lucid_lab.evals.benchmarks.babilong import make_sample as make_story_sample
-from lucid_lab.evals.benchmarks.longqa import documents
-from lucid_lab.evals.benchmarks.needles import Needles, make_sample
 from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
 EXPERIMENTS: dict[str, Any] = {"needle_lm": needle_lm, "babilong": babilong, "longqa": longqa}
