@@ -237,6 +237,13 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
+def _task_options(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of the arguments of `lucid eval` or `lucid compare`: the options of tasks that were given, and how to run."""
+    how = {name: arguments.pop(name) for name in ("tokenizer", "batch_size", "limit", "dtype")}
+    others = ("checkpoint", "folders", "tasks", "out", "task_path")
+    return _given(**{name: value for name, value in arguments.items() if name not in others}), how
+
+
 def _list_option(parser: Callable[[str], tuple[Any, ...]], text: str) -> Any:
     return typer.Option(parser=parser, metavar="LIST", help=text, show_default=False)
 
@@ -311,6 +318,7 @@ def eval_command(
     ] = False,
 ) -> None:
     """Score a checkpoint with lm-evaluation-harness: needles, BABILong, LongBench, SCROLLS, perplexity."""
+    options, how = _task_options(locals())
     from .evals.evaluate import TASK_FOLDER, evaluate, listing, results_table
 
     if task_path or tasks == ("list",):
@@ -318,12 +326,6 @@ def eval_command(
         return
     if checkpoint is None or not tasks:
         raise ValueError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
-    options = _given(
-        lengths=lengths, needles=needles, samples=samples, seed=seed, variants=variants, haystack=haystack,
-        answer_tokens=answer_tokens, qa=qa, babilong_hub=babilong_hub, data_dir=data_dir, part=part,
-        max_length=max_length, text=text,
-    )  # fmt: skip
-    how: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": batch_size, "limit": limit, "dtype": dtype}
     done = evaluate(checkpoint, tasks, options, out, **how)
     if done.results is not None:
         print(f"{results_table(done.results)}\nresults.json and samples: {done.folder}")
@@ -361,14 +363,9 @@ def compare_command(
     out: ComparedOut = Path("results"),
 ) -> None:
     """Score checkpoints on the same samples, and print the differences with paired standard errors."""
+    options, how = _task_options(locals())
     from .evals.compare import compare
 
-    options = _given(
-        lengths=lengths, needles=needles, samples=samples, seed=seed, variants=variants, haystack=haystack,
-        answer_tokens=answer_tokens, qa=qa, babilong_hub=babilong_hub, data_dir=data_dir, part=part,
-        max_length=max_length, text=text,
-    )  # fmt: skip
-    how: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": batch_size, "limit": limit, "dtype": dtype}
     table = compare(folders, tasks or (), options, out, **how)
     if table is not None:
         print(table)
@@ -499,13 +496,7 @@ def analyze(
         str | None,
         typer.Option(metavar="SOURCE", help="stdlib, a text file, a folder of texts or of tokens (default: stdlib)"),
     ] = None,
-    task: Annotated[str | None, typer.Option(help="synthetic task instead of a text: memory_update, needles")] = None,
-    samples: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="prompts with places of answers, from lucid make-data, for hit_rate"),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="use the first N samples (default: 100)")] = None,
-    length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512, of a task 65)")] = None,
+    length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512)")] = None,
     lengths: Annotated[
         list | None,
         typer.Option(parser=_INTEGERS, metavar="N,N", help="lengths of prefixes, for κ (default: doubling from 32)"),
@@ -530,7 +521,6 @@ def analyze(
         list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="query heads (default: all)")
     ] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed of the item of --task (default: 0)")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
     ] = None,

@@ -1,11 +1,10 @@
-"""`lucid analyze`: run the analyses on a checkpoint and a text; write numbers and pictures, print a summary."""
+"""`lucid analyze`: run the analyses on a checkpoint and a text; write numbers for `lucid report`, print a summary."""
 
 import hashlib
 import json
 import os
 import shlex
-import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import mean, median
@@ -14,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lucid_attention.files import parse_json, read_text, write_record, write_whole
+from lucid_attention.files import read_text, write_record, write_whole
 from lucid_attention.models.checkpoint import (
-    CheckpointError,
     check_checkpoint,
     checkpoint_name,
     load_config,
@@ -25,13 +23,13 @@ from lucid_attention.models.checkpoint import (
 )
 from lucid_attention.models.limits import check_input_fits
 
+from ..data.text import documents
 from ..devices import find_device
 from ..locks import locked
-from ..report.figures import write_png
 from ..tables import text_table
 from .conditioning import condition_numbers
 from .disturbance import STRENGTHS, disturbances, disturbances_together
-from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates, sample_hit_rates, synthetic_queries
+from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates
 from .jacobian import jacobians
 
 Record = dict[str, Any]
@@ -67,28 +65,19 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
             raise ValueError(f"{name} must be 2 to {LONGEST} tokens, got {wrong[0]}")
     if bins is not None and not 1 <= bins <= MOST_BINS:
         raise ValueError(f"--bins must be 1 to {MOST_BINS}, got {bins}")
-    sources = [f"--{name.replace('_', '-')}" for name in ("text", "tokens_from", "task", "samples") if name in given]
-    if len(sources) > 1:
-        raise ValueError(f"expected one source of tokens, got {' and '.join(sources)}")
+    if "text" in given and "tokens_from" in given:
+        raise ValueError("expected one source of tokens, got --text and --tokens-from")
     check_checkpoint(checkpoint)
     out = out or Path("runs") / "analysis" / checkpoint_name(checkpoint)
-    tokenizer: Any = None if "task" in given else _tokenizer(given.get("tokenizer", checkpoint))
-    samples: list[Record] = []
-    if "samples" in given:
-        if what not in ([], ["hit_rate"]) or "find" in given:
-            raise ValueError("--samples has its own spans, for hit_rate: expected no other --what and no --find")
-        samples = read_samples(Path(given["samples"]), given.get("limit", 100))
-        tokens = max(len(ids) for ids in tokenizer([s["prompt"] for s in samples], verbose=False)["input_ids"])
-        source: Record = {"about": f"{len(samples)} samples of {Path(given['samples']).name}"}
-    else:
-        model_input = _model_input(tokenizer, load_config(checkpoint).get_text_config(decoder=True).vocab_size, given)
-        what = what or [name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries)]
-        if "hit_rate" in what and not model_input.queries:
-            raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE, or --task NAME")
-        ids = model_input.ids[0].tolist()
-        tokens, digest = len(ids), hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
-        source = {"about": model_input.about, "tokens": tokens, "sha256": digest}
-    check_input_fits(checkpoint, tokens, "--length", dtype=given.get("dtype", "auto"))
+    tokenizer = load_tokenizer(given.get("tokenizer", checkpoint))
+    model_input = _model_input(tokenizer, load_config(checkpoint).get_text_config(decoder=True).vocab_size, given)
+    what = what or [name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries)]
+    if "hit_rate" in what and not model_input.queries:
+        raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE")
+    ids = model_input.ids[0].tolist()
+    digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
+    source = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
+    check_input_fits(checkpoint, len(ids), "--length", dtype=given.get("dtype", "auto"))
     device = find_device(given.get("device", "auto"))
     # The lock is taken before the work, so that a folder that cannot be written is refused first.
     with locked(out, "lucid analyze"):
@@ -97,12 +86,7 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
         attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
         head = {"format": FORMAT, "command": _command(checkpoint, given), "checkpoint": about, "input": source}
-        chosen = {"layers": given.get("layers"), "heads": given.get("heads")}
-        if samples:
-            records = sample_hit_rates(model, tokenizer, samples, **chosen)
-            results = {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
-        else:
-            results = run_analyses(model, model_input, what, given)
+        results = run_analyses(model, model_input, what, given)
         files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
@@ -122,22 +106,11 @@ def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _tokenizer(folder: str | Path) -> Any:
-    try:
-        return load_tokenizer(folder)
-    except CheckpointError as error:
-        raise ValueError(f"{error}: give one with --tokenizer, or a synthetic task with --task") from error
-
-
 # ------------------------------------------------------------------------------------------------------- inputs
 
 
 def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> ModelInput:
     phrases, last = given.get("find", []), given.get("last", 1)
-    if "task" in given:
-        if phrases or "last" in given:
-            raise ValueError("--task brings its own questions: --find and --last are for texts")
-        return from_task(given["task"], given.get("length", 65), given.get("seed", 0), vocabulary)
     length, text = given.get("length", 512), given.get("text")
     folder = Path(given.get("tokens_from", ""))
     if text is None and (folder / "dataset_dict.json").exists() and not phrases:
@@ -145,7 +118,7 @@ def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> M
     elif text is None:
         name = given.get("tokens_from", "stdlib")
         pieces, characters = [], 0
-        for document in _documents(name):
+        for document in documents(name):
             pieces.append(document)
             characters += len(document)
             if characters >= length * CHARACTERS_PER_TOKEN:
@@ -160,21 +133,6 @@ def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> M
     if (largest := int(made.ids.max())) >= vocabulary:
         raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")
     return made
-
-
-def _documents(name: str) -> Iterator[str]:
-    """The texts of a file, of the files in a folder, or of Python's standard library ("stdlib")."""
-    path = Path(sysconfig.get_paths()["stdlib"]) if name == "stdlib" else Path(name)
-    if path.is_dir():
-        found = sorted(file for file in path.rglob("*.py" if name == "stdlib" else "*") if file.is_file())
-        # Packages that are installed differ between machines.
-        files = [file for file in found if not {"site-packages", "dist-packages", "test"} & set(file.parts)]
-    else:
-        files = [path]
-    if not files:
-        raise ValueError(f"--tokens-from must be stdlib, a file, or a folder with texts or tokens, got {name!r}")
-    for file in files:
-        yield read_text(file)
 
 
 def from_tokens(folder: Path, length: int) -> ModelInput:
@@ -225,38 +183,6 @@ def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[i
     return spans
 
 
-def from_task(name: str, length: int, seed: int, vocabulary: int) -> ModelInput:
-    """One item of a synthetic task, with the places of its answers."""
-    from ..data.synthetic import MemoryUpdate, Needles
-
-    tasks = {"memory_update": MemoryUpdate, "needles": Needles}
-    if name not in tasks:
-        raise ValueError(f"--task must be one of {', '.join(tasks)}, got {name!r}")
-    task = tasks[name](8, length, seed=seed)
-    if task.vocab_size > vocabulary:
-        raise ValueError(f"--task {name} has {task.vocab_size} ids, more than the {vocabulary} of the model")
-    ids = task[0]["input_ids"]
-    return ModelInput(ids[None], synthetic_queries(task, ids), f"item of {name}, seed {seed}")
-
-
-def read_samples(file: Path, limit: int) -> list[Record]:
-    """The first `limit` samples of `lucid make-data needles`: {"prompt": text, "spans": of the answer in tokens}."""
-    samples = []
-    for number, line in enumerate(read_text(file).splitlines()[:limit], 1):
-        try:
-            sample = parse_json(line, str(file))
-            spans = [(int(first), int(stop)) for first, stop in sample["answer_spans"]]
-            samples.append({"prompt": str(sample["prompt"]), "spans": tuple(spans)})
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{file}, line {number}: expected a prompt and its answer_spans, as `lucid make-data needles` writes "
-                f"them, got {line[:60]!r}"
-            ) from error
-    if not samples:
-        raise ValueError(f"--samples must hold at least one sample, got none in {file} with --limit {limit}")
-    return samples
-
-
 # ------------------------------------------------------------------------------------------------------ results
 
 
@@ -300,26 +226,11 @@ def _prefixes(lengths: Sequence[int] | None, tokens: int) -> list[int]:
 
 
 def _write(out: Path, head: Record, results: Record) -> list[Path]:
-    """Write numbers and pictures. Maps are large, so they have a file of their own."""
-    about = f"{head['checkpoint']['name']}, {head['input'].get('tokens', 'several')} tokens"
+    """Write numbers and figures for `lucid report`. Maps are large, so they have a file of their own."""
     records = {name: found for name, found in results.items() if name != "maps"}
-    figures = _figures(records)
-    files = [write_record(out / "analysis.json", head | {"results": records, "figures": figures})]
-    for figure in figures:
-        name = figure["title"].lower().replace(" ", "_")
-        files.append(write_png(figure | {"title": f"{figure['title']}: {about}"}, out / f"{name}.png"))
+    files = [write_record(out / "analysis.json", head | {"results": records, "figures": _figures(records)})]
     if maps := [_map_figure(record) for record in results.get("maps", ())]:
         files.append(write_whole(out / "maps.json", json.dumps(head | {"figures": maps}) + "\n"))
-        for layer in dict.fromkeys(figure["layer"] for figure in maps):
-            members = [figure for figure in maps if figure["layer"] == layer]
-            panels = [
-                panel | {"name": f"head {figure['head']}: {panel['name']}"}
-                for figure in members
-                for panel in figure["panels"]
-            ]
-            ends = [end for figure in members for end in figure["range"]]
-            joined = {"title": f"{about}, layer {layer}", "panels": panels, "range": [min(ends), max(ends)]}
-            files.append(write_png(members[0] | joined, out / f"maps_layer_{layer}.png"))
     return files
 
 
@@ -385,42 +296,34 @@ def _mean(records: Sequence[Record], name: str) -> float | None:
 
 
 def summary(head: Record, results: Record) -> str:
-    """A table for every analysis, with a line for every layer. head: checkpoint and input."""
+    """A table with a line for every layer, and one with a line for every disturbance. head: checkpoint and input."""
     checkpoint, source = head["checkpoint"], head["input"]
-    size = f"{source['tokens']} tokens: " if "tokens" in source else ""
-    parts = [f"{checkpoint['name']} ({checkpoint['model_type']}, {checkpoint['attention']}), {size}{source['about']}"]
-    if records := results.get("conditioning"):
-        lengths = sorted({record["length"] for record in records})
-        rows = [["layer", *map(str, lengths), "‖P⁻¹‖"]]
-        for layer, members in _by_layer(records).items():
-            cells = [[record["kappa"] for record in members if record["length"] == length] for length in lengths]
-            kappas = [f"{median(cell):.4g} ({max(cell):.4g})" if cell else "" for cell in cells]
-            rows.append([str(layer), *kappas, f"{max(record['inverse_norm'] for record in members):.4f}"])
-        parts.append(f"κ(P) by length, median (largest) of the heads\n{text_table(rows)}")
-    if records := results.get("hit_rate"):
-        rows = _mean_rows(records, MEASURES, "{:.4f}")
-        rows.append(["all", *(f"{results['mean_hit_rate'][name]:.4f}" for name in MEASURES)])
-        parts.append(f"hit rate: A, W and |W|/Σ|W| on what should be read; negative share of |W|\n{text_table(rows)}")
-    if records := results.get("jacobian"):
-        rows = _mean_rows(records, ("off_diagonal", "query_jacobian"), "{:.3g}")
-        rows[0] = ["layer", "off-diagonal", "‖∂o/∂q‖"]
-        parts.append(f"softmax Jacobian, mean of the heads\n{text_table(rows)}")
+    about = f"{checkpoint['name']} ({checkpoint['model_type']}, {checkpoint['attention']})"
+    parts = [f"{about}, {source['tokens']} tokens: {source['about']}"]
+    columns: dict[str, dict[int, str]] = {}
+    for length in sorted({record["length"] for record in results.get("conditioning", ())}):
+        of_length = [record for record in results["conditioning"] if record["length"] == length]
+        columns[f"κ at {length}"] = {
+            layer: f"{median(record['kappa'] for record in members):.4g}"
+            for layer, members in _by_layer(of_length).items()
+        }
+    for name, measures in (("hit_rate", MEASURES), ("jacobian", ("off_diagonal", "query_jacobian"))):
+        for measure in measures if name in results else ():
+            means = {layer: _mean(members, measure) for layer, members in _by_layer(results[name]).items()}
+            columns[measure] = {layer: "-" if mean is None else f"{mean:.4g}" for layer, mean in means.items()}
+    if columns:
+        layers = sorted({layer for column in columns.values() for layer in column})
+        rows = [[str(layer), *(column.get(layer, "-") for column in columns.values())] for layer in layers]
+        table = text_table([["layer", *columns], *rows])
+        parts.append(f"κ: median of the heads; others: mean of the heads\n{table}")
     if records := results.get("disturbance"):
         rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
         every = max(len(record["layers"]) for record in records)
         for record in records:
-            layers = record["layers"]
-            several = f"{len(layers)} layers" if len(layers) == every else f"the {len(layers)} cheapest"
-            where = f"layer {layers[0]}" if len(layers) == 1 else several if layers else "none (softmax)"
-            settings = [f"{record[name]:.3g}" if layers else "" for name in ("strength", "sharpness")]
-            rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if layers else ""])
+            chosen = record["layers"]
+            several = f"{len(chosen)} layers" if len(chosen) == every else f"the {len(chosen)} cheapest"
+            where = f"layer {chosen[0]}" if len(chosen) == 1 else several if chosen else "none (softmax)"
+            settings = [f"{record[name]:.3g}" if chosen else "" for name in ("strength", "sharpness")]
+            rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if chosen else ""])
         parts.append(f"loss when layers become LUCID, without training, in nats\n{text_table(rows)}")
     return "\n\n".join(parts)
-
-
-def _mean_rows(records: Sequence[Record], columns: Sequence[str], number: str) -> list[list[str]]:
-    rows = [["layer", *columns]]
-    for layer, members in _by_layer(records).items():
-        values = [_mean(members, name) for name in columns]
-        rows.append([str(layer), *("-" if value is None else number.format(value) for value in values)])
-    return rows

@@ -5,13 +5,12 @@ Only the rows of the queries are computed, and P is never inverted: one transpos
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .capture import Inputs, visit_layers
 from .layer import Head, Layer
@@ -131,34 +130,6 @@ def average(records: Sequence[Record], by: Sequence[str] = ("layer", "head")) ->
 
 def _mean(records: Sequence[Record], name: str) -> float:
     return sum(record[name] for record in records) / len(records)
-
-
-def sample_hit_rates(
-    model: nn.Module,
-    tokenizer: Any,
-    samples: Sequence[Mapping[str, Any]],
-    *,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-) -> list[Record]:
-    """`hit_rates` of the last token of every sample, with the index of the "sample" in each record.
-
-    samples: {"prompt": text, "spans": of the answer in tokens}, from `inputs.read_samples`.
-    """
-    records: list[Record] = []
-    for index, sample in enumerate(tqdm(samples, "samples", leave=False, delay=5, disable=None)):
-        ids = tokenizer(sample["prompt"], return_attention_mask=False, verbose=False)["input_ids"]
-        last = max(stop for _, stop in sample["spans"])
-        if last > len(ids):
-            raise ValueError(
-                f"sample {index} has an answer at tokens up to {last}, its prompt {len(ids)} tokens: it was made for "
-                "another tokenizer"
-            )
-        device = next(model.parameters()).device
-        query = Query(len(ids) - 1, sample["spans"])
-        rates = hit_rates(model, torch.tensor([ids], device=device), [query], layers=layers, heads=heads)
-        records += [{"sample": index, **record} for record in rates]
-    return records
 
 
 def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:

@@ -93,10 +93,6 @@ FAMILIES = {
     "perplexity": Family(
         "lucid_perplexity", "loss and perplexity of a text", {"length": (2048,)}, (*SAMPLED, "text")
     ),
-    "context_loss": Family(
-        "lucid_context_loss", "loss of the same tokens after contexts of many lengths",
-        {"length": (256, 512, 1024, 2048)}, (*SAMPLED, "text"),
-    ),
 }  # fmt: skip
 
 
@@ -119,8 +115,6 @@ def make_tasks(names: Sequence[str], options: Options, tokenizer: str) -> list[A
     for name, family in families.items():
         shared = {"tokenizer": tokenizer} | {key: value for key, value in options.items() if key in family.takes}
         cells = _cells(name, family, options)
-        if name == "context_loss":
-            shared["longest"] = max(cell["length"] for cell in cells)
         tasks = [_task(name, family, cell, shared) for cell in cells]
         made += [_group(name, family, cells, tasks)] if family.metric and len(tasks) > 1 else tasks
     return made

@@ -13,15 +13,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from lucid_attention.files import read_text
 from lucid_attention.messages import first_line
+
+from ..data.text import documents
 
 NOISE = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 # RULER's essays, as the harness reads them, and PG19, whose books are BABILong's background.
 HUB = {"essays": "hf:baber/paul_graham_essays", "pg19": "hf:emozilla/pg19"}
 KINDS = ("noise", "needles", "prose", *HUB)
-# Formats of `datasets` by the end of a file's name. Other files are text.
-FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 # Characters to read from a source: 131 072 tokens need only about 600 000.
 LONGEST_TEXT = 20_000_000
 SENTENCE = re.compile(r"(?<=[.!?])\s+")
@@ -146,7 +145,7 @@ def split_sentences(text: str) -> list[str]:
 @cache
 def read_prose(name: str) -> Prose:
     """Prose by its name: "prose" (docstrings of Python's standard library), "essays" or "pg19" (from the hub), or what
-    `read_texts` reads."""
+    `lucid tokenize` reads."""
     if name == "prose":
         sentences = _docstrings()
     else:
@@ -154,8 +153,12 @@ def read_prose(name: str) -> Prose:
             raise ValueError(
                 f"--haystack must be one of {', '.join(KINDS)}, or a text file or folder, got {name!r}, which is none"
             )
-        texts = read_texts(HUB.get(name, name), f"--haystack {name}")
-        sentences = [sentence for text in texts for sentence in split_sentences(text)]
+        sentences, size = [], 0
+        for text in documents(HUB.get(name, name)):
+            sentences += split_sentences(text)
+            size += len(text)
+            if size >= LONGEST_TEXT:
+                break
     if len(sentences) < 2:
         raise ValueError(f"--haystack {name!r} must have sentences, got {len(sentences)}")
     return Prose(sentences)
@@ -177,36 +180,6 @@ def check_fields(row: dict[str, Any], what: str, *fields: tuple[str, ...]) -> No
     for names in fields:
         if not any(name in row for name in names):
             raise ValueError(f"{what} must have a field {' or '.join(map(repr, names))}, got {', '.join(row)}")
-
-
-def read_texts(source: str, option: str) -> Iterator[str]:
-    """The documents of a source, up to `LONGEST_TEXT` characters in all.
-
-    source: a text file, a .jsonl or .parquet file with a column "text", a folder of such files, or hf:NAME[:CONFIG].
-    option: the beginning of an error message.
-    """
-    size = 0
-    for row in _text_rows(source, f"{option}: {source!r}"):
-        check_fields(row, f"{option}: {source!r}", ("text",))
-        yield row["text"]
-        size += len(row["text"])
-        if size >= LONGEST_TEXT:
-            return
-
-
-def _text_rows(source: str, what: str) -> Iterator[dict[str, Any]]:
-    if source.startswith("hf:"):
-        name, _, config = source.removeprefix("hf:").partition(":")
-        yield from read_rows(what, name, *([config] if config else []), split="train")
-        return
-    path = Path(source)
-    for file in sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]:
-        if any(part.startswith(".") for part in file.relative_to(path).parts):
-            continue
-        if file.suffix in FORMATS:
-            yield from read_rows(what, FORMATS[file.suffix], data_files=str(file), split="train")
-        else:
-            yield {"text": read_text(file)}
 
 
 def _docstrings() -> list[str]:

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from PIL import Image
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lucid_lab import cli
@@ -53,8 +53,9 @@ def test_numbers_are_those_of_the_functions(kind, checkpoints, tmp_path, capsys)
         "jacobian": jacobians(model, ids),
     }
     shown = capsys.readouterr().out
-    assert f"{written['results']['mean_hit_rate']['softmax']:.4f}" in shown
-    assert str(out / "condition_numbers.png") in shown
+    assert f"{average(records, ('layer',))[1]['signed']:.4g}" in shown
+    assert f"{median(r['kappa'] for r in written['results']['conditioning'][1:8:2] if r['layer'] == 0):.4g}" in shown
+    assert str(out / "analysis.json") in shown
 
 
 def test_by_default_every_analysis_that_applies_is_made_and_the_report_shows_it(checkpoints, tmp_path):
@@ -73,10 +74,7 @@ def test_by_default_every_analysis_that_applies_is_made_and_the_report_shows_it(
         assert effective.shape == softmax.shape == (T, T)
         torch.testing.assert_close(softmax.sum(1), torch.ones(T), rtol=1e-4, atol=1e-4)
         assert (effective - softmax).abs().max() > 0.01
-    pictures = {"condition_numbers.png", "softmax_jacobian.png", "maps_layer_0.png", "maps_layer_1.png"}
-    assert {file.name for file in out.iterdir()} == {"analysis.json", "maps.json", *pictures}
-    for name in pictures:
-        assert len(Image.open(out / name).convert("RGB").getcolors(1 << 24)) > 20
+    assert {file.name for file in out.iterdir()} == {"analysis.json", "maps.json"}
     assert cli.main(["report", str(out), "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
     assert page.count("data:image/svg+xml") == 2 + 2 * len(maps)
@@ -107,17 +105,6 @@ def test_files_hold_no_path_of_the_machine_and_equal_commands_write_equal_files(
     assert (out / "analysis.json").read_text() == text
 
 
-def test_a_task_needs_no_tokenizer_and_brings_its_questions(checkpoints, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert analyze(checkpoints["bare"], "--task", "needles", "--what", "hit_rate", "--length", 40) == 0
-    # A run's model has the name of the run.
-    written = results(tmp_path / "runs" / "analysis" / "bare")
-    assert written["input"]["tokens"] == 40
-    assert len(written["results"]["hit_rate"]) == 2 * 4 * 8
-    assert analyze(checkpoints["bare"]) == 1
-    assert "has no tokenizer that can be loaded" in capsys.readouterr().err
-
-
 def test_tokens_come_from_texts_a_token_folder_or_the_standard_library(checkpoints, tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("The sky is blue. ")
@@ -132,32 +119,11 @@ def test_tokens_come_from_texts_a_token_folder_or_the_standard_library(checkpoin
         assert results(tmp_path / "out")["input"]["about"] == about
 
 
-def test_hit_rates_are_means_over_samples(checkpoints, tmp_path, capsys):
-    folder, out, file = checkpoints["lucid"], tmp_path / "out", tmp_path / "needles.jsonl"
-    samples = [{"prompt": TEXT * n, "answer_spans": [[2, 5]]} for n in (1, 2, 3)]
-    file.write_text("\n".join(map(json.dumps, samples)))
-    assert analyze(folder, "--samples", file, "--limit", 2, "--out", out) == 0
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    records = []
-    for sample in samples[:2]:
-        ids = torch.tensor([tokenizer(sample["prompt"])["input_ids"]])
-        records += hit_rates(model, ids, [Query(ids.shape[1] - 1, ((2, 5),))])
-    assert results(out)["results"] == {"hit_rate": average(records), "mean_hit_rate": average(records, ())[0]}
-    assert "2 samples of needles.jsonl" in capsys.readouterr().out
-    for line, message in (
-        ('{"prompt": "a b"}', "line 1: expected a prompt and its answer_spans"),
-        ('{"prompt": "a b", "answer_spans": [[0, 900]]}', "made for another tokenizer"),
-        ("", "must hold at least one sample"),
-    ):
-        file.write_text(line)
-        assert analyze(folder, "--samples", file, "--out", tmp_path / "new") == 1
-        assert message in capsys.readouterr().err
-
-
 ERRORS = {
+    "no tokenizer": (["{bare}"], "has no tokenizer that can be loaded"),
     "no folder": (["nowhere"], "CHECKPOINT must be a local folder, got 'nowhere'"),
     "no softmax": (["{delta}", "--text", TEXT], "layer 0 has attention 'delta', which has no softmax"),
-    "no phrase": (["{lucid}", "--text", TEXT, "--what", "hit_rate"], "give --find PHRASE, or --task NAME"),
+    "no phrase": (["{lucid}", "--text", TEXT, "--what", "hit_rate"], "give --find PHRASE"),
     "a phrase after the end": (["{lucid}", "--text", TEXT, "--find", PHRASE, "--length", "9"], "of the 9 tokens"),
     "an empty phrase": (["{lucid}", "--text", TEXT, "--find", ""], "got an empty one"),
     "layers": (["{lucid}", "--text", TEXT, "--layers", "2"], "layers must be 0 to 1, of this model, got 2"),
@@ -166,11 +132,9 @@ ERRORS = {
     "a length without end": (["{lucid}", "--length", "99999999999"], "2 to 131072 tokens, got 99999999999"),
     "bins without end": (["{lucid}", "--bins", "99999999"], "--bins must be 1 to 1024, got 99999999"),
     "what": (["{lucid}", "--what", "kappa"], "--what must be some of conditioning"),
-    "two sources": (["{lucid}", "--text", "a b", "--task", "needles"], "expected one source of tokens"),
+    "two sources": (["{lucid}", "--text", "a b", "--tokens-from", "stdlib"], "expected one source of tokens"),
     "a file that is not there": (["{lucid}", "--text", "no/file.txt"], "got 'no/file.txt', which looks like a file"),
     "last": (["{lucid}", "--text", "The sky is", "--find", "The", "--last", "99"], "--last must be 1 to"),
-    "task": (["{lucid}", "--task", "neddles"], "--task must be one of memory_update, needles, got 'neddles'"),
-    "task with phrase": (["{bare}", "--task", "needles", "--find", "x"], "--find and --last are for texts"),
     "no source": (["{lucid}", "--tokens-from", "nowhere"], "nowhere"),
     "one token": (["{lucid}", "--text", "a"], "must have at least two tokens, got 1"),
     "device": (["{lucid}", "--text", TEXT, "--device", "warp"], "--device must be auto, cpu"),

@@ -13,6 +13,8 @@ from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
 from lucid_lab.analysis.disturbance import disturbances
 from lucid_lab.cli import main
 
+from .conftest import TEXT
+
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 31}
 IDS = torch.randint(3, 31, (1, 40), generator=torch.Generator().manual_seed(0))
 
@@ -71,11 +73,10 @@ def test_the_own_decoder_is_measured_by_its_lucid_layers() -> None:
         disturbances(own("softmax"), IDS)
 
 
-def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
-    config = LlamaConfig(**SIZES | {"vocab_size": 200}, num_hidden_layers=2)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
-    argv = ["analyze", str(tmp_path / "model"), "--task", "memory_update", "--what", "disturbance"]
+def test_the_command_prints_a_table_and_keeps_the_numbers(
+    checkpoints: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["analyze", str(checkpoints["softmax"]), "--text", TEXT, "--what", "disturbance"]
     assert main([*argv, "--strengths", "0.5", "--sharpnesses", "64,8", "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:2] == ["none", "(softmax)"] for line in lines)

@@ -8,6 +8,8 @@ from random import Random
 
 import pytest
 import torch
+from lucid_lab.evals.benchmarks.haystacks import Prose
+from lucid_lab.evals.benchmarks.needles import Needles, draft, write
 
 from lucid_attention import enable_lucid
 from lucid_lab import cli
@@ -19,8 +21,6 @@ from lucid_lab.claims.pretrained import Outcome, judge
 from lucid_lab.claims.real import figures, given, questions, switching, tuning
 from lucid_lab.claims.real.given import STAND_IN, open_model, open_tokenizer
 from lucid_lab.claims.real.runs import ALL, ARMS, CHOSEN, SOFTMAX, STOCK, Plan, share_right
-from lucid_lab.evals.benchmarks.haystacks import Prose
-from lucid_lab.evals.benchmarks.needles import Needles, draft, write
 from lucid_lab.labels import IGNORED
 
 from .faking import compute

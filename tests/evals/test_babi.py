@@ -68,13 +68,6 @@ def test_a_story_depends_on_its_seed_alone(task: str) -> None:
     assert make_story(task, random.Random(6)) != first
 
 
-def test_stories_are_of_many_lengths() -> None:
-    for task, longest in {"qa1": 10, "qa2": 70, "qa3": 70, "qa5": 70}.items():
-        lengths = {len(story.facts) for story in stories(task)}
-        assert len(lengths) >= 5
-        assert max(lengths) <= longest
-
-
 def test_a_reader_knows_where_a_thing_is_from_who_moves_and_who_touches_it() -> None:
     world = World({"John": "garden", "Mary": "kitchen"}, {"milk": "kitchen"})
     facts = [
@@ -96,8 +89,3 @@ def test_a_reader_knows_where_a_thing_is_from_who_moves_and_who_touches_it() -> 
     assert stays[5] == [*stays[3], Stay("office", arrival=4, held=5)]
     assert world.place == {"milk": "office"}
     assert world.carrier == {}
-
-
-def test_an_unknown_task_is_named() -> None:
-    with pytest.raises(ValueError, match=r"task must be one of qa1, .*got 'qa6'"):
-        make_story("qa6", random.Random(0))

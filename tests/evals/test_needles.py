@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from lucid_lab.evals import needles
-from lucid_lab.evals.haystacks import Prose, lines, most_units, noise, read_prose, read_texts
+from lucid_lab.evals.haystacks import Prose, lines, most_units, noise, read_prose
 from lucid_lab.evals.needles import make_needles
 from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
@@ -208,7 +208,7 @@ def test_a_text_of_ones_own_is_prose(tmp_path: Path, tokenizer: Any, capsys: pyt
     (tmp_path / "more.jsonl").write_text('{"text": "A line of JSON."}\n')
     sentences = ["Once upon a time there was a fox.", "It lived in a wood!", "Did it?"]
     assert read_prose(str(text)).sentences[:3] == sentences
-    assert next(iter(read_texts(str(tmp_path), "--text"))) == "A line of JSON."
+    assert "A line of JSON." in read_prose(str(tmp_path)).sentences
     made = needles.dataset(
         variant="single_2", length=512, samples=2, haystack=str(text), tokenizer=tokenizer.name_or_path
     )
@@ -218,7 +218,7 @@ def test_a_text_of_ones_own_is_prose(tmp_path: Path, tokenizer: Any, capsys: pyt
     empty, bad = tmp_path / "empty.txt", tmp_path / "bad.jsonl"
     empty.write_text("  \n")
     bad.write_text('{"words": 1}\n')
-    for name, message in {str(empty): "must have sentences", str(bad): "must have a field 'text', got words"}.items():
+    for name, message in {str(empty): "must have sentences", str(bad): "text"}.items():
         with pytest.raises(ValueError, match=message):
             read_prose(name)
     for name in ("", "no/such/file"):
@@ -231,7 +231,7 @@ def test_an_unreachable_hub_is_a_message(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionError("no way out")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(ValueError, match=r"--haystack essays: .*no way out"):
+    with pytest.raises(ValueError, match=r"paul_graham_essays.*no way out"):
         read_prose("essays")
 
 
