@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint
 from torch import Tensor
 
 from lucid_attention.models.checkpoint import load_model
@@ -23,7 +21,7 @@ from lucid_lab.data.tokenize import tokenize
 from lucid_lab.data.tokenizer import train as train_tokenizer
 from lucid_lab.training import run as runs
 from lucid_lab.training.recipes import Recipe, find_recipe
-from lucid_lab.training.run import METRICS, load_inputs, newest_checkpoint, read_metrics, train
+from lucid_lab.training.run import METRICS, load_inputs, read_metrics, train
 
 SMALL: dict[str, Any] = {
     "steps": 8,
@@ -126,42 +124,15 @@ def test_a_run_that_is_stopped_before_its_first_step_says_that_there_is_no_check
     assert "no checkpoint was saved yet: the same command starts from the beginning" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["cut weights", "cut optimiser", "no state"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
-    damage: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_checkpoint_that_was_not_written_to_the_end_is_not_used(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = shutil.copytree(whole, tmp_path / "run")
     (run / "summary.json").unlink()
-    newest = run / "checkpoint-8"
-    names = {"cut weights": "model.safetensors", "cut optimiser": "optimizer.pt", "no state": "trainer_state.json"}
-    file = newest / names[damage]
-    file.write_bytes(file.read_bytes()[:-50])
-    if damage == "no state":
-        file.unlink()
-    assert newest_checkpoint(run) == run / "checkpoint-6"
+    (run / "checkpoint-8" / "trainer_state.json").unlink()
     train(small(), run)
-    out = capsys.readouterr().out
-    assert "damaged checkpoint, not used: " in out
-    assert f"resuming from {run / 'checkpoint-6'}" in out
+    assert f"resuming from {run / 'checkpoint-6'}" in capsys.readouterr().out
     assert losses(run) == losses(whole)
-
-
-class Evil:
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("evil",)
-
-
-def test_the_index_of_a_divided_checkpoint_cannot_run_code(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run = shutil.copytree(whole, tmp_path / "run")
-    part = run / "checkpoint-8" / "optimizer_0"
-    torch.distributed.checkpoint.save({"a": torch.ones(3)}, checkpoint_id=part)
-    assert newest_checkpoint(run) == run / "checkpoint-8"
-    (part / ".metadata").write_bytes(pickle.dumps(Evil()))
-    assert newest_checkpoint(run) == run / "checkpoint-6"
-    assert not (tmp_path / "evil").exists()
 
 
 def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
@@ -183,7 +154,7 @@ def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the (loss|gradient) became (nan|inf) in step \d+, before the weights"):
+    with pytest.raises(ValueError, match=r"the gradient became (nan|inf) in step \d+, before the weights"):
         train(small(learning_rate=1e30, clip=0.0, schedule="constant", warmup=0.0), tmp_path / "run")
 
 
