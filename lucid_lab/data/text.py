@@ -63,6 +63,8 @@ def _open(source: str, field: str, split: str, config: str | None, seed: int | N
         # A buffer would be lost when a stopped run resumes: only the order of the files is random.
         rows = rows if seed is None else rows.shuffle(seed=seed, buffer_size=1)
         return rows.map(partial(_column, field=field), remove_columns=rows.column_names)
+    if config is not None:
+        raise DataError(f"--config is for a data set of the hub (hf:NAME), got {config!r} for SOURCE {source!r}")
     files = find_files(source)
     if seed is not None:
         random.Random(seed).shuffle(files)

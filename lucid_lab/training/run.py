@@ -159,6 +159,9 @@ def _token_folder(recipe: Recipe) -> Path:
     """The folder of a recipe's tokens; that of "stdlib" is made."""
     folder, state = token_folder_path(recipe), distributed_state()
     assert folder is not None
+    known = {"vocab_size"} if recipe.data == "stdlib" else set()
+    if unknown := recipe.data_options.keys() - known:
+        raise DataError(f"data_options of {recipe.data} must be {known or 'none'}, got {unknown}")
     if recipe.data == "stdlib":
         with state.main_process_first():
             if not (folder / MANIFEST).exists():

@@ -185,43 +185,19 @@ def test_prompts_need_a_model(tmp_path: Path) -> None:
         train(small(data="answers.jsonl", data_options={}), tmp_path / "run")
 
 
-FSDP_ON_CPU = """
-import sys
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-# accelerate divides models on GPUs only. Let it do so here.
-plain = AcceleratorState.__init__
-def init(self, *args, fsdp_plugin=None, **kwargs):
-    plain(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
-    if fsdp_plugin is not None:
-        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
-AcceleratorState.__init__ = init
-options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-Accelerator.get_state_dict = lambda self, model, unwrap=True: get_model_state_dict(model, options=options)
-from lucid_lab.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def torchrun(program: list[str], words: list[str]) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run([*launcher, *words], env=environment, capture_output=True, text=True, timeout=150)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_train_as_one_and_resume(parallel: str, whole: Path, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(FSDP_ON_CPU)
-    program = [str(tmp_path / "program.py")] if parallel == "fsdp" else ["-m", "lucid_lab.cli"]
-    run = tmp_path / "run"
+def test_two_processes_train_as_one_and_resume(whole: Path, tmp_path: Path) -> None:
+    run, program = tmp_path / "run", ["-m", "lucid_lab.cli"]
     settings = {**SMALL, "micro_batch_size": 1}
     model = settings.pop("model")
     changes = [f"{key}={value}" for key, value in {**settings, **{f"model.{k}": v for k, v in model.items()}}.items()]
-    words = ["train", "tiny_needle", "--out", str(run), "--parallel", parallel, *(f"--set={c}" for c in changes)]
+    words = ["train", "tiny_needle", "--out", str(run), *(f"--set={c}" for c in changes)]
     done = torchrun(program, words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation loss") == 1
@@ -234,6 +210,50 @@ def test_two_processes_train_as_one_and_resume(parallel: str, whole: Path, tmp_p
     assert losses(run) == pytest.approx(losses(whole), abs=1e-5)
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(run)[name], tensor, rtol=0, atol=1e-4)
+
+
+# accelerate divides models on GPUs only, so the model is divided by torch itself.
+DIVIDED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from lucid_lab.training.loss import use_chunked_loss
+from tests.models.decoder.cases import decoder
+
+dist.init_process_group("gloo")
+ids = torch.arange(24).view(2, 12) % 40
+losses, norms = [], []
+for divided in (False, True):
+    torch.manual_seed(0)
+    model = decoder()
+    use_chunked_loss(model, 5)
+    if divided:
+        mesh = init_device_mesh("cpu", (2,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    for _ in range(3):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+        norms.append(float(norm.full_tensor() if divided else norm))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+torch.testing.assert_close(losses[3:], losses[:3], rtol=1e-5, atol=1e-6)
+torch.testing.assert_close(norms[3:], norms[:3], rtol=1e-4, atol=1e-6)
+assert losses[2] < losses[0]
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_is_divided_between_processes_trains_as_a_whole_one(tmp_path: Path) -> None:
+    (tmp_path / "divided.py").write_text(DIVIDED)
+    done = torchrun([str(tmp_path / "divided.py")], [])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
