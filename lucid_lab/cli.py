@@ -73,7 +73,7 @@ def tokenize(
         typer.Argument(
             help="file, folder or glob in quotes (text; .jsonl, .json: a document per line; .parquet; also .gz, .zst), "
             "an address (https://...), @LIST (a list of files and addresses, one a line), stdlib (the source of the "
-            "Python library: works offline), or hf:NAME[:CONFIG] (a data set of the hub)"
+            "Python library: works offline), or hf:NAME (a data set of the hub)"
         ),
     ],
     out: Annotated[Path, typer.Argument(help="folder to write, such as tokens/; an unfinished one is resumed")],

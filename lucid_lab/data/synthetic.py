@@ -9,8 +9,6 @@ at these positions do not reveal them.
 `overwrites` makes batches for small models of one layer: a pair (key, value) is one token.
 """
 
-import itertools
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -23,19 +21,15 @@ from ..labels import IGNORED
 
 END = 0
 
-Item = dict[str, torch.Tensor]
 
-
-class _Task(Dataset[Item], ABC):
+class _Task(Dataset[dict[str, Tensor]], ABC):
     """Token ids are numbered in this order: END, keys, values, fillers."""
 
     def __init__(
         self, n: int | Sequence[int], length: int, *, keys: int, values: int, fillers: int, size: int, seed: int
     ) -> None:
         self.choices = (n,) if isinstance(n, int) else tuple(n)
-        self.length = length
-        self.size = size
-        self.seed = seed
+        self.length, self.size, self.seed = length, size, seed
         self.first_value = 1 + keys
         self.first_filler = self.first_value + values
         self.vocab_size = self.first_filler + fillers
@@ -44,22 +38,14 @@ class _Task(Dataset[Item], ABC):
         needed = 3 * max(self.choices) + 1
         if length < needed:
             raise ValueError(f"length must be at least {needed} for {max(self.choices)} keys, got {length}")
-        if values < 2:
-            raise ValueError(f"values must be at least 2, got {values}")
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
-        if seed < 0:
-            raise ValueError(f"seed must not be negative, got {seed}")
 
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Item:
-        item = operator.index(index)
-        item += self.size if item < 0 else 0
-        if not 0 <= item < self.size:
-            raise IndexError(f"index must be below {self.size}, got {index}")
-        random = np.random.default_rng([self.seed, item])
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.size:
+            raise IndexError(f"index must be 0 to {self.size - 1}, got {index}")
+        random = np.random.default_rng([self.seed, index])
         n = int(random.choice(self.choices))
         keys = 1 + random.permutation(self.first_value - 1)[:n]
         input_ids = np.full(self.length, END, dtype=np.int64)
@@ -74,35 +60,9 @@ class _Task(Dataset[Item], ABC):
     def _write_context(self, context: np.ndarray, keys: np.ndarray, random: np.random.Generator) -> dict[int, int]:
         """Fill the context. Returns the answer for every key."""
 
-    def solve(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The labels [.., T] of input_ids [.., T], found by reading the tokens from left to right."""
-        if input_ids.ndim > 1:
-            return torch.stack([self.solve(row) for row in input_ids])
-        ids = input_ids.tolist()
-        labels = [IGNORED] * len(ids)
-        latest: dict[int, int] = {}
-        for t, (token, following) in enumerate(itertools.pairwise(ids)):
-            if not self._is_key(token):
-                continue
-            if self._is_value(following):
-                latest[token] = following
-            else:
-                labels[t + 1] = latest[token]
-        return torch.tensor(labels)
-
-    def _is_key(self, token: int) -> bool:
-        return END < token < self.first_value
-
-    def _is_value(self, token: int) -> bool:
-        return self.first_value <= token < self.first_filler
-
 
 class MemoryUpdate(_Task):
     """Keys are written several times, then asked for: the answer is the latest value of the key.
-
-    This is the task `memory_update` of `lucid train`. A write is two tokens, key and value, so a model needs two layers
-    to join them. The experiment `memory_update` uses `overwrites` instead, where a write is one token and one layer is
-    enough.
 
     keys: number of keys in an item, n; or several numbers, from which each item draws one.
     length: T. The context is filled with pairs (key, value). Each pair writes one of the n keys, drawn at random, with
@@ -159,8 +119,6 @@ class Needles(_Task):
         size: int = 1 << 20,
         seed: int = 0,
     ) -> None:
-        if fillers < 1:
-            raise ValueError(f"fillers must be at least 1, got {fillers}")
         super().__init__(n, length, keys=keys, values=values, fillers=fillers, size=size, seed=seed)
 
     def _write_context(self, context: np.ndarray, keys: np.ndarray, random: np.random.Generator) -> dict[int, int]:
@@ -185,9 +143,7 @@ def overwrites(
     """
     writes = length - keys
     if not 1 <= keys <= min(key_tokens, writes):
-        raise ValueError(
-            f"keys must be 1 to {min(key_tokens, writes)} for length {length} and key_tokens {key_tokens}, got {keys}"
-        )
+        raise ValueError(f"keys must be 1 to {min(key_tokens, writes)} for length {length}, got {keys}")
     names = _permutations(batch, key_tokens, generator)[:, :keys]
     key_index = torch.randint(keys, (batch, writes), generator=generator)
     # Write every key at a random position of its own, so that none is missing.

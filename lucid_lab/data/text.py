@@ -7,8 +7,9 @@ import glob
 import json
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,147 +28,101 @@ DOLMA = "@https://huggingface.co/datasets/allenai/dolma/resolve/main/urls/v1_7.t
 ALTERNATIVE = "Without the network, give a local file, folder or glob of .txt, .jsonl(.gz, .zst) or .parquet, or stdlib"
 
 
-def documents(source: str, *, field: str = "text", split: str = "train", config: str | None = None) -> Iterator[str]:
-    """The documents of a source that `lucid tokenize` accepts, in order. Arguments: see `Text`."""
-    return (text for text in Text(source, field=field, split=split, config=config) if text is not None)
+def documents(source: str, **options: Any) -> Iterator[str]:
+    """The documents of a source that `lucid tokenize` accepts, in order. Options: see `open_text`."""
+    yield from (row["text"] for row in explained(source, open_text(source, **options)))
 
 
-class Text:
-    """The documents of a source, streamed. Iterating yields texts, and None for a bad line with skip_bad.
+def open_text(
+    source: str,
+    *,
+    field: str = "text",
+    split: str = "train",
+    config: str | None = None,
+    seed: int | None = None,
+    skip_bad: bool = False,
+) -> Any:
+    """The documents of a source, streamed: a `datasets.IterableDataset` of {"text"}, None for a bad line with skip_bad.
 
     source: a file, a folder (all files that are not hidden), a glob, "stdlib" (source of the Python library), an
-        address (https://...), "@LIST" (path or address of a list of files, one a line), or "hf:NAME[:CONFIG]".
+        address (https://...), "@LIST" (path or address of a list of files, one a line), or "hf:NAME".
         A file is one document of text, unless it ends in .jsonl, .ndjson, .json (a document per line) or .parquet.
         Text and lines may be compressed (.gz, .zst, .xz, .bz2).
     field: key or column of the text. split, config: of a data set of the hub.
     seed: shuffles the files; None for their own order.
-
-    `state_dict` and `load_state_dict` save and restore the position, as those of `datasets.IterableDataset`.
     """
+    with explained_errors(source):
+        return _open(source, field, split, config, seed, skip_bad)
 
-    def __init__(
-        self,
-        source: str,
-        *,
-        field: str = "text",
-        split: str = "train",
-        config: str | None = None,
-        seed: int | None = None,
-        skip_bad: bool = False,
-    ) -> None:
-        self.source, self.field, self.skip_bad = source, field, skip_bad
-        self.files: list[str] = []
-        if source.startswith("hf:"):
-            self._rows = self._open_hub(split, config, seed)
-        elif config:
-            raise DataError(f"--config is for a data set of the hub (hf:NAME), got {config!r} for SOURCE {source!r}")
-        else:
-            self.files = find_files(source)
-            if seed is not None:
-                random.Random(seed).shuffle(self.files)
-            with self._explained_errors():
-                self._rows = self._open_files()
 
-    def __iter__(self) -> Iterator[str | None]:
-        rows = iter(self._rows)
-        while True:
-            with self._explained_errors():
-                row = next(rows, None)
-            if row is None:
-                return
-            try:
-                yield self._text(row)
-            except DataError:
-                if not self.skip_bad:
-                    raise
-                yield None
+def _open(source: str, field: str, split: str, config: str | None, seed: int | None, skip_bad: bool) -> Any:
+    from datasets import concatenate_datasets, load_dataset
 
-    def state_dict(self) -> dict[str, Any]:
-        """The position after the last text, in JSON types."""
-        return dict(self._rows.state_dict())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a position."""
-        self._rows.load_state_dict(state)
-
-    def _open_files(self) -> Any:
-        from datasets import concatenate_datasets, load_dataset
-
-        by_kind: dict[str, list[str]] = {}
-        for file in self.files:
-            by_kind.setdefault(_kind(file), []).append(file)
-        parts = []
-        for kind, files in by_kind.items():
-            # `datasets` takes a name for a pattern.
-            names = [name if _is_address(name) else glob.escape(name) for name in files]
-            options: dict[str, Any] = {"columns": [self.field]} if kind == "parquet" else {"sample_by": kind}
-            reader = "parquet" if kind == "parquet" else "text"
-            part = load_dataset(reader, data_files=names, split="train", streaming=True, **options)
-            # JSON lines are parsed here: `datasets` infers types of all keys, and refuses files whose metadata differ.
-            old, new = self.field if kind == "parquet" else "text", "line" if kind == "line" else "text"
-            parts.append(part if old == new else part.rename_column(old, new))
-        return concatenate_datasets(parts) if len(parts) > 1 else parts[0]
-
-    def _open_hub(self, split: str, config: str | None, seed: int | None) -> Any:
-        from datasets import load_dataset
-
-        name, _, named = self.source.removeprefix("hf:").partition(":")
-        if not name or (config and named and config != named):
-            raise DataError(f"SOURCE must be hf:NAME or hf:NAME:CONFIG, with one configuration, got {self.source!r}")
-        with self._explained_errors():
-            rows = load_dataset(name, config or named or None, split=split, streaming=True)
-            columns = rows.column_names or [self.field]
-        if self.field not in columns:
-            raise DataError(f"{self.source} has no column {self.field!r}, got {', '.join(columns)}: choose one of them"
-                            " with --field")  # fmt: skip
-        rows = rows.select_columns([self.field])
-        rows = rows if self.field == "text" else rows.rename_column(self.field, "text")
+    if source.startswith("hf:"):
+        rows = load_dataset(source.removeprefix("hf:"), config, split=split, streaming=True)
         # A buffer would be lost when a stopped run resumes: only the order of the files is random.
-        return rows if seed is None else rows.shuffle(seed=seed, buffer_size=1)
+        rows = rows if seed is None else rows.shuffle(seed=seed, buffer_size=1)
+        return rows.map(partial(_column, field=field), remove_columns=rows.column_names)
+    if config is not None:
+        raise DataError(f"--config is for a data set of the hub (hf:NAME), got {config!r} for SOURCE {source!r}")
+    files = find_files(source)
+    if seed is not None:
+        random.Random(seed).shuffle(files)
+    parts = []
+    for kind in dict.fromkeys(map(_kind, files)):
+        # `datasets` takes a name for a pattern.
+        names = [name if _is_address(name) else glob.escape(name) for name in files if _kind(name) == kind]
+        if kind == "parquet":
+            part = load_dataset("parquet", data_files=names, split="train", streaming=True, columns=[field])
+            parts.append(part.map(partial(_column, field=field), remove_columns=[field]))
+            continue
+        part = load_dataset("text", data_files=names, split="train", streaming=True, sample_by=kind)
+        # JSON lines are parsed here: `datasets` infers types of all keys, and refuses files whose metadata differ.
+        parts.append(part.map(partial(_parsed, field=field, skip_bad=skip_bad)) if kind == "line" else part)
+    return concatenate_datasets(parts) if len(parts) > 1 else parts[0]
 
-    def _text(self, row: dict[str, Any]) -> str:
-        if row.get("line") is None:
-            text = row.get("text")
-        elif not row["line"].strip():
-            return ""
-        else:
-            try:
-                value = json.loads(row["line"])
-                text = value[self.field]
-            except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise DataError(
-                    f"{self.source}: a line must be a JSON object with the key {self.field!r}, got "
-                    f"{row['line'][:80]!r} ({type(error).__name__}). Choose a key with --field, or leave such "
-                    "lines out with --skip-bad"
-                ) from error
-        if not isinstance(text, str):
-            raise DataError(f"{self.source}: {self.field!r} must be text, got {text!r}")
-        return text
 
-    @contextmanager
-    def _explained_errors(self) -> Iterator[None]:
-        """Turn an error of `datasets` into a sentence. It passes on those of many libraries, without a common class."""
-        try:
-            yield
-        except UnicodeDecodeError as error:
-            raise DataError(f"{self._undecodable()} must be UTF-8 text: {error}") from error
-        except Exception as error:
-            reason = first_line(error.__cause__ or error).rstrip(".")
-            way_out = ""
-            if "dataset scripts" in str(error).lower():
-                way_out = f". Give a list of its files, such as {DOLMA} for Dolma"
-            elif self.source.startswith("hf:") or any(map(_is_address, self.files)):
-                way_out = f". {ALTERNATIVE}"
-            raise DataError(f"SOURCE {self.source!r} cannot be read: {reason}{way_out}") from error
+def _column(row: dict[str, Any], field: str) -> dict[str, str]:
+    if not isinstance(row.get(field), str):
+        raise DataError(
+            f"a row must have text in the column {field!r}, got {str(row)[:80]}: choose a column with --field"
+        )
+    return {"text": row[field]}
 
-    def _undecodable(self) -> str:
-        for file in self.files:
-            if _kind(file) != "parquet" and not file.endswith(COMPRESSED) and not _is_address(file):
-                try:
-                    read_text(Path(file))
-                except ValueError:
-                    return file
-        return self.source
+
+def _parsed(row: dict[str, str], field: str, skip_bad: bool) -> dict[str, str | None]:
+    """The text of a line of JSON; "" for an empty line."""
+    try:
+        text = json.loads(row["text"])[field] if row["text"].strip() else ""
+    except (ValueError, TypeError, KeyError, RecursionError):
+        text = None
+    if not isinstance(text, str) and not skip_bad:
+        raise DataError(
+            f"a line must be a JSON object with text for the key {field!r}, got {row['text'][:80]!r}. Choose a key "
+            "with --field, or leave such lines out with --skip-bad"
+        )
+    return {"text": text if isinstance(text, str) else None}
+
+
+@contextmanager
+def explained_errors(source: str) -> Iterator[None]:
+    """Turn an error of `datasets` into a sentence. It passes on those of many libraries, without a common class."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        reason = first_line(error.__cause__ or error).rstrip(".")
+        way_out = f". {ALTERNATIVE}" if source.startswith(("hf:", "@", "http")) else ""
+        if "dataset scripts" in str(error).lower():
+            way_out = f". Give a list of its files, such as {DOLMA} for Dolma"
+        raise DataError(f"SOURCE {source!r} cannot be read: {reason}{way_out}") from error
+
+
+def explained(source: str, rows: Iterable[Any]) -> Iterator[Any]:
+    """The rows, with errors of reading explained. Errors of those who use the rows pass by."""
+    with explained_errors(source):
+        yield from rows
 
 
 def find_files(source: str) -> list[str]:
@@ -211,11 +166,8 @@ def _listed(name: str) -> list[str]:
     if _is_address(name):
         import fsspec
 
-        try:
-            with fsspec.open(name, "rt", encoding="utf-8") as stream:
-                lines = stream.read().splitlines()
-        except Exception as error:
-            raise DataError(f"SOURCE '@{name}' cannot be read: {first_line(error)}. {ALTERNATIVE}") from error
+        with fsspec.open(name, "rt", encoding="utf-8") as stream:
+            lines = stream.read().splitlines()
     elif Path(name).is_file():
         lines = read_text(Path(name)).splitlines()
     else:

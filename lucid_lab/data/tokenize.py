@@ -11,25 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset, DatasetDict, Features, List, Value, concatenate_datasets, load_from_disk
 from datasets.utils.logging import disable_progress_bar
+from pyarrow import compute
 from tqdm.auto import tqdm
 
 from lucid_attention.files import read_json, write_whole
 
 from ..locks import LOCK, locked
 from . import DataError
-from .text import Text, documents
+from .text import explained, find_files, open_text
 from .tokenizer import Encoder, load, requested_size, train
 
 MANIFEST, UNFINISHED = "tokens.json", "unfinished"
 SPLITS = ("train", "validation")
 # Tokens of a block: what a stopped run loses at most.
 BLOCK = 10_000_000
-# A batch that is encoded at once: documents, or characters.
-BATCH, BATCH_CHARACTERS = 1000, 1 << 24
-# Text that a tokenizer is trained on, and the number of files that it comes from.
-SAMPLE_CHARACTERS, SAMPLE_FILES = 100_000_000, 64
+# Documents that are encoded at once.
+BATCH = 256
+# Text that a tokenizer is trained on.
+SAMPLE_CHARACTERS = 100_000_000
 
 
 def tokenize(
@@ -49,12 +51,14 @@ def tokenize(
 ) -> tuple[dict[str, Any], bool]:
     """Write a folder of tokens. Returns its manifest, and whether anything had to be written.
 
-    source, field, split, config, seed, skip_bad: as in `Text`.
-    tokenizer: "train:N" (a BPE of N tokens, trained on the source), a folder with a tokenizer.json, or a hub name.
+    source, field, split, config, seed, skip_bad: as in `open_text`.
+    tokenizer: "train:N" (a BPE of N tokens, trained on the beginning of the source: give a seed if its files are of
+        several kinds), a folder with a tokenizer.json, or a hub name.
     validation: share of the documents that are held out, chosen by a hash of their text; at least one, unless 0.
     limit, limit_tokens: stop after as many documents, or after the document with this token.
     min_document_tokens: leave out shorter documents.
     """
+    settings = {name: value for name, value in locals().items() if name not in ("out", "skip_bad")}
     if not 0 <= validation < 1:
         raise DataError(f"--validation must be from 0 to below 1, got {validation}")
     for name, value in (("--limit", limit), ("--limit-tokens", limit_tokens)):
@@ -62,37 +66,23 @@ def tokenize(
             raise DataError(f"{name} must be at least 1, got {value}")
     requested_size(tokenizer)
     folder = Path(out)
-    settings = {
-        "source": source,
-        "tokenizer": tokenizer,
-        "validation": validation,
-        "field": field,
-        "split": split,
-        "config": config,
-        "limit": limit,
-        "limit_tokens": limit_tokens,
-        "min_document_tokens": min_document_tokens,
-        "seed": seed,
-    }
     if (folder / MANIFEST).exists():
         manifest = read_manifest(folder)
         if manifest["settings"] == settings:
             return manifest, False
         raise DataError(f"{folder} holds tokens of other settings, {manifest['settings']}: choose another OUT")
-    if folder.exists() and not (folder / UNFINISHED).exists() and _other_files(folder):
+    files = folder.iterdir() if folder.exists() and not (folder / UNFINISHED).exists() else ()
+    if any(not path.name.startswith(LOCK) for path in files):
         raise DataError(f"{folder} must be new or empty, or hold tokens, got a folder with other files")
-    text = Text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
     disable_progress_bar()
     with locked(folder, "lucid tokenize"):
-        work = folder / UNFINISHED
-        _begin(work, settings | {"files": [[name, _size(name)] for name in text.files]})
-        loaded = _tokenizer(tokenizer, text, work)
+        text = open_text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
+        work, names = folder / UNFINISHED, [] if source.startswith("hf:") else find_files(source)
+        sizes = [Path(name).stat().st_size for name in names if Path(name).is_file()]
+        _begin(work, settings | {"files": names, "sizes": sizes})
+        loaded = _tokenizer(tokenizer, explained(source, text), work)
         _encode(text, Encoder(loaded), work, settings)
         return _finish(folder, loaded, settings), True
-
-
-def _other_files(folder: Path) -> bool:
-    return any(not path.name.startswith(LOCK) for path in folder.iterdir())
 
 
 def _begin(work: Path, settings: dict[str, Any]) -> None:
@@ -106,12 +96,7 @@ def _begin(work: Path, settings: dict[str, Any]) -> None:
     write_whole(file, digest)
 
 
-def _size(name: str) -> int:
-    """Bytes of a local file; 0 for an address, whose server is not asked."""
-    return Path(name).stat().st_size if Path(name).is_file() else 0
-
-
-def _tokenizer(name: str, text: Text, work: Path) -> Any:
+def _tokenizer(name: str, text: Iterator[Any], work: Path) -> Any:
     """The tokenizer, loaded, or trained once: a resumed run takes the one that it began with."""
     size = requested_size(name)
     if size is None:
@@ -123,27 +108,18 @@ def _tokenizer(name: str, text: Text, work: Path) -> Any:
     return load(work / "tokenizer")
 
 
-def _sample(text: Text) -> Iterator[str]:
-    """Text to train a tokenizer on: all of a small source, or beginnings of files spread evenly over a large one."""
-    is_small = sum(map(_size, text.files)) <= SAMPLE_CHARACTERS and all(map(_size, text.files))
-    if len(text.files) <= 1 or is_small:
-        return _beginning(document for document in text if document)
-    count = min(SAMPLE_FILES, len(text.files))
-    names = [text.files[i * len(text.files) // count] for i in range(count)]
-    return (
-        piece for name in names for piece in _beginning(documents(name, field=text.field), SAMPLE_CHARACTERS // count)
-    )
-
-
-def _beginning(texts: Iterator[str], characters: int = SAMPLE_CHARACTERS) -> Iterator[str]:
-    for text in texts:
-        yield text[:characters]
-        characters -= len(text)
+def _sample(text: Iterator[Any]) -> Iterator[str]:
+    """Text to train a tokenizer on: the beginning of the stream."""
+    characters = SAMPLE_CHARACTERS
+    for row in text:
+        document = row["text"] or ""
+        yield document[:characters]
+        characters -= len(document)
         if characters <= 0:
             return
 
 
-def _encode(text: Text, encoder: Encoder, work: Path, settings: dict[str, Any]) -> None:
+def _encode(text: Any, encoder: Encoder, work: Path, settings: dict[str, Any]) -> None:
     """Encode from the last saved position to the end or the limit."""
     limit, limit_tokens = settings["limit"] or float("inf"), settings["limit_tokens"] or float("inf")
     counts = {"blocks": 0, "documents": 0, "tokens": 0, "empty": 0, "bad": 0, "short": 0}
@@ -166,7 +142,8 @@ def _encode(text: Text, encoder: Encoder, work: Path, settings: dict[str, Any]) 
     with tqdm(
         desc="Tokenizing", total=total, initial=counts["tokens"], unit="tok", unit_scale=True, disable=None
     ) as bar:
-        for batch in _batches(text):
+        for rows in explained(settings["source"], text.iter(BATCH)):
+            batch = rows["text"]
             texts = [document for document in batch if document]
             counts["bad"] += sum(document is None for document in batch)
             counts["empty"] += sum(document == "" for document in batch)
@@ -188,18 +165,6 @@ def _encode(text: Text, encoder: Encoder, work: Path, settings: dict[str, Any]) 
                 save(done=False)
                 block, block_tokens = {split: [] for split in SPLITS}, 0
     save(done=True)
-
-
-def _batches(text: Text) -> Iterator[list[str | None]]:
-    batch: list[str | None] = []
-    characters = 0
-    for document in text:
-        batch.append(document)
-        characters += len(document or "")
-        if len(batch) >= BATCH or characters >= BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    yield batch
 
 
 def hash_share(text: str) -> float:
@@ -230,29 +195,34 @@ def _finish(folder: Path, tokenizer: Any, settings: dict[str, Any]) -> dict[str,
         # A small corpus has no document whose hash is below the share: hold the last one out.
         last = len(parts["train"]) - 1
         parts = {"train": parts["train"].select(range(last)), "validation": parts["train"].select([last])}
-    for split in SPLITS:
-        shutil.rmtree(folder / split, ignore_errors=True)
     DatasetDict(parts).save_to_disk(folder)
     tokenizer.save_pretrained(folder)
-    saved = load_from_disk(folder)
-    files = sorted(path for split in SPLITS for path in (folder / split).glob("*.arrow"))
+    saved = load_tokens(folder)
+    counts_of = {split: document_lengths(saved[split]) if split in saved else np.zeros(0, int) for split in SPLITS}
     manifest = {
         "vocab_size": Encoder(tokenizer).vocab_size,
-        "splits": {split: _count(saved.get(split)) for split in SPLITS},
+        "splits": {split: {"documents": n.size, "tokens": int(n.sum())} for split, n in counts_of.items()},
         "left_out": {name: counts[name] for name in ("empty", "bad", "short")},
         "settings": settings,
-        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in files},
+        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.glob("*/data-*.arrow")},
     }
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
     shutil.rmtree(work, ignore_errors=True)
     return manifest
 
 
-def _count(part: Dataset | None) -> dict[str, int]:
-    if part is None:
-        return {"documents": 0, "tokens": 0}
-    tokens = sum(len(chunk.flatten()) for chunk in part.data.column("input_ids").chunks)
-    return {"documents": len(part), "tokens": tokens}
+def load_tokens(folder: str | Path) -> DatasetDict:
+    """The documents of a folder of tokens by split: rows of {"input_ids"}."""
+    try:
+        return load_from_disk(str(folder))
+    # pyarrow's errors for a damaged file have no common base class.
+    except Exception as error:
+        raise DataError(f"{folder}: the tokens cannot be read ({error}): tokenize again") from error
+
+
+def document_lengths(documents: Dataset) -> np.ndarray:
+    """Tokens of every document: [documents], int64."""
+    return compute.list_value_length(documents.data.column("input_ids")).to_numpy().astype(np.int64)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.synthetic import Needles
-from ..labels import IGNORED
+from ..data.synthetic import Needles, overwrites
+from ..labels import IGNORED as IGNORED
 
 TEST_SEED = 1_000_003
 
@@ -54,37 +54,6 @@ class Overwrites:
     def test(self, size: int, n: int, length: int) -> Batch:
         """Sequences with n keys."""
         return overwrites(size, n, length, torch.Generator().manual_seed(TEST_SEED * (1000 + n) + length))
-
-
-def overwrites(
-    batch: int, keys: int, length: int, generator: torch.Generator, *, values: int = 64, key_tokens: int = 64
-) -> Batch:
-    """Inputs [batch, length, 2] of (key, value), and labels [batch, length].
-
-    The first length − keys inputs write: a key, drawn at random from `keys` of the `key_tokens` keys, and a random
-    value. Every key is written at least once. The last `keys` inputs ask for each key once; their value is `values`.
-    The label of a question is the latest value of its key, all other labels are IGNORED.
-    """
-    writes = length - keys
-    if not 1 <= keys <= min(key_tokens, writes):
-        raise ValueError(f"keys must be 1 to {min(key_tokens, writes)} for length {length}, got {keys}")
-    names = _permutations(batch, key_tokens, generator)[:, :keys]
-    key_index = torch.randint(keys, (batch, writes), generator=generator)
-    # Write every key at a random position of its own, so that none is missing.
-    positions = _permutations(batch, writes, generator)[:, :keys]
-    key_index.scatter_(1, positions, torch.arange(keys).expand(batch, keys))
-    written_values = torch.randint(values, (batch, writes), generator=generator)
-    questions = _permutations(batch, keys, generator)
-    latest = torch.where(key_index[:, None] == questions[:, :, None], torch.arange(writes), -1).amax(-1)
-    key = torch.cat([names.gather(1, key_index), names.gather(1, questions)], 1)
-    value = torch.cat([written_values, torch.full_like(questions, values)], 1)
-    labels = torch.full((batch, length), IGNORED)
-    labels[:, writes:] = written_values.gather(1, latest)
-    return torch.stack([key, value], -1), labels
-
-
-def _permutations(batch: int, size: int, generator: torch.Generator) -> Tensor:
-    return torch.rand(batch, size, generator=generator).argsort(-1)
 
 
 class NeedleRecall:

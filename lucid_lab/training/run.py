@@ -1,17 +1,12 @@
 """`lucid train`: the data and the model of a recipe, and its run in a folder: start, resume, finish."""
 
-import io
 import json
 import math
 import os
-import pickle
-import re
 import shutil
 import signal
 import sys
-import threading
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -22,7 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from torch.utils.data import Dataset, Subset
 from transformers import (
     AutoModelForCausalLM,
@@ -51,6 +45,8 @@ from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..labels import IGNORED
 from ..locks import LOCK, locked
 from ..processes import distributed_state
+from ..report.figures import write_png
+from ..report.records import loss_figure
 from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 
@@ -150,23 +146,27 @@ def token_folder_path(recipe: Recipe) -> Path | None:
     """The folder of a recipe's tokens, whether it exists or not; None for other data."""
     if recipe.data in SYNTHETIC or recipe.data.endswith(".jsonl"):
         return None
-    if recipe.data != "stdlib":
-        return Path(recipe.data)
-    return STDLIB_FOLDER / f"stdlib-{recipe.data_options.get('vocab_size', STDLIB_VOCABULARY)}-tokens"
+    return (
+        STDLIB_FOLDER / f"stdlib-{_stdlib_vocabulary(recipe)}-tokens" if recipe.data == "stdlib" else Path(recipe.data)
+    )
+
+
+def _stdlib_vocabulary(recipe: Recipe) -> int:
+    return int(recipe.data_options.get("vocab_size", STDLIB_VOCABULARY))
 
 
 def _token_folder(recipe: Recipe) -> Path:
-    """The folder of a recipe's tokens, checked; that of "stdlib" is made."""
-    folder, is_stdlib = token_folder_path(recipe), recipe.data == "stdlib"
+    """The folder of a recipe's tokens; that of "stdlib" is made."""
+    folder, state = token_folder_path(recipe), distributed_state()
     assert folder is not None
-    if unknown := set(recipe.data_options) - ({"vocab_size"} if is_stdlib else set()):
-        raise DataError(f"data_options of {recipe.data} must be {'vocab_size' if is_stdlib else 'none'}, got {unknown}")
-    if is_stdlib:
-        with distributed_state().main_process_first():
+    known = {"vocab_size"} if recipe.data == "stdlib" else set()
+    if unknown := recipe.data_options.keys() - known:
+        raise DataError(f"data_options of {recipe.data} must be {known or 'none'}, got {unknown}")
+    if recipe.data == "stdlib":
+        with state.main_process_first():
             if not (folder / MANIFEST).exists():
                 print(f"Tokenizing the Python standard library into {folder}, once")
-                vocabulary = recipe.data_options.get("vocab_size", STDLIB_VOCABULARY)
-                tokenize("stdlib", folder, tokenizer=f"train:{vocabulary}", validation=0.05)
+                tokenize("stdlib", folder, tokenizer=f"train:{_stdlib_vocabulary(recipe)}", validation=0.05)
     if not folder.is_dir():
         raise DataError(
             f"{recipe.data}: there is no such folder of tokens. Make one with: lucid tokenize SOURCE {recipe.data} "
@@ -174,10 +174,8 @@ def _token_folder(recipe: Recipe) -> Path:
         )
     counts = read_manifest(folder)["splits"]["train"]
     mean = counts["tokens"] // max(counts["documents"], 1)
-    if distributed_state().is_main_process:
-        print(
-            f"data: {folder}, {counts['tokens']:,} tokens in {counts['documents']:,} documents of {mean:,} on average"
-        )
+    if state.is_main_process:
+        print(f"data: {folder}, {counts['tokens']:,} tokens, {counts['documents']:,} documents of {mean:,} on average")
         if recipe.separate_documents and recipe.sequence_length >= max(LONG, 8 * mean):
             print(
                 f"warning: sequences of {recipe.sequence_length:,} tokens hold short documents that do not see each "
@@ -306,9 +304,10 @@ def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str
         if folder is not None and (folder / MANIFEST).exists():
             known = {"vocab_size": vocabulary(recipe, read_manifest(folder)["vocab_size"])}
         elif recipe.data == "stdlib":
-            known = {"vocab_size": recipe.data_options.get("vocab_size", STDLIB_VOCABULARY)}
+            known = {"vocab_size": _stdlib_vocabulary(recipe)}
         config = new_config(recipe, **known)
-    model = _skeleton(config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
     needs = memory_needs(recipe, model, devices, parallel)
     missing = "" if folder is None or recipe.data == "stdlib" or folder.is_dir() else ", which does not exist yet"
     here = f"this machine's device has {gigabytes(machine_memory())}"
@@ -322,16 +321,11 @@ def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str
     ]
 
 
-def _skeleton(config: Any) -> Any:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
-
-
 # ------------------------------------------------------------------------------------------------------ the run
 
 
 def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bool = False) -> dict[str, Any]:
-    """Train, or resume from the newest whole checkpoint in `out`. Returns the summary that is saved at the end.
+    """Train, or resume from the newest checkpoint in `out`. Returns the summary that is saved at the end.
 
     parallel: "ddp" or "fsdp", with several processes (torchrun). restart: remove an earlier run in `out`.
     A signal (Ctrl-C, SIGTERM) saves a checkpoint after the current step and then has its usual effect.
@@ -397,7 +391,7 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
         run.mkdir(parents=True, exist_ok=True)
         write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
     state.wait_for_everyone()
-    checkpoint = newest_checkpoint(run, report=state.is_main_process)
+    checkpoint = newest_checkpoint(run)
     if checkpoint is not None and state.is_main_process:
         print(f"resuming from {checkpoint}")
     with stop.handlers():
@@ -459,7 +453,7 @@ def training_arguments(
 
 
 class LucidTrainer(Trainer):
-    """transformers.Trainer that stops if loss or gradient is not finite, and averages validation losses by labels."""
+    """transformers.Trainer that averages validation losses by labels, and logs tokens per second."""
 
     def __init__(self, recipe: Recipe, **kwargs: Any) -> None:
         self.recipe = recipe
@@ -469,19 +463,12 @@ class LucidTrainer(Trainer):
         self._labels_per_sequence = sum(counts) / len(counts)
         self._last_log = (time.monotonic(), 0)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
-        check_finite("loss", loss.item(), self.state.global_step)
-        return loss
-
     def prediction_step(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[torch.Tensor, None, None]:
         """Weight the loss of a batch by its number of labels, because Trainer averages over sequences."""
-        inputs = self._prepare_inputs(inputs)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss = model(**inputs).loss
-        labels = (inputs["labels"][:, 1:] != IGNORED).sum()
+        loss, _, _ = super().prediction_step(model, inputs, True, ignore_keys)
+        labels = (inputs["labels"][:, 1:] != IGNORED).sum().to(loss.device)
         return loss * labels / len(inputs["labels"]) / self._labels_per_sequence, None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -495,18 +482,11 @@ class LucidTrainer(Trainer):
         super().log(logs, start_time)
 
 
-def check_finite(what: str, value: float, step: int) -> None:
-    """Refuse a loss or gradient that is not finite, before the weights change. step: number of finished steps."""
-    if not math.isfinite(value):
-        raise ValueError(
-            f"the {what} became {value} in step {step + 1}, before the weights were changed. Earlier checkpoints are "
-            "good: to train on with other settings, start another run from one (--from CHECKPOINT --out ANOTHER), with "
-            "a lower learning_rate or clip"
-        )
-
-
 class Record(TrainerCallback):
-    """Writes every log entry as a line of metrics.jsonl. A resumed run begins with the entries of its checkpoint."""
+    """Writes every log entry as a line of metrics.jsonl, and stops a run that diverges.
+
+    A resumed run begins with the entries of its checkpoint.
+    """
 
     def __init__(self, run: Path) -> None:
         self.path = run / METRICS
@@ -518,9 +498,15 @@ class Record(TrainerCallback):
             write_whole(self.path, "".join(_line(entry["step"], entry) for entry in state.log_history))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        # A finite loss can have a gradient that is not finite.
+        """Refuse a gradient that is not finite, before the weights change. A loss that is not finite has none."""
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        check_finite("gradient", float(torch.nn.utils.get_total_norm(gradients)), state.global_step)
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"the gradient became {norm} in step {state.global_step + 1}, before the weights were changed. Earlier "
+                "checkpoints are good: to train on with other settings, start another run from one (--from CHECKPOINT "
+                "--out ANOTHER), with a lower learning_rate or clip"
+            )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         # Trainer logs the mean loss since the last entry. A checkpoint does not hold that sum: log before saving.
@@ -554,9 +540,6 @@ class StopAfterStep(TrainerCallback):
     @contextmanager
     def handlers(self) -> Iterator[None]:
         """Handle both signals while the block runs. A second one stops at once, unless torchrun sends it."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
         alone = distributed_state().num_processes == 1
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -584,54 +567,10 @@ class StopAfterStep(TrainerCallback):
         return control
 
 
-def newest_checkpoint(run: Path, report: bool = False) -> Path | None:
-    """The newest whole checkpoint of a run. report: print the damage of newer ones."""
-    names = [path for path in run.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    for checkpoint in sorted(names, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True):
-        damage = _damage(checkpoint)
-        if damage is None:
-            return checkpoint
-        if report:
-            print(f"damaged checkpoint, not used: {damage}")
-    return None
-
-
-def _damage(checkpoint: Path) -> str | None:
-    """The damage of a checkpoint that was cut off, by a kill or a full disk; None for a whole one."""
-    # Trainer writes this file last.
-    if not (checkpoint / "trainer_state.json").is_file():
-        return f"{checkpoint} was not written to the end"
-    try:
-        read_json(checkpoint / "trainer_state.json")
-        for file in checkpoint.glob("*.safetensors"):
-            with safe_open(file, "pt"):
-                pass
-    except (ValueError, SafetensorError) as error:
-        return f"{checkpoint}: {error}"
-    for file in checkpoint.glob("*/.metadata"):
-        try:
-            _IndexReader(io.BytesIO(file.read_bytes())).load()
-        # A damaged pickle can raise anything.
-        except Exception as error:
-            return f"{file}: {error}"
-    # The directory of torch's archives is at their end.
-    archives = [file for suffix in ("pt", "pth", "bin") for file in checkpoint.glob(f"*.{suffix}")]
-    cut = [file for file in archives if not zipfile.is_zipfile(file)]
-    return f"{cut[0]} is cut off" if cut else None
-
-
-class _IndexReader(pickle.Unpickler):
-    """Reads the index of a divided checkpoint before torch does, and refuses one that names anything but its types."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        ours = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-        others = {("pathlib", "PosixPath"), ("torch", "Size"), ("torch.serialization", "_get_layout")}
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if "." not in name and (ours or is_dtype or (module, name) in others):
-            found = super().find_class(module, name)
-            if not ours or isinstance(found, type):
-                return found
-        raise pickle.UnpicklingError(f"the index of a checkpoint must not name {module}.{name}")
+def newest_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint of a run that was written to the end: trainer_state.json is its last file."""
+    whole = [file.parent for file in run.glob("checkpoint-*/trainer_state.json")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
 def what_is_kept(out: Path) -> str:
@@ -679,22 +618,8 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
         # A pickle that nothing reads.
         (partial / "training_args.bin").unlink(missing_ok=True)
         finish_folder(partial, run / MODEL)
-        draw_loss(entries, run / "loss.png", recipe.about)
+        role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
+        write_png(loss_figure(entries, role, recipe.about), run / "loss.png")
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
-
-
-def draw_loss(entries: list[dict[str, Any]], path: Path, title: str) -> None:
-    """Training and validation loss against steps."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((7, 4), layout="constrained")
-    axes = figure.subplots()
-    for key, label, style in (("loss", "training", "-"), ("eval_loss", "validation", "o-")):
-        points = [(entry["step"], entry[key]) for entry in entries if key in entry]
-        if points:
-            axes.plot(*zip(*points, strict=True), style, label=label)
-    axes.set(xlabel="step", ylabel="nats per token", title=title)
-    axes.legend()
-    figure.savefig(path, dpi=150)

@@ -123,7 +123,7 @@ def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path
 
 
 def test_a_file_that_is_missing_or_in_another_encoding_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a\.jsonl: there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
     (tmp_path / "b.jsonl").write_bytes('{"prompt": "é", "answer": "b"}'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"b\.jsonl"):

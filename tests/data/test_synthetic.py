@@ -26,11 +26,21 @@ def task(request: pytest.FixtureRequest) -> MemoryUpdate | Needles:
     return kind(**options, size=40, seed=5)
 
 
+def read(task: MemoryUpdate | Needles, ids: list[int]) -> list[int]:
+    """The labels, found by reading the tokens from left to right."""
+    labels, latest = [IGNORED] * len(ids), {}
+    for t, (token, following) in enumerate(pairwise(ids)):
+        if 0 < token < task.first_value:
+            if task.first_value <= following < task.first_filler:
+                latest[token] = following
+            else:
+                labels[t + 1] = latest[token]
+    return labels
+
+
 def test_reading_the_input_gives_the_labels(task: MemoryUpdate | Needles) -> None:
     for item in task:
-        assert torch.equal(task.solve(item["input_ids"]), item["labels"])
-    rows = torch.stack([item["input_ids"] for item in task])
-    assert torch.equal(task.solve(rows), torch.stack([item["labels"] for item in task]))
+        assert read(task, item["input_ids"].tolist()) == item["labels"].tolist()
 
 
 def test_items_have_the_documented_layout(task: MemoryUpdate | Needles) -> None:
@@ -52,21 +62,13 @@ def test_items_have_the_documented_layout(task: MemoryUpdate | Needles) -> None:
     assert numbers_of_keys == set(task.choices)
 
 
-def test_items_depend_on_seed_and_index_alone(task: MemoryUpdate | Needles) -> None:
-    kind, options = type(task), {"length": task.length, "size": 40}
-    options |= (
-        {"keys": task.choices, "key_tokens": task.first_value - 1} if kind is MemoryUpdate else {"n": task.choices}
-    )
-    options["values"] = task.first_filler - task.first_value
-    if kind is Needles:
-        options["fillers"] = task.vocab_size - task.first_filler
-    same, other = kind(**options, seed=5), kind(**options, seed=6)
+@pytest.mark.parametrize("case", TASKS)
+def test_items_depend_on_seed_and_index_alone(case: str) -> None:
+    kind, options = TASKS[case]
+    task, same, other = (kind(**options, size=40, seed=seed) for seed in (5, 5, 6))
     assert torch.equal(same[17]["input_ids"], task[17]["input_ids"])
-    assert torch.equal(task[-1]["input_ids"], task[39]["input_ids"])
     assert any(not torch.equal(other[i]["input_ids"], task[i]["input_ids"]) for i in range(40))
     assert len({tuple(item["input_ids"].tolist()) for item in task}) > 35
-    with pytest.raises(IndexError):
-        task[40]
 
 
 def test_the_answer_is_the_latest_of_several_values() -> None:
@@ -97,10 +99,6 @@ def test_needles_lie_at_all_even_positions_of_the_context() -> None:
         (lambda: MemoryUpdate(65, 1000), "1 to 64 keys, the number of key tokens, got 65"),
         (lambda: Needles(0, 65), "1 to 64 keys, the number of key tokens, got 0"),
         (lambda: Needles((), 65), "1 to 64"),
-        (lambda: Needles(2, 65, values=1), "values must be at least 2, got 1"),
-        (lambda: Needles(2, 65, fillers=0), "fillers must be at least 1, got 0"),
-        (lambda: Needles(2, 65, size=0), "size must be at least 1, got 0"),
-        (lambda: Needles(2, 65, seed=-1), "seed must not be negative, got -1"),
     ],
 )
 def test_a_task_that_cannot_be_made_is_refused(make: Any, complaint: str) -> None:
@@ -171,13 +169,10 @@ def test_the_most_frequent_value_is_rarely_the_answer() -> None:
     assert right / 500 < 0.25
 
 
-@pytest.mark.parametrize(("keys", "length", "most"), [(0, 10, 9), (6, 10, 4), (65, 200, 64), (10, 10, 0)])
-def test_a_number_of_keys_that_does_not_fit_is_refused(keys: int, length: int, most: int) -> None:
+@pytest.mark.parametrize(("keys", "length"), [(0, 10), (6, 10), (65, 200)])
+def test_a_number_of_keys_that_does_not_fit_is_refused(keys: int, length: int) -> None:
     with pytest.raises(ValueError, match=rf"keys must be 1 to .*, got {keys}"):
         overwrites(1, keys, length, torch.Generator())
-    if most:
-        inputs, _ = overwrites(1, min(most, length // 2), length, torch.Generator())
-        assert len(inputs) == 1
 
 
 def test_the_sizes_of_the_vocabularies_can_be_chosen() -> None:

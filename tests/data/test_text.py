@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from lucid_lab.data import DataError
-from lucid_lab.data.text import Text, documents, find_files
+from lucid_lab.data.text import documents, find_files, open_text
 
 DOCUMENTS = ["one\ntwo\n", "compressed", "a", "b\u2028c", "d", "e", "f"]
 
@@ -44,27 +44,27 @@ def test_a_folder_gives_the_documents_of_all_formats(corpus: Path) -> None:
 
 
 def test_a_stream_continues_after_any_document(corpus: Path) -> None:
-    text = Text(str(corpus))
+    text = open_text(str(corpus))
     states = [json.loads(json.dumps(text.state_dict())) for _ in text]
     assert len(states) == len(DOCUMENTS)
     for index, state in enumerate(states):
-        resumed = Text(str(corpus))
+        resumed = open_text(str(corpus))
         resumed.load_state_dict(state)
-        assert list(resumed) == DOCUMENTS[index + 1 :]
+        assert [row["text"] for row in resumed] == DOCUMENTS[index + 1 :]
 
 
 def test_a_seed_shuffles_the_files_the_same_way_every_time(tmp_path: Path) -> None:
     for i in range(20):
         (tmp_path / f"{i:02}.txt").write_text(str(i))
-    orders = [list(Text(str(tmp_path), seed=seed)) for seed in (0, 0, 1)]
+    orders = [list(documents(str(tmp_path), seed=seed)) for seed in (0, 0, 1)]
     assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[2], key=lambda text: int(text or 0)) == list(documents(str(tmp_path)))
+    assert sorted(orders[2], key=int) == list(documents(str(tmp_path)))
 
 
 def test_another_field_is_read_and_a_missing_one_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"content": "x"}\n')
     assert list(documents(str(tmp_path), field="content")) == ["x"]
-    with pytest.raises(DataError, match=r"a JSON object with the key 'text', got .*--field"):
+    with pytest.raises(DataError, match=r"a JSON object with text for the key 'text', got .*--field"):
         list(documents(str(tmp_path)))
 
 
@@ -79,13 +79,13 @@ def test_bad_lines_are_refused_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": \n{"text": 3}\n{"text": "y"}\n')
     with pytest.raises(DataError, match="must be a JSON object"):
         list(documents(str(tmp_path)))
-    assert list(Text(str(tmp_path), skip_bad=True)) == ["x", None, None, "y"]
+    assert list(documents(str(tmp_path), skip_bad=True)) == ["x", None, None, "y"]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"\xff\xfe", r"a\.txt must be UTF-8 text"),
+        ("a.txt", b"\xff\xfe", "cannot be read: .*'utf-8' codec"),
         ("a.txt.gz", gzip.compress(b"x" * 10_000)[:30], "cannot be read: Compressed file ended"),
         ("a.parquet", b"PAR1 cut", "cannot be read: .*Parquet"),
     ],
@@ -102,20 +102,19 @@ def test_damaged_files_are_refused(name: str, content: bytes, message: str, tmp_
     [
         ("missing", "'missing' does not exist: expected a file, a folder"),
         ("@missing", "there is no such file"),
-        ("hf:", "must be hf:NAME"),
     ],
 )
 def test_a_source_that_does_not_exist_is_refused(source: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        documents(source)
+        list(documents(source))
 
 
 def test_an_unreachable_hub_names_the_local_alternative() -> None:
-    program = "from lucid_lab.data.text import documents; documents('hf:allenai/c4:en')"
+    program = "from lucid_lab.data.text import documents; print(*documents('hf:allenai/c4'))"
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"HF_HUB_OFFLINE": "1"}, capture_output=True, text=True
     )
-    assert "SOURCE 'hf:allenai/c4:en' cannot be read" in done.stderr
+    assert "SOURCE 'hf:allenai/c4' cannot be read" in done.stderr
     assert "Without the network, give a local file, folder or glob" in done.stderr
 
 
