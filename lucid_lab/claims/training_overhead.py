@@ -3,21 +3,21 @@
 The paper: "LUCID adds approximately 0-5.5% overhead during training": Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B
 +5.5 % (its table of training overhead, which gives no lengths and batches).
 
-Two measurements: whole models in their true widths (the benchmark `model_training` at 2048 tokens), and the operator
-alone by length, next to torch's attention and the dense triangular solve of the paper's text. The cost depends on the
-length and on the number of query heads that share a key/value head, so no single percentage describes it.
+Models in their true widths are timed at 2048 tokens (the benchmark `model_training`). The cost depends on the length
+and on the number of query heads that share a key/value head, so no single percentage describes it: the count of
+operations is shown for longer steps. `operator_cost` has the operator alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from ..bench.solve import LUCID
-from .engine.jobs import Job, Record
-from .engine.result import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
-from .engine.scale import Scale
-from .engine.steps import Step, tokenized, train
-from .engine.study import Done
-from .engine.timing import Percents, case_job, cost_figure, cost_job, percent, prediction_job, shown
-from .engine.verdict import Cost, Measured, PaperNumber, Place, Verdict, judge_costs
+from ..bench.harness import Spread as Ratio
+from ..bench.models import GEMMA_1B, GEMMA_4B, QWEN, RATIO, ModelShape, measure_training
+from ..bench.records import Result, Settings
+from ..toys.lab import Lab, Record
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, bar, bars, table
 
 CLAIM = Claim(
     title="LUCID adds little to a training step",
@@ -25,174 +25,102 @@ CLAIM = Claim(
     says="LUCID adds approximately 0–5.5 % overhead during training; fewer key/value heads reduce it further.",
     paper="Gemma 3-1B ~0 %, Gemma 3-4B +3.5 %, Qwen 2.5-1.5B +5.5 %",
 )
-# Percent, by the names of the models in the benchmarks.
-PAPER = {"Gemma-3-1B": 0.0, "Gemma-3-4B": 3.5, "Qwen-2.5-1.5B": 5.5}
-PRESETS = {"Gemma-3-1B": "gemma3_1b", "Gemma-3-4B": "gemma3_4b", "Qwen-2.5-1.5B": "qwen2_5_1_5b"}
+SHAPES = {shape.name: shape for shape in (GEMMA_1B, GEMMA_4B, QWEN)}
+# Percent, by model.
+PAPER = {name: round(100 * (shape.paper or 0.0), 6) for name, shape in SHAPES.items()}
 # A model may be this many points above the paper: the machine and precision differ, and quartiles are a point apart.
 SLACK = 3.0
-MODEL = "LUCID, whole model"
-PREDICTED = (2048, 8192, 32_768, 65_536)
-HEADS = ((8, 8), (32, 4))
-# About the duration of a case on one core.
-RATIOS = {
-    name: PaperNumber(
-        "Table 1",
-        f"{name}, LUCID over standard, a step of 2048 tokens",
-        1 + added / 100,
-        Place("training_overhead", f"{LUCID}, ratio", f"{name} 2048"),
-    )
-    for name, added in PAPER.items()
-}
-PAPER_NUMBERS = tuple(RATIOS.values())
-SECONDS = {"Gemma-3-1B": 105.0, "Gemma-3-4B": 140.0, "Qwen-2.5-1.5B": 115.0}
+TOKENS, TINY_TOKENS, COUNTED = 2048, 64, (2048, 8192, 32_768, 65_536)
 
 
-def tokens(scale: Scale) -> int:
-    """Tokens of a training step."""
-    return 64 if scale.tiny else 2048
+def time_step(folder: Path, settings: Mapping[str, Any]) -> Record:
+    """For `lab.map(..., alone=True)`: a `Result` of the benchmark `model_training`, on one thread.
+
+    settings: model, a name in SHAPES; tokens; quick, a small model and few rounds.
+    """
+    return asdict(measure_training(SHAPES[settings["model"]], settings["tokens"], Settings(quick=settings["quick"])))
 
 
-def training_jobs(scale: Scale) -> dict[str, Job]:
-    """Training steps of whole models, by the names of the models."""
-    quick, length = scale.tiny, tokens(scale)
-    names = ["Qwen-2.5-1.5B"] if quick else list(PAPER)
-    return {
-        name: case_job(
-            "model_training",
-            f"model_training 1 {name} {length}",
-            f"training step of {name}",
-            SECONDS[name],
-            quick=quick,
+def judge(measured: Mapping[str, float]) -> tuple[str, str]:
+    """The verdict and its reason. measured: what LUCID adds to a step of 2048 tokens, in percent, by model.
+
+    Holds: every model is at most 3 points above the paper's percentage. Partly: some models are.
+    """
+    above = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
+    verdict = "holds" if not above else "partly" if len(above) < len(measured) else "does not hold"
+    if above:
+        return (
+            verdict,
+            f"At {TOKENS} tokens more than {SLACK:g} points above the paper's percentage: {', '.join(above)}.",
         )
-        for name in names
-    }
+    return verdict, f"At {TOKENS} tokens every model is at most {SLACK:g} points above the paper's percentage."
 
 
-def cost_jobs(scale: Scale) -> dict[tuple[int, int, bool], Job]:
-    """The operator, by query heads, key/value heads, and whether backward is included."""
-    if scale.tiny:
-        return {(4, 2, True): cost_job((64, 128), 4, 2, 16, True, quick=True)}
-    return {
-        (*heads, backward): cost_job((512, 1024, 2048, 4096), *heads, 64, backward)
-        for heads in HEADS
-        for backward in (False, True)
-    }
-
-
-def plan(scale: Scale, done: Done) -> list[Job]:
-    """All jobs: none depends on another."""
-    return [prediction_job(list(PREDICTED)), *training_jobs(scale).values(), *cost_jobs(scale).values()]
-
-
-def conclude(scale: Scale, done: Done) -> Conclusion:
-    """The claim holds if every model stays within SLACK points of the paper's percentage."""
-    records = {name: done[job] for name, job in training_jobs(scale).items()}
-    measured = {name: percent(record, MODEL) for name, record in records.items()}
-    predicted = done[prediction_job(list(PREDICTED))]
-    costs = {key: done[job] for key, job in cost_jobs(scale).items()}
-    verdict, because = judged({name: values[0] for name, values in measured.items()}, predicted)
-    if scale.tiny:
-        verdict, because = "too small to judge", "Models of this size only prove that it runs."
-    rounds = [record["entries"][MODEL]["ratio"]["rounds"] for record in records.values()]
+def run(lab: Lab) -> Conclusion:
+    """Every model at one length; longer ones by the count of operations."""
+    names, tokens = ([QWEN.name], TINY_TOKENS) if lab.tiny else (list(SHAPES), TOKENS)
+    settings = [{"model": name, "tokens": tokens, "quick": lab.tiny} for name in names]
+    records = lab.map(time_step, settings, title="timing", alone=True)
+    ratios = {name: Result.from_json(record).ratios[RATIO] for name, record in zip(names, records, strict=True)}
+    verdict, because = judge({name: percent(ratio.median) for name, ratio in ratios.items()})
+    costliest = max(SHAPES.values(), key=lambda shape: shape.counted(COUNTED[-1]))
+    because += (
+        " The overhead grows with the length, which the paper does not give: by the count of operations "
+        f"{costliest.name} pays {counted(costliest, COUNTED[-1]):+.0f} % at {COUNTED[-1]} tokens."
+    )
     return Conclusion(
-        ours=", ".join(f"{name} {shown(values)}" for name, values in measured.items()),
+        ours=", ".join(f"{name} {added(ratio)}" for name, ratio in ratios.items()),
         verdict=verdict,
         because=because,
-        seeds=min(rounds),
-        figures=[overhead_figure(measured, predicted, tokens(scale)), *cost_figures(costs)],
-        tables=[overhead_table(measured, predicted, tokens(scale)), cost_table(costs)],
+        seeds=min(ratio.rounds for ratio in ratios.values()),
+        figures=[overhead_figure(ratios, tokens)],
+        tables=[overhead_table(ratios, tokens)],
     )
 
 
-def judged(measured: dict[str, float], predicted: Record) -> tuple[str, str]:
-    """The verdict, and why. measured: percent by model."""
-    models_above = [name for name, value in measured.items() if value > PAPER[name] + SLACK]
-    verdict = "holds" if not models_above else "partly" if len(models_above) < len(measured) else "does not hold"
-    first = (
-        f"At 2048 tokens every model is at most {SLACK:g} points above the paper's percentage."
-        if not models_above
-        else f"At 2048 tokens more than {SLACK:g} points above the paper's percentage: {', '.join(models_above)}."
-    )
-    longest, costliest = PREDICTED[-1], max(predicted, key=lambda name: predicted[name][-1])
-    return verdict, (
-        f"{first} The overhead grows with the length, which the paper does not give: by the count of operations "
-        f"{costliest} pays {predicted[costliest][-1]:+.0f} % at {longest} tokens."
-    )
+def percent(ratio: float) -> float:
+    """1.013 is 1.3 percent."""
+    return 100 * (ratio - 1)
 
 
-def overhead_figure(measured: Mapping[str, Percents], predicted: Record, length: int) -> Figure:
+def added(ratio: Ratio) -> str:
+    """`+1.3 % (+0.8 to +2.0)`: median and quartiles."""
+    return f"{percent(ratio.median):+.1f} % ({percent(ratio.low):+.1f} to {percent(ratio.high):+.1f})"
+
+
+def counted(shape: ModelShape, tokens: int) -> float:
+    """What LUCID adds to a step by the count of operations, in percent."""
+    return percent(shape.counted(tokens))
+
+
+def overhead_figure(ratios: Mapping[str, Ratio], tokens: int) -> Figure:
     """Bars of the models, measured and counted, with the paper's percentages across."""
     groups = {
         name: [
-            bar("LUCID, measured", "lucid", Spread(middle, (high - low) / 2, 2)),
-            bar("by the count of operations", "control", predicted[name][0]),
+            bar("LUCID, measured", "lucid", Spread(percent(ratio.median), 50 * (ratio.high - ratio.low), 2)),
+            bar("by the count of operations", "control", counted(SHAPES[name], tokens)),
         ]
-        for name, (middle, low, high) in measured.items()
+        for name, ratio in ratios.items()
     }
-    references = {f"paper, {name}": PAPER[name] for name in measured}
     note = (
-        f"Forward and backward of whole models at {length} tokens, batch 1, float32, one thread, without optimiser. "
+        f"Forward and backward of whole models at {tokens} tokens, batch 1, float32, one thread, without optimiser. "
         "Whiskers: half the distance between the quartiles over rounds."
     )
+    references = {f"paper, {name}": PAPER[name] for name in ratios}
     return bars("What LUCID adds to a training step", "percent", groups, references=references, note=note)
 
 
-def overhead_table(measured: Mapping[str, Percents], predicted: Record, length: int) -> Table:
+def overhead_table(ratios: Mapping[str, Ratio], tokens: int) -> Table:
     """Measured at one length; counted for longer ones."""
-    columns = ["model", f"measured, {length} tokens", *(f"counted, {length}" for length in PREDICTED), "paper"]
-    rows = []
-    for name, values in measured.items():
-        paper = f"+{PAPER[name]:g} %" if PAPER[name] else "~0 %"
-        rows.append([name, shown(values), *(f"{value:+.1f} %" for value in predicted[name]), paper])
-    note = "Counted: operations of the whole model; the solve is one more attention per key/value head."
-    return table("What LUCID adds to a training step (median, quartiles)", columns, rows, note=note)
-
-
-def cost_figures(costs: dict[tuple[int, int, bool], Record]) -> list[Figure]:
-    """Forward and backward, a figure for each number of heads."""
-    return [
-        cost_figure(
-            record,
-            f"Forward and backward of attention alone, {heads}/{kv_heads} heads",
-            f"float32, one thread, batch 1. The FLOP ratio, LUCID over SDPA, is {record['flop_ratio']:.3g}.",
-        )
-        for (heads, kv_heads, backward), record in costs.items()
-        if backward
-    ]
-
-
-def cost_table(costs: dict[tuple[int, int, bool], Record]) -> Table:
-    """The time of LUCID over that of torch's attention."""
-    lengths: Sequence[int] = next(iter(costs.values()))["lengths"]
+    columns = ["model", f"measured, {tokens} tokens", *(f"counted, {length}" for length in COUNTED), "paper"]
     rows = [
         [
-            f"{heads}/{kv_heads}",
-            "forward + backward" if backward else "forward",
-            round(record["flop_ratio"], 3),
-            *(round(value, 3) for value in record["ratio"]),
+            name,
+            added(ratio),
+            *(f"{counted(SHAPES[name], length):+.1f} %" for length in COUNTED),
+            f"+{PAPER[name]:g} %" if PAPER[name] else "~0 %",
         ]
-        for (heads, kv_heads, backward), record in costs.items()
+        for name, ratio in ratios.items()
     ]
-    columns = ["query/kv heads", "", "FLOP ratio", *(f"N = {length}" for length in lengths)]
-    return table("Time of the operator over SDPA", columns, rows, note="Medians of ratios round by round.")
-
-
-def paper() -> list[Step]:
-    """A training step of whole models on one GPU; then the first steps of pretraining with each, on all of them."""
-    measured = Step(("bench", "on_device", "--resume", "--out", "results/paper/training_overhead"))
-    return [measured, tokenized()] + [
-        train(
-            "pretrain_2k",
-            attention,
-            *("--set", f"preset={preset}", "--set", "steps=100"),
-            out=f"runs/paper/overhead-{preset}-{attention}",
-        )
-        for preset in PRESETS.values()
-        for attention in ("softmax", "lucid")
-    ]
-
-
-def judge_paper(measured: Measured) -> Verdict:
-    """A step of every whole model is at most SLACK points dearer than in the paper."""
-    costs = [Cost(name, PAPER[name], 100 * (measured[ratio.place].value - 1)) for name, ratio in RATIOS.items()]
-    return judge_costs(costs, SLACK)
+    note = "Counted: operations of the whole model; the solve is one more attention per key/value head."
+    return table("What LUCID adds to a training step (median, quartiles)", columns, rows, note=note)

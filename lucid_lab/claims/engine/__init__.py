@@ -1,1 +1,0 @@
-"""The machinery that runs experiments: scales, jobs, processes, studies, results, full recipes, commands."""

@@ -1,1 +1,0 @@
-"""The tokenizer of the tiny model that `pretrained` has in tests."""
