@@ -107,25 +107,6 @@ COMMANDS = {
         "lucid report runs/experiments --out report.html",
         "plot",
     ),
-    "convert": Command(
-        "lucid_attention.models.convert",
-        "copy a pretrained checkpoint, with LUCID switched on, or off again",
-        "lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --sharpness 64",
-        "transformers",
-        kept="nothing was written",
-    ),
-    "run": Command(
-        "lucid_attention.models.run_tool",
-        "run lm_eval, transformers, trl or a script, so that it opens checkpoints with LUCID",
-        "lucid run lm_eval --model hf --model_args pretrained=./model --tasks arc_easy",
-        "transformers",
-    ),
-    "serve": Command(
-        "lucid_attention.serving.command",
-        "serve a checkpoint to programs that speak OpenAI's API, many requests at a time",
-        "lucid serve ./model --port 8000 --cb-num-blocks 64",
-        "serve",
-    ),
 }
 
 

@@ -3,10 +3,10 @@
 LUCID has no weights of its own, so the weights are copied unchanged.
 """
 
-import argparse
 import math
+import re
 import shutil
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +14,30 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from ..files import finish_folder, partial_path
-from .arguments import ATTENTIONS_OF_CONVERSION
+from ..files import UnreadableFile, finish_folder, partial_path, read_json
 from .checkpoint import CheckpointError, check_checkpoint, load_config, short_reason
 from .decoder.configuration import LucidConfig
 from .dropin.api import enable_lucid
 from .dropin.hooks import layer_types
 from .dropin.settings import NAME, LucidSettings, drop_settings, full_layers, parts_of, uses_lucid
-from .layer_costs import Choice, layers_within
-from .model_card import CARD_FILE, with_card, without_card
 from .ramps import head_size
 from .saved import CODE_FILE, add_auto_map
 
+ATTENTIONS_OF_CONVERSION = ("lucid", "softmax")
 # Architectures that the tests convert, run and reload.
 TESTED = ("gemma2", "gemma3", "gemma3_text", "gpt_neox", "gpt_oss", "llama", "mistral", "olmo2", "qwen2", "qwen3")
 
 
-class ConversionError(Exception):
+CARD_FILE = "README.md"
+BEGIN, END = "<!-- lucid convert: this part is written by the command -->", "<!-- end of lucid convert -->"
+_PART = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + "\n*", re.DOTALL)
+# What a model card of the Hugging Face Hub begins with: licence, languages, data.
+_FRONT_MATTER = re.compile(r"\A---\r?\n.*?\n---\r?\n", re.DOTALL)
+# At the default sharpness √D, unrelated keys of this size and above hardly touch each other.
+LARGE_HEAD = 64
+
+
+class ConversionError(ValueError):
     """Why a checkpoint cannot be converted, in a sentence."""
 
 
@@ -176,63 +183,69 @@ def _check_disk_space(files: list[Path], target: Path) -> None:
         raise ConversionError(f"OUT needs {needed / 1e9:.2f} GB, and {str(parent)!r} has {free / 1e9:.2f} GB left")
 
 
-def run(args: argparse.Namespace) -> int:
-    """`lucid convert`. At the end it prints how to load the new checkpoint."""
-    try:
-        choice = _choice(args)
-        settings = convert(
-            args.checkpoint,
-            args.out,
-            layers=args.layers if choice is None else choice.layers,
-            strength=args.strength,
-            sharpness=args.sharpness,
-            to=args.to,
-            auto_map=args.auto_map,
+def convert_and_report(
+    checkpoint: str | Path,
+    out: str | Path,
+    *,
+    layers: str | None = None,
+    layers_from: str | Path | None = None,
+    most_change: float | None = None,
+    to: str = "lucid",
+    auto_map: bool = False,
+    **settings: float | None,
+) -> None:
+    """`convert`, then print how to load the new checkpoint and how to train it further.
+
+    layers: "all", or indices and ranges such as "0,2,8-11". layers_from, most_change: see `layers_within`.
+    """
+    choice = None
+    if layers_from is not None or most_change is not None:
+        if layers_from is None or most_change is None:
+            missing = "--layers-from" if layers_from is None else "--most-change"
+            raise ConversionError(f"--layers-from and --most-change go together: expected both, got no {missing}")
+        if layers is not None or to == "softmax":
+            other = "--to softmax" if to == "softmax" else "--layers"
+            raise ConversionError(f"--layers-from chooses layers for LUCID: expected no {other} with it")
+        _check_paths(Path(checkpoint), Path(out))
+        choice = layers_within(
+            layers_from, most_change, load_config(checkpoint).get_text_config(decoder=True).model_type
         )
-    except ConversionError as error:
-        print(f"lucid convert: error: {error}", file=sys.stderr)
-        return 1
-    config = load_config(args.out).get_text_config(decoder=True)
-    if args.to == "softmax":
-        print(f"{args.out}: a plain {config.model_type} with softmax attention")
+    chosen = choice.layers if choice else None if layers is None else read_layers(layers)
+    written = convert(checkpoint, out, layers=chosen, to=to, auto_map=auto_map, **settings)
+    config = load_config(out).get_text_config(decoder=True)
+    if to == "softmax":
+        print(f"{out}: a plain {config.model_type} with softmax attention")
         print("  Its outputs are not those of the LUCID model, unless that had strength 0")
-        return 0
-    if settings is None:
-        print(f"{args.out}: a copy of {args.checkpoint}, for programs with trust_remote_code=True")
+        return
+    if written is None:
+        print(f"{out}: a copy of {checkpoint}, for programs with trust_remote_code=True")
     else:
-        _print_layers(args.out, config, settings)
+        _print_layers(str(out), config, written)
         if choice is not None:
             print(
-                f"  Chosen by {args.layers_from}: they cost {choice.change:.3g} nats together, at once and without "
+                f"  Chosen by {layers_from}: they cost {choice.change:.3g} nats together, at once and without "
                 f"training, on {choice.tokens} tokens"
             )
-        _print_training(args.out, config, settings)
+        _print_training(str(out), config, written)
     print("Load it with")
     print("  import lucid_attention; lucid_attention.enable_lucid()")
-    print(f"  model = transformers.AutoModelForCausalLM.from_pretrained({str(args.out)!r})")
-    print("or in a tool of others:  lucid run TOOL ...")
-    if args.auto_map:
+    print(f"  model = transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+    if auto_map:
         print("or with trust_remote_code=True in any program whose Python has lucid-attention")
-    return 0
 
 
-def _choice(args: argparse.Namespace) -> Choice | None:
-    """The layers of --layers-from."""
-    given = {"--layers-from": args.layers_from, "--most-change": args.most_change}
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
-        return None
-    if missing:
-        raise ConversionError(f"--layers-from and --most-change go together: expected both, got no {missing[0]}")
-    if args.layers is not None or args.to == "softmax":
-        other = "--to softmax" if args.to == "softmax" else "--layers"
-        raise ConversionError(f"--layers-from chooses layers for LUCID: expected no {other} beside it")
-    _check_paths(Path(args.checkpoint), Path(args.out))
-    try:
-        model_type = load_config(args.checkpoint).get_text_config(decoder=True).model_type
-        return layers_within(args.layers_from, args.most_change, model_type)
-    except ValueError as error:
-        raise ConversionError(str(error)) from error
+def read_layers(text: str) -> list[int] | str:
+    """ "all", or indices and ranges: "0,2,8-11" -> [0, 2, 8, 9, 10, 11]."""
+    if text == "all":
+        return text
+    chosen: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+        # The number of digits bounds the range, whose indices are in memory.
+        if not match or not int(match[1]) <= int(match[2] or match[1]):
+            raise ConversionError(f"--layers must be 'all' or indices and ranges such as 0,2,8-11, got {text!r}")
+        chosen.extend(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return chosen
 
 
 def _print_layers(out: str, config: Any, settings: LucidSettings) -> None:
@@ -260,3 +273,112 @@ def _print_training(out: str, config: Any, settings: LucidSettings) -> None:
         return
     print(f"  lucid train RECIPE --from {out} --data TOKENS --set {ramp}")
     print(f"or in a Trainer:  callbacks=[lucid_attention.{callback}]")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Layers, and by how many nats the loss rose when they became LUCID together, on `tokens` tokens."""
+
+    layers: list[int]
+    change: float
+    tokens: int
+
+
+def layers_within(analysis: str | Path, most_change: float, model_type: str) -> Choice:
+    """The largest set of layers whose measured change is at most `most_change`; of several, the one that costs least.
+
+    analysis: an analysis.json with disturbances of a model of the architecture `model_type`. Sets at strength 1 and a
+    sharpness of √D count: single layers, the cheapest ones together, and all.
+    """
+    if not math.isfinite(most_change):
+        raise ValueError(f"--most-change must be a number of nats, got {most_change}")
+    path = Path(analysis)
+    content = read_json(path)
+    try:
+        records, about, tokens = content["results"]["disturbance"], content["checkpoint"], content["input"]["tokens"]
+        root = float(records[0]["sharpness"])
+        sets = [
+            Choice([int(layer) for layer in record["layers"]], float(record["change"]), int(tokens))
+            for record in records[1:]
+            if record["strength"] == 1 and record["sharpness"] == root
+        ]
+        measured: Any = about["model_type"]
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise UnreadableFile(
+            f"{path}: expected the numbers of `lucid analyze CHECKPOINT --what disturbance`, and they are not in it"
+        ) from error
+    if measured != model_type:
+        raise ValueError(f"{path} is about a model of the architecture {measured!r}, expected {model_type!r}")
+    if not sets:
+        raise ValueError(f"{path}: no layer was measured at strength 1 and a sharpness of √D = {root:g}")
+    fitting = [one for one in sets if one.change <= most_change]
+    if not fitting:
+        least = min(sets, key=lambda one: one.change)
+        names = ", ".join(map(str, least.layers))
+        raise ValueError(
+            f"--most-change {most_change:g}: no measured set of layers costs so little; the cheapest, {names}, "
+            f"costs {least.change:.4g} nats"
+        )
+    return max(fitting, key=lambda one: (len(one.layers), -one.change))
+
+
+def with_card(original: str, config: Any, settings: LucidSettings) -> str:
+    """The text of a README.md with the part about LUCID in front, after its front matter. original: may be empty."""
+    text = without_card(original)
+    front = found[0] if (found := _FRONT_MATTER.match(text)) else ""
+    return front + _part(config, settings) + text.removeprefix(front)
+
+
+def without_card(text: str) -> str:
+    """The text of a README.md as it was before `with_card`."""
+    return _PART.sub("", text, count=1)
+
+
+def _part(config: Any, settings: LucidSettings) -> str:
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = list(settings.layers) if settings.layers is not None else full_layers(layer_types(config))
+    by_default = settings.sharpness is None
+    sharpness = f"√{size} = {math.sqrt(size):.3g}, the default" if by_default else f"{settings.sharpness:g}"
+    limits = [
+        "The weights are those of the softmax model. Until the model is trained further, LUCID of strength above 0 "
+        "changes its outputs, and its quality has to be measured.",
+        "Training that starts from here is smoother with a ramp: `StrengthRamp`, `SharpnessRamp`.",
+    ]
+    if by_default and size >= LARGE_HEAD:
+        limits.append(
+            f"With heads of {size} and this sharpness LUCID is nearly softmax attention where keys are unrelated; a "
+            "sharpness of about 4 lets it act."
+        )
+    lines = [
+        BEGIN,
+        "",
+        f"# A {config.model_type} with LUCID attention",
+        "",
+        "Attention reads P⁻¹V in the place of V, where P holds the similarities of the keys (*LUCID: Attention with "
+        "Preconditioned Representations*). Made by `lucid convert` of lucid-attention; programs without that package "
+        "refuse this checkpoint.",
+        "",
+        "```python",
+        "import lucid_attention, transformers",
+        "",
+        "lucid_attention.enable_lucid()",
+        'model = transformers.AutoModelForCausalLM.from_pretrained("THIS FOLDER")',
+        "```",
+        "",
+        "`lucid convert --to softmax` gives the softmax model back.",
+        "",
+        "| setting | |",
+        "|---|---|",
+        f"| layers with LUCID | {', '.join(map(str, layers))} of {config.num_hidden_layers} |",
+        f"| strength s | {settings.strength:g} (0 is softmax attention, 1 is LUCID) |",
+        f"| sharpness c | {sharpness} |",
+        "",
+        "Limits:",
+        "",
+        *(f"- {limit}" for limit in limits),
+        "",
+        END,
+        "",
+        "",
+    ]
+    return "\n".join(lines)

@@ -17,7 +17,7 @@ from ..files import read_json
 KEY = "lucid_attention"
 SENTENCE = (
     "This model has LUCID attention: pip install lucid-attention, then call lucid_attention.enable_lucid() before "
-    "loading, or start the program with `lucid run`. `lucid convert --to softmax` makes a plain checkpoint of it"
+    "loading. `lucid convert --to softmax` makes a plain checkpoint of it"
 )
 # Sizes without which no program makes a model. A concrete class of Transformers does not look at model_type. Not
 # vocab_size, with which Transformers compares token ids where it opens a tokenizer: that needs no LUCID.

@@ -2,7 +2,7 @@
 
 import argparse
 
-from lucid_attention.models.arguments import DTYPES
+from lucid_attention.models import DTYPES
 
 WHAT = ("conditioning", "hit_rate", "jacobian", "maps", "disturbance")
 # The names of `TASKS` in `inputs`.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lucid_attention.models.arguments import DTYPES
+from lucid_attention.models import DTYPES
 
 from .cells import arguments, counts, names, ranges
 

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerFast
 
-from lucid_attention.models import checkpoint
-from lucid_attention.models.arguments import DTYPES
+from lucid_attention.models import DTYPES, checkpoint
 from lucid_attention.models.checkpoint import (
     CheckpointError,
     check_checkpoint,

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 
 from lucid_attention import enable_lucid
 from lucid_attention.models import convert as conversion
-from lucid_attention.models.arguments import read_layers
-from lucid_attention.models.convert import ConversionError, convert
+from lucid_attention.models.convert import ConversionError, convert, read_layers
 from lucid_attention.models.saved import KEY
 from lucid_lab import cli
 from tests.models.decoder.cases import decoder
@@ -226,7 +225,7 @@ def test_layers_are_read(text: str, layers: list[int] | str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "5-3", "1;2", "-1", "0-1000000000000"])
 def test_other_layers_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="0,2,8-11"):
+    with pytest.raises(ConversionError, match="0,2,8-11"):
         read_layers(text)
 
 

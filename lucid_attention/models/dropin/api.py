@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ..decoder.heads import register_decoder
-from ..paged.engine import install as install_paged
+from ..decoder.modeling import register_decoder
 from .adapters import follow_peft
 from .attention import lucid_attention_forward
 from .hooks import check_architecture, install_hooks, layer_types
@@ -46,7 +45,6 @@ def enable_lucid(
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     install_hooks()
-    install_paged()
     follow_peft(enable_lucid)
     register_decoder()
     settings = LucidSettings(layers, strength, sharpness)  # type: ignore[arg-type]

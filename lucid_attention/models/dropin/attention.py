@@ -14,8 +14,6 @@ from ...ops.lucid.api import precondition, precondition_related
 from ...ops.lucid.decode import lucid_decode
 from ...ops.softmax.attention import softmax_attention
 from ..documents import one_row, separate_rows
-from ..paged.attention import paged_lucid, paged_window
-from ..paged.engine import ARGUMENTS
 from .cache import PendingValues, pending_values
 from .masks import Visibility, dense_mask, find_documents, read_mask
 from .settings import NAME
@@ -84,8 +82,6 @@ def lucid_attention_forward(
 
     query: [B, H·G, T, D]; key, value: [B, H, S + T, *], as the cache returned them -> ([B, T, H·G, E], None).
     """
-    if kwargs.get("cache") is not None:
-        return _with_paged_cache(module, query, key, value, scaling, kwargs).transpose(1, 2).contiguous(), None
     readout = Readout(module, scaling, dropout, kwargs)
     pending = pending_values(value)
     if not sees_whole_past(module, kwargs):
@@ -101,19 +97,6 @@ def lucid_attention_forward(
         attend = _with_growing_cache if pending.position is None else _with_static_cache
         o = attend(query, pending, attention_mask, options, readout)
     return o.transpose(1, 2).contiguous(), None
-
-
-def _with_paged_cache(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None, kwargs: dict[str, Any]
-) -> Tensor:
-    """All requests of a step of continuous batching, one behind the other. k, v: [1, H, T, *], of new tokens only."""
-    readout = Readout(module, scale, 0.0, {key: value for key, value in kwargs.items() if key not in ARGUMENTS})
-    if sees_whole_past(module, kwargs):
-        return paged_lucid(q, k, v, module.layer_idx, kwargs, readout, _options(module))
-    window = kwargs.get("sliding_window")
-    if window is None:
-        raise ValueError(f"layer {module.layer_idx} has no sliding window: continuous batching has no other cache")
-    return paged_window(q, k, v, module.layer_idx, kwargs, readout, window)
 
 
 def sees_whole_past(module: nn.Module, kwargs: dict[str, Any]) -> bool:

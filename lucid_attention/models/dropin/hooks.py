@@ -171,7 +171,7 @@ def _leave_lucid(model: Any, implementation: str) -> None:
     if implementation.startswith("paged|"):
         raise ValueError(
             f"attn_implementation={implementation!r} is not possible for {name}, which has LUCID: it keeps values, "
-            "LUCID needs P⁻¹v. Leave it out: continuous batching works with attn_implementation='lucid'"
+            "LUCID needs P⁻¹v. Use generate(), or vLLM with the plug-in"
         )
     logger.warning(
         "%s has LUCID attention, and attn_implementation=%r replaces it: softmax attention gives other outputs. "
@@ -194,10 +194,8 @@ def watch_calls(model: Any) -> None:
 
 def _adopt_caches(model: Any, args: Any, kwargs: Any) -> tuple[Any, dict[str, Any]] | None:
     config = model.config.get_text_config(decoder=True)
-    if kwargs.get("cache") is not None and kwargs.get("attention_mask") is None and uses_lucid(config):
-        # Continuous batching says by other arguments what a token sees. A mask of four dimensions is handed on as it
-        # is: without one, Transformers would compare the positions of all tokens in the batch.
-        return args, {**kwargs, "attention_mask": torch.empty(1, 1, 0, 0, dtype=torch.bool)}
+    if kwargs.get("cache") is not None and uses_lucid(config):
+        raise ValueError("LUCID has no continuous batching in Transformers: use generate(), or vLLM with the plug-in")
     # By position only in calls by hand: generate() and every tool name the argument.
     for given in (*args, *kwargs.values()):
         if isinstance(given, cache_utils.Cache) and uses_lucid(config):

@@ -15,9 +15,6 @@ from transformers import (
     StaticCache,
     T5Config,
 )
-from transformers.generation import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import continuous_api
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
@@ -27,24 +24,16 @@ from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, softmax_model
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 
 
-@pytest.mark.parametrize("start", ["generate_batch", "manager"])
-def test_continuous_batching_does_not_switch_to_flash_attention(start, monkeypatch):
-    model = lucid_model("llama")
-    config = ContinuousBatchingConfig(num_blocks=8, page_size=4, max_batch_tokens=4)
-    begin = {
-        "generate_batch": lambda: model.generate_batch([[1, 2, 3]], continuous_batching_config=config),
-        "manager": lambda: ContinuousBatchingManager(model, model.generation_config, continuous_batching_config=config),
-    }[start]
-    # Where flash attention is installed, continuous batching switches to it, if the model supports it.
-    monkeypatch.setattr(continuous_api, "is_flash_attn_2_available", lambda **options: True)
-    begin()
-    assert model.config._attn_implementation == "lucid"
+@pytest.mark.shows("continuous batching of Transformers (`generate_batch`)", model="drop-in", refused=True)
+def test_continuous_batching_is_refused():
+    with pytest.raises(ValueError, match="lucid is not supported for continuous batching"):
+        lucid_model("llama").generate_batch([[1, 2, 3]])
 
 
 @pytest.mark.parametrize("name", ["paged|eager", "paged|sdpa"])
 def test_an_attention_with_a_paged_cache_is_refused(name):
     model = lucid_model("llama")
-    with pytest.raises(ValueError, match=r"which has LUCID: it keeps values.*continuous batching works with"):
+    with pytest.raises(ValueError, match=r"which has LUCID: it keeps values.*vLLM"):
         model.set_attn_implementation(name)
     assert model.config._attn_implementation == "lucid"
 
