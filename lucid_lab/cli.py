@@ -97,11 +97,11 @@ def convert(
     auto_map: Annotated[
         bool,
         typer.Option(
-            "--auto-map",
+            "--auto-map/--no-auto-map",
             help="add a file through which programs open OUT with trust_remote_code=True, where lucid-attention is "
             "installed",
         ),
-    ] = False,
+    ] = True,
     layers: Annotated[str | None, typer.Option(metavar="LIST", help="all, or as in 0,2,8-11")] = None,
     layers_from: Annotated[
         Path | None,

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lucid_attention import enable_lucid
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.hooks import layer_types
-from lucid_attention.models.dropin.settings import full_layers
+from lucid_attention.models.preconditioner import full_layers, layer_kinds
 from lucid_attention.nn.attention import LucidAttention
 
 from .progress import Progress, silent
@@ -79,7 +78,7 @@ class _DropIn:
 
     def __init__(self, model: Any) -> None:
         self.model, config = model, model.config.get_text_config(decoder=True)
-        self.layers = full_layers(layer_types(config))
+        self.layers = full_layers(layer_kinds(config))
         self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
     def set(self, layers: tuple[int, ...], strength: float, sharpness: float) -> None:

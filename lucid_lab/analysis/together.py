@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lucid_attention import enable_lucid
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.hooks import layer_types
-from lucid_attention.models.dropin.settings import full_layers
+from lucid_attention.models.preconditioner import full_layers, layer_kinds
 
 from .disturbance import Record, mean_loss
 from .progress import Progress, silent
@@ -31,7 +30,7 @@ def disturbances_together(
     """
     if isinstance(model.config, LucidConfig):
         return []
-    base, every = records[0], len(full_layers(layer_types(model.config.get_text_config(decoder=True))))
+    base, every = records[0], len(full_layers(layer_kinds(model.config.get_text_config(decoder=True))))
     alone = {
         record["layers"][0]: record["change"]
         for record in records

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from lucid_attention.models.dropin.attention import sees_whole_past
-from lucid_attention.models.dropin.settings import NAME, LucidSettings, uses_lucid
+from lucid_attention.models.attention import sees_whole_past
+from lucid_attention.models.preconditioner import NAME, LucidSettings, uses_lucid
 
 from .layer import Layer
 

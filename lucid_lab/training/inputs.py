@@ -9,11 +9,11 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import Dataset, Subset
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from lucid_attention import enable_lucid
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.settings import uses_lucid
+from lucid_attention.models.preconditioner import uses_lucid
 
 from ..data import DataError
 from ..data.context import context_lines, context_of

@@ -9,9 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
-from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention import enable_lucid
 from lucid_attention.models.ramps import sharpness_of, strength_of
-from lucid_attention.models.saved import unseal
 from lucid_lab.data.synthetic import Needles
 from lucid_lab.training.inputs import Inputs, attention_of, make_model
 from lucid_lab.training.recipes import tiny_needle
@@ -101,7 +100,7 @@ def test_a_ramp_raises_the_strength_of_a_converted_model(llama: Path, tmp_path: 
     assert [entry["lucid_strength"] for entry in entries] == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
     enable_lucid()
     assert strength_of(AutoModelForCausalLM.from_pretrained(run / "model")) == 1
-    assert unseal(json.loads((run / "model" / "config.json").read_text()))["rope_parameters"]["rope_theta"] == 500
+    assert (json.loads((run / "model" / "config.json").read_text()))["rope_parameters"]["rope_theta"] == 500
     # The ramp starts at strength 0: a run that stays at 0 has the same first loss.
     plain = finished(words_from(tmp_path / "plain", llama, rope_theta=500))
     assert losses(plain)[1] == losses(run)[1]

@@ -15,7 +15,6 @@ from transformers.activations import ACT2FN
 from ...messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
-from ..saved import unseal, write_sealed
 from .cache import layer_type
 from .rotary import check_rope_type, make_rotary
 
@@ -113,6 +112,8 @@ class LucidConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(kwargs["model_type"]))
+        # It names a file that a saved copy of the model does not have.
+        kwargs.pop("auto_map", None)
         known = [option.name for option in fields(self)] + ["rope_theta"]
         for key in unknown_keys(kwargs):
             raise ValueError(f"LucidConfig has no {key!r}{did_you_mean(key, known)}; it takes {', '.join(known)}")
@@ -176,6 +177,10 @@ class LucidConfig(PreTrainedConfig):
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
         # Transformers 5.20 and 5.21 add tied embeddings. Under this name, a plan is not saved.
         self.__dict__["base_model_tp_plan"] = plan
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: the classes are in this package, and are not copied into checkpoints."""
 
     def validate_layer_type(self) -> None:
         """Accept: `layer_types` follows from `attention`, and Transformers does not know our types."""
@@ -256,14 +261,6 @@ class LucidConfig(PreTrainedConfig):
             setattr(config, key, value)
         config.validate_attention()
         return result
-
-    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """As in Transformers. A process without this package stops at the file and prints what is missing."""
-        write_sealed(self, json_file_path, use_diff)
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file: Any) -> Any:
-        return unseal(super()._dict_from_json_file(json_file))
 
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:

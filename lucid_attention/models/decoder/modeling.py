@@ -34,7 +34,7 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
-from ..caches import adopt_cache
+from ..cache import fill_layers
 from .cache import AttentionPass, check_cache, static_layer
 from .configuration import MODEL_TYPE, LucidConfig, check_divisible, make_attention
 from .masks import Seen, read_inputs, read_places
@@ -191,7 +191,7 @@ class LucidModel(LucidPreTrainedModel):
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
-            adopt_cache(past_key_values, self.config)
+            fill_layers(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
         seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T, bool(use_cache))
         if seen.cu_seqlens is not None and past_key_values is not None:

@@ -36,7 +36,7 @@ def filled(model: Any, kind: str, k: Tensor, v: Tensor) -> Any:
     """A cache of Transformers with k and v in every layer. The time of a step does not depend on the values."""
     from transformers import DynamicCache, StaticCache
 
-    from lucid_attention.models.dropin.cache import pending_values
+    from lucid_attention.models.cache import pending_values
 
     static = kind == STATIC
     past = StaticCache(model.config, k.shape[2] + ROOM) if static else DynamicCache(config=model.config)
@@ -56,7 +56,7 @@ def decode(model: Any, past: Any, tokens: Sequence[Tensor]) -> Tensor:
 
 def _grow(past: Any, layer: int) -> None:
     """Copy a layer of LUCID's cache into larger buffers, as the cache does when it is full."""
-    from lucid_attention.models.dropin.cache import GrowingTensor
+    from lucid_attention.models.cache import GrowingTensor
 
     cache_layer = past.layers[layer]
     for x in (cache_layer.keys, cache_layer.values, cache_layer.inverse_norms):

@@ -68,7 +68,7 @@ def _sharpen(model: Any) -> Any:
 
 
 def _contestants(model: Any) -> dict[str, Any]:
-    from lucid_attention.models.dropin.api import enable_lucid
+    from lucid_attention import enable_lucid
 
     lucid, ragged = copy.deepcopy(model), copy.deepcopy(model)
     return {SDPA: model, RAGGED: enable_lucid(ragged, strength=0.0), LUCID: enable_lucid(lucid)}

@@ -144,7 +144,7 @@ def twin(model: Any) -> Any:
 
 def with_lucid(model: Any, strength: float = 1.0) -> Any:
     """A twin with LUCID."""
-    from lucid_attention.models.dropin.api import enable_lucid
+    from lucid_attention import enable_lucid
 
     return enable_lucid(twin(model), strength=strength)
 

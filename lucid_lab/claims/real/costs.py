@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention import enable_lucid
 
 from ..engine.jobs import Job, Record, Work
 from .given import TEST, Given, open_model, read_tokens

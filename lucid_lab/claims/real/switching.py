@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention import enable_lucid
 
 from ...analysis.disturbance import disturbances, mean_loss
 from ..engine.jobs import Job, Record, Work

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lucid_attention import enable_lucid
 from lucid_attention.files import partial_path
-from lucid_attention.models.dropin.api import enable_lucid
 from lucid_attention.models.ramps import SharpnessRamp
 
 from ...labels import IGNORED

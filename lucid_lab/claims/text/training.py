@@ -98,7 +98,7 @@ def _remove(path: Path) -> None:
 
 def train_text(work: Work, **settings: Any) -> Record:
     """The job: train, resuming a stopped run; evaluate; keep the model and its answers."""
-    from lucid_attention.models.dropin.api import enable_lucid
+    from lucid_attention import enable_lucid
 
     from ...training.run import train
 

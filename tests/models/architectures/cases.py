@@ -1,4 +1,4 @@
-"""Tiny random models of nine architectures, with keys so similar that LUCID and softmax choose different tokens."""
+"""Tiny random models of many architectures, with keys so similar that LUCID and softmax choose different tokens."""
 
 import copy
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention import enable_lucid
 
 VOCABULARY = 97
 WINDOW = 5
@@ -44,7 +44,18 @@ CONFIGURATIONS = {
     "mistral": _config("MistralConfig", sliding_window=None),
     "gemma2": _config("Gemma2Config", attn_logit_softcapping=4.0, **_GEMMA, **_MIXED),
     "gemma3": _config("Gemma3TextConfig", **_GEMMA, **_MIXED),
+    "phi3": _config("Phi3Config", pad_token_id=0, sliding_window=None),
     "olmo2": _config("Olmo2Config"),
+    "smollm3": _config("SmolLM3Config", tie_word_embeddings=False),
+    "granite": _config("GraniteConfig", attention_multiplier=0.5, logits_scaling=2.0),
+    "starcoder2": _config("Starcoder2Config", sliding_window=None),
+    "gemma": _config("GemmaConfig", tie_word_embeddings=False),
+    "cohere": _config("CohereConfig", tie_word_embeddings=False),
+    "glm": _config("GlmConfig"),
+    "helium": _config("HeliumConfig"),
+    "arcee": _config("ArceeConfig"),
+    "phi": _config("PhiConfig", num_key_value_heads=4),
+    "mixtral": _config("MixtralConfig", num_local_experts=2, num_experts_per_tok=1, sliding_window=None),
     "gpt_neox": _config("GPTNeoXConfig", num_key_value_heads=4, rotary_pct=0.5),
     "gpt_oss": _config(
         "GptOssConfig",

@@ -16,10 +16,9 @@ from transformers import (
     T5Config,
 )
 
-from lucid_attention import LucidForCausalLM
+from lucid_attention import LucidForCausalLM, enable_lucid
 from lucid_attention.models.decoder.presets import tiny
-from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
+from tests.models.architectures.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 
 CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
 
@@ -28,14 +27,6 @@ CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambd
 def test_continuous_batching_is_refused():
     with pytest.raises(ValueError, match="lucid is not supported for continuous batching"):
         lucid_model("llama").generate_batch([[1, 2, 3]])
-
-
-@pytest.mark.parametrize("name", ["paged|eager", "paged|sdpa"])
-def test_an_attention_with_a_paged_cache_is_refused(name):
-    model = lucid_model("llama")
-    with pytest.raises(ValueError, match=r"which has LUCID: it keeps values.*vLLM"):
-        model.set_attn_implementation(name)
-    assert model.config._attn_implementation == "lucid"
 
 
 @torch.no_grad()
@@ -79,23 +70,8 @@ def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
     cache = made(model.config)
     model(ids, past_key_values=cache)
     enable_lucid(model)
-    with pytest.raises(ValueError, match="values LUCID has not preconditioned"):
+    with pytest.raises(ValueError, match="values of another attention"):
         model(ids[:, :1], past_key_values=cache)
-
-
-@pytest.mark.parametrize("made", CACHES.values(), ids=CACHES)
-@torch.no_grad()
-def test_a_cache_from_before_lucid_was_switched_off_is_refused(made):
-    model, ids = lucid_model("llama"), tokens()
-    cache = made(model.config)
-    model(ids, past_key_values=cache)
-    model.set_attn_implementation("sdpa")
-    for again in (lambda: None, cache.reset):
-        again()
-        with pytest.raises(
-            ValueError, match="expected attn_implementation='lucid', with which it was made, got 'sdpa'"
-        ):
-            model(ids[:, :1], past_key_values=cache)
 
 
 @torch.no_grad()
@@ -146,10 +122,10 @@ def test_settings_outside_their_range_are_refused(settings, message):
 
 
 def test_layers_that_share_their_keys_and_values_are_refused():
-    model = lucid_model("llama")
+    model = softmax_model("llama")
     model.config.num_kv_shared_layers = 1
     with pytest.raises(ValueError, match="expected num_kv_shared_layers = 0, got 1"):
-        model(tokens())
+        enable_lucid(model)
 
 
 def only_windows():
@@ -161,13 +137,6 @@ def only_windows():
 def test_a_model_with_sliding_windows_only_is_refused():
     with pytest.raises(ValueError, match=r"at least one layer with full attention, got only \['sliding_attention'\]"):
         enable_lucid(AutoModelForCausalLM.from_config(only_windows()))
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_a_model_with_sliding_windows_only_is_refused_by_name_too(use_cache):
-    enable_lucid()
-    with pytest.raises(ValueError, match="at least one layer with full attention"):
-        AutoModelForCausalLM.from_config(only_windows(), attn_implementation="lucid")(tokens(), use_cache=use_cache)
 
 
 def test_layers_that_slide_although_their_configuration_says_otherwise_are_refused():
@@ -186,12 +155,6 @@ def test_only_a_model_of_transformers_is_switched_over(model):
         enable_lucid(model)
 
 
-def test_a_model_that_computes_its_attention_itself_is_refused():
-    config = transformers.BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20)
-    with pytest.raises(ValueError, match="computes its attention itself"):
-        enable_lucid(transformers.BloomForCausalLM(config))
-
-
 def test_settings_without_a_model_are_refused():
     with pytest.raises(ValueError, match="enable_lucid needs a model for these settings"):
         enable_lucid(strength=0.5)
@@ -206,16 +169,6 @@ def test_a_static_cache_takes_flat_masks_only():
         model(ids, attention_mask=mask, past_key_values=cache)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("change", [{"strength": 0.5}, {"sharpness": 1.0}, {"layers": [1]}], ids=str)
-def test_settings_that_change_under_a_cache_are_refused(change):
-    model, ids = lucid_model("llama"), tokens()
-    cache = model(ids, use_cache=True).past_key_values
-    enable_lucid(model, **change)
-    with pytest.raises(ValueError, match="was begun with"):
-        model(ids[:, :1], past_key_values=cache)
-
-
 NO_DECODERS = {
     "bloom": (lambda: BloomConfig(hidden_size=16, n_layer=1, n_head=2, vocab_size=20), "computes its attention itself"),
     "t5": (lambda: T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8, vocab_size=20), "encoder"),
@@ -223,23 +176,48 @@ NO_DECODERS = {
 
 
 @pytest.mark.parametrize("kind", NO_DECODERS)
-def test_architectures_that_cannot_are_refused_by_name_and_by_model(kind):
+def test_architectures_that_cannot_are_refused(kind):
     make, reason = NO_DECODERS[kind]
     auto = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
-    enable_lucid()
-    with pytest.raises(ValueError, match=reason):
-        auto.from_config(make(), attn_implementation="lucid")
     with pytest.raises(ValueError, match=reason):
         enable_lucid(auto.from_config(make()))
 
 
-def test_an_encoder_is_refused_by_name_and_by_model():
+def test_an_encoder_is_refused():
     config = BertConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
     with pytest.raises(ValueError, match="has no causal attention"):
         enable_lucid(AutoModel.from_config(config))
-    model = AutoModel.from_config(config, attn_implementation="lucid")
-    with pytest.raises(ValueError, match="LUCID is for causal attention"):
-        model(tokens() % 20)
+
+
+def test_a_stock_model_does_not_attend_with_lucid_by_its_name_alone():
+    model = softmax_model("llama")
+    model.set_attn_implementation("lucid")
+    with pytest.raises(ValueError, match=r"not switched over by enable_lucid\(model\)"):
+        model(tokens())
+
+
+def test_an_architecture_that_does_not_hand_arguments_to_its_attention_is_refused():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    model = enable_lucid(transformers.StableLmForCausalLM(transformers.StableLmConfig(vocab_size=97, **sizes)))
+    with pytest.raises(ValueError, match="this architecture does not pass it on"):
+        model(tokens())
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager", "paged|eager"])
+def test_another_attention_is_refused_where_a_model_is_lucid(name, tmp_path):
+    model = lucid_model("llama")
+    model.save_pretrained(tmp_path)
+    for ask in (
+        lambda: model.set_attn_implementation(name),
+        lambda: AutoModelForCausalLM.from_config(model.config, attn_implementation=name),
+        lambda: AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=name),
+        lambda: type(model.config)(attn_implementation=name),
+    ):
+        with pytest.raises(ValueError, match=r"is not possible for Lucid.*lucid convert --to softmax"):
+            ask()
+    assert (
+        AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=None).config._attn_implementation == "lucid"
+    )
 
 
 def test_the_own_decoder_is_not_switched_over():

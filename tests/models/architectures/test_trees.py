@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from tests.models.dropin.cases import (
+from tests.models.architectures.cases import (
     assert_same_gradients,
     gradients,
     left_padded,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lucid_attention.models.dropin.cache import GrowingTensor
+from lucid_attention.models.cache import GrowingTensor
 
 
 @pytest.fixture(autouse=True)

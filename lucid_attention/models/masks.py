@@ -2,7 +2,7 @@
 
 Transformers describes a mask by a function of (row, head, query, key) and a padding mask. The operators take the keys
 that take part (`key_mask`) or the borders of packed documents (`cu_seqlens`), and never need a T × T mask. So the mask
-of attn_implementation="lucid" is one of
+of LUCID is one of
 
     None            causal, nothing hidden
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
@@ -20,18 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from ...ops.packing import document_numbers
-from ...ops.softmax.attention import visible_keys
-from ..documents import borders, document_borders
-from .settings import check_config
+from ..ops.packing import document_numbers
+from ..ops.softmax.attention import visible_keys
+from .documents import borders, document_borders
 
 # Rows of a dense mask that are read together, so that a long packed batch needs no T × T mask.
 ROWS = 1024
 # An additive mask hides a key by a value at or below this: -1e9, the smallest float16 and minus infinity all do.
 HIDDEN = -1e4
-# The argument with which a model tells its layers the borders of documents, or None for one document, so that not every
-# layer reads them and waits for the device. A layer that does not get it reads them itself.
-DOCUMENTS = "lucid_documents"
 MUST = (
     "attention_mask must be causal, with padding, packed documents or a tree: LUCID solves for the values in the order"
 )
@@ -50,6 +46,14 @@ class Visibility(NamedTuple):
     cu_seqlens: Tensor | None = None
     relation: Tensor | None = None
 
+    def with_documents(self, cu_seqlens: Tensor | None, T: int) -> "Visibility":
+        """Add packed documents, if the mask does not show any.
+
+        Transformers makes no mask of documents if a cache is in use, which is its default in training.
+        """
+        known = self.key_mask is not None or self.cu_seqlens is not None or T == 1
+        return self if known else Visibility(cu_seqlens=cu_seqlens)
+
 
 def lucid_mask(
     batch_size: int,
@@ -65,8 +69,6 @@ def lucid_mask(
     **kwargs: Any,
 ) -> Tensor | None:
     """The mask function of attn_implementation="lucid", called once per forward pass and kind of layer."""
-    if config is not None and not torch.compiler.is_compiling():
-        check_config(config)
     plain = mask_function is causal_mask_function
     causal = plain or _is_causal(mask_function)
     if not causal and hasattr(config, "vocab_size"):
@@ -225,17 +227,6 @@ def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device:
     # Every token but the first, and not an index clamped at 0: Inductor's C++ for AVX2 does not compile with one.
     sees_before = mask_function(row, torch.zeros_like(row), token[:, 1:], token[:, :-1]).expand(B, T - 1)
     return borders(F.pad(~sees_before, (1, 0)))
-
-
-def find_documents(visible: Visibility, B: int, T: int, kwargs: dict[str, Any]) -> Visibility:
-    """Add packed documents that the mask does not show.
-
-    Transformers makes no mask of documents if a cache is in use, which is its default in training. kwargs: further
-    arguments of the layer, with position_ids that restart, the borders that flash attention takes, or `DOCUMENTS`.
-    """
-    if visible.key_mask is not None or visible.cu_seqlens is not None or T == 1:
-        return visible
-    return Visibility(cu_seqlens=kwargs[DOCUMENTS] if DOCUMENTS in kwargs else given_documents(B, T, kwargs))
 
 
 def given_documents(B: int, T: int, kwargs: dict[str, Any]) -> Tensor | None:

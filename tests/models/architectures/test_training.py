@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import DynamicCache, StaticCache
 
-from tests.models.dropin.cases import (
+from tests.models.architectures.cases import (
     A_FEW,
     ARCHITECTURES,
     assert_same_gradients,

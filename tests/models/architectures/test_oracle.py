@@ -7,7 +7,7 @@ import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from tests.models.dropin.cases import (
+from tests.models.architectures.cases import (
     ARCHITECTURES,
     assert_same_gradients,
     gradients,
@@ -33,7 +33,7 @@ def dense(layers, strength, sharpness):
         full = kinds is None or kinds[module.layer_idx] == "full_attention"
         if full and (layers is None or module.layer_idx in layers):
             c = math.sqrt(k.shape[-1]) if sharpness is None else sharpness
-            unit = k / k.norm(dim=-1, keepdim=True)
+            unit = torch.nn.functional.normalize(k, dim=-1)
             below = (mask > -1).tril(-1)
             P = torch.eye(k.shape[2]).double() + strength * below * torch.exp(c * (unit @ unit.mT) - c)
             v = torch.linalg.inv(P) @ v

@@ -3,10 +3,9 @@
 import pytest
 import torch
 import transformers
-from transformers import DynamicCache
 
-from lucid_attention.models.dropin.api import enable_lucid
-from tests.models.dropin.cases import (
+from lucid_attention import enable_lucid
+from tests.models.architectures.cases import (
     CONFIGURATIONS,
     WINDOW,
     greedy,
@@ -66,7 +65,7 @@ def test_a_mistral_with_both_kinds_of_layers_decodes_as_it_reads():
     sharpen(model)
     softmax = model(ids).logits
     enable_lucid(model)
-    cache = DynamicCache(config=model.config)
+    cache = model(ids).past_key_values
     assert [type(layer).__name__ for layer in cache.layers] == ["LucidDynamicLayer", "DynamicSlidingWindowLayer"]
     assert relative_error(model(ids).logits, softmax) > 0.01
     assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))
@@ -104,14 +103,3 @@ def test_settings_of_an_earlier_call_do_not_stay():
     model, ids = lucid_model("llama", layers=[1], strength=0.5), tokens(2)
     enable_lucid(model)
     assert torch.equal(model(ids).logits, lucid_model("llama")(ids).logits)
-
-
-@torch.no_grad()
-def test_a_model_is_switched_by_name_and_back():
-    model, ids = softmax_model("llama"), tokens(2)
-    softmax = model(ids).logits
-    enable_lucid()
-    model.set_attn_implementation("lucid")
-    assert torch.equal(model(ids).logits, lucid_model("llama")(ids).logits)
-    model.set_attn_implementation("sdpa")
-    assert torch.equal(model(ids).logits, softmax)

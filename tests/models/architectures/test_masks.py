@@ -14,9 +14,9 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from lucid_attention.models.dropin import masks
-from lucid_attention.models.dropin.masks import Visibility, dense_mask, lucid_mask, read_mask
-from tests.models.dropin.cases import left_padded, lucid_model, relative_error, tokens
+from lucid_attention.models import masks
+from lucid_attention.models.masks import Visibility, dense_mask, lucid_mask, read_mask
+from tests.models.architectures.cases import left_padded, lucid_model, relative_error, tokens
 
 CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
 DOCUMENT = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [0] * 9 + [1, 2, 2]])

@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, StaticSlidingWindowLayer
+from transformers import DynamicCache, StaticCache, cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticSlidingWindowLayer
 
-from lucid_attention import inverse_key_norms, precondition
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.cache import LucidDynamicLayer, LucidStaticLayer, pending_values
-from tests.models.dropin.cases import lucid_model, relative_error, softmax_model, tokens
+from lucid_attention import enable_lucid, inverse_key_norms, precondition
+from lucid_attention.models.cache import LucidDynamicLayer, LucidQuantizedLayer, LucidStaticLayer
+from tests.models.architectures.cases import greedy, lucid_model, relative_error, softmax_model, tokens
 
 enable_lucid()
 both_kinds = pytest.mark.parametrize(
@@ -33,28 +32,27 @@ def keys(batch=2, length=4, seed=0):
 
 
 def put(layer, k, v):
-    """Both steps: `update`, and the `commit` of the attention function."""
+    """Both steps: `update`, and the `store` of the attention function."""
     k_all, values = layer.update(k, v)
-    pending = pending_values(values)
+    assert values is v
     length = k.shape[2]
-    if pending.position is None:
-        past = None if pending.y_past is None else (pending.k[:, :, :-length], pending.y_past)
-    else:
-        start = int(pending.position)
-        past = (pending.k[:, :, :start], pending.y_past[:, :, :start]) if start else None
-    pending.commit(precondition(k, v, past=past))
-    return k_all
+    start = k_all.shape[2] - length if isinstance(layer, LucidDynamicLayer) else layer.past_length(length)
+    past = (k_all[:, :, :start], layer.values[:, :, :start]) if start else None
+    layer.store(precondition(k, v, past=past))
 
 
 def test_layers_are_chosen_by_the_kind_of_attention():
-    config = lucid_model("gemma3").config
-    dynamic, static = DynamicCache(config=config), StaticCache(config, max_cache_len=10)
+    model = lucid_model("gemma3")
+    dynamic, static = DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=10)
+    model(tokens(), past_key_values=dynamic)
+    model.adopt_cache(static)
     assert [type(layer) for layer in dynamic.layers] == [DynamicSlidingWindowLayer] + 2 * [LucidDynamicLayer]
     assert [type(layer) for layer in static.layers] == [StaticSlidingWindowLayer] + 2 * [LucidStaticLayer]
 
 
 def test_other_models_in_the_process_keep_their_layers():
     cache = DynamicCache(config=softmax_model("llama").config)
+    softmax_model("llama")(tokens(), past_key_values=cache)
     assert [type(layer) for layer in cache.layers] == 2 * [DynamicLayer]
 
 
@@ -227,3 +225,37 @@ def test_rows_of_a_cache_are_selected_and_repeated_between_passes():
     found = model(more, past_key_values=cache).logits
     full = model(torch.cat([ids[[2, 2, 0, 0]], more], 1), use_cache=False).logits[:, 8:]
     assert relative_error(found, full) < 2e-5
+
+
+fp8 = pytest.mark.skipif(
+    not hasattr(cache_utils, "Fp8QuantizedLayer"), reason="needs the backend fp8, which needs no other package"
+)
+
+
+def quantization_error(model):
+    """‖logits with the quantized cache − without a cache‖ / ‖logits‖, over new tokens, one by one after a prompt."""
+    ids = tokens(2, 64)
+    cache = QuantizedCache(config=model.config, backend="fp8")
+    model(ids[:, :32], past_key_values=cache)
+    parts = [model(ids[:, [i]], past_key_values=cache).logits for i in range(32, 64)]
+    exact = model(ids).logits[:, 32:]
+    return float((torch.cat(parts, 1) - exact).norm() / exact.norm())
+
+
+@fp8
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.shows("quantized cache", model="drop-in")
+def test_the_error_of_8_bits_is_of_the_size_that_softmax_has(name):
+    assert 0 < quantization_error(lucid_model(name)) < 3 * quantization_error(softmax_model(name))
+
+
+@fp8
+def test_a_model_generates_with_a_quantized_cache_which_cannot_be_cropped():
+    model = lucid_model("llama")
+    options = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+    assert greedy(model, tokens(2), num_beams=3, **options).shape == (2, 8)
+    cache = QuantizedCache(backend="fp8", config=model.config)
+    model(tokens(), past_key_values=cache)
+    assert isinstance(cache.layers[0], LucidQuantizedLayer)
+    with pytest.raises(ValueError, match="cannot be cropped, which speculative decoding needs"):
+        cache.layers[0].crop(-1)
