@@ -84,7 +84,7 @@ class Readout(NamedTuple):
 
 
 def lucid_attention_forward(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,

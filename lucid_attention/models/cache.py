@@ -107,10 +107,10 @@ class LucidDynamicLayer(LucidLayer, DynamicLayer):
         self.begin_update()
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self._append("keys", key_states)
+        keys = self._append("keys", key_states)
         with torch.no_grad():
             self._append("inverse_norms", inverse_key_norms(key_states))
-        return self.keys, value_states
+        return keys, value_states
 
     def store(self, y: Tensor) -> Tensor:
         """Keep y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E]."""
@@ -228,7 +228,7 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.begin_update()
-        self.keys, self.values, self.new = key_states, None, key_states
+        self.keys = self.new = key_states
         if self.get_seq_length():
             # No new tokens: the stock layer returns its past.
             k_past, self.values = self.stock.update(key_states[:, :, :0], value_states[:, :, :0])
@@ -241,7 +241,7 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
         self.pending = False
         self.stock.update(self.new, y)
         y_all = y if self.values is None else torch.cat([self.values, y], 2)
-        self.keys = self.values = self.new = self.inverse_norms = None
+        self.keys = self.values = self.inverse_norms = None
         return y_all
 
     def get_seq_length(self) -> int:

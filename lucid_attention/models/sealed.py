@@ -33,6 +33,7 @@ def register_sealed(config_class: Callable[[str], Any]) -> None:
                 stacklevel=2,
             )
             kind = content.pop("model_type")
+            content.pop("architectures", None)
             return (LucidConfig if kind == MODEL_TYPE else config_class(kind)).from_dict(content, **kwargs)
 
     AutoConfig.register(SENTENCE, SealedConfig, exist_ok=True)

@@ -128,7 +128,7 @@ def enable_lucid(
     _check_model(model)
     check_layers(settings, model.config)
     if not isinstance(model, LucidModel):
-        config_class = lucid_config_class(type(model.config).model_type)
+        config_class: Any = lucid_config_class(type(model.config).model_type)
         register_models(config_class)
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
@@ -170,7 +170,15 @@ class LucidConfiguration:
         super().__post_init__(**kwargs)  # type: ignore[misc]
         check_layers(settings, self)
         setattr(self, NAME, settings.to_dict())
-        register_models(type(self))
+        config_class: Any = type(self)
+        register_models(config_class)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "architectures" and not all(one.startswith("Lucid") for one in value or ()):
+            raise ValueError(
+                f"architectures of a LUCID model must begin with 'Lucid', got {value}: others compute softmax attention"
+            )
+        super().__setattr__(name, value)
 
     def to_dict(self) -> dict[str, Any]:
         """As in Transformers, and the attention: a stock class that is asked by name for this checkpoint refuses it."""
@@ -228,12 +236,13 @@ def _checked_implementation(requested: Any, name: str) -> str:
 
 def become_lucid(model: Any) -> None:
     """Give a model, and the models in it, LUCID's classes, and its attentions the values of the configuration."""
+    config = model.config
     for module in _models_in(model):
         if not isinstance(module, LucidModel):
-            module.__class__ = lucid_model_class(type(module), type(model.config))
+            stock: Any = type(module)
+            module.__class__ = lucid_model_class(stock, config.__class__)
             # Transformers learns in its constructor what a class can record; this one has not been through it.
-            PreTrainedModel.__init__(module.__class__.__new__(module.__class__), module.config)
-    config = model.config
+            PreTrainedModel.__init__(module.__class__.__new__(module.__class__), config)
     settings, chosen = LucidSettings.from_dict(getattr(config, NAME)), lucid_layers(config)
     for module in attention_modules(model):
         found = getattr(module, NAME, None)
@@ -243,7 +252,9 @@ def become_lucid(model: Any) -> None:
             found.set_values(settings)
         else:
             place = next(module.parameters())
-            made = Preconditioner(kv_heads(config), head_size(config), settings).to(place.device)
+            wide = torch.promote_types(place.dtype, torch.float32)
+            made = Preconditioner(kv_heads(config), head_size(config), settings).to(place.device, wide)
+            made.set_values(settings)
             module.add_module(NAME, made)
 
 
@@ -319,7 +330,7 @@ def _made(name: str, bases: tuple[Any, ...], **body: Any) -> Any:
 def __getattr__(name: str) -> Any:
     """The class of this name, for processes in which it was not made yet."""
     for model_type in ARCHITECTURES if name.startswith("Lucid") else ():
-        config_class = lucid_config_class(model_type)
+        config_class: Any = lucid_config_class(model_type)
         if name == config_class.__name__:
             return config_class
         register_models(config_class)

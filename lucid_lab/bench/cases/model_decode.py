@@ -36,14 +36,14 @@ def filled(model: Any, kind: str, k: Tensor, v: Tensor) -> Any:
     """A cache of Transformers with k and v in every layer. The time of a step does not depend on the values."""
     from transformers import DynamicCache, StaticCache
 
-    from lucid_attention.models.cache import pending_values
-
     static = kind == STATIC
     past = StaticCache(model.config, k.shape[2] + ROOM) if static else DynamicCache(config=model.config)
+    if hasattr(model, "adopt_cache"):
+        model.adopt_cache(past)
     for layer in past.layers:
-        _, values = layer.update(k, v)
-        if (pending := pending_values(values)) is not None:
-            pending.commit(v)
+        layer.update(k, v)
+        if hasattr(layer, "store"):
+            layer.store(v)
     return past
 
 
