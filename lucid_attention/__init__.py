@@ -7,8 +7,8 @@ if TYPE_CHECKING:
 
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
-    from .models.dropin.api import enable_lucid
     from .models.ramps import SharpnessRamp, StrengthRamp, set_sharpness, set_strength
+    from .models.subclasses import enable_lucid
     from .nn.attention import ATTENTIONS, LucidAttention
     from .ops.linear.delta import delta_attention
     from .ops.linear.gla import gla_attention
@@ -54,7 +54,7 @@ _MODULES = {
     "StrengthRamp": ".models.ramps",
     "delta_attention": ".ops.linear.delta",
     "diff_attention": ".ops.softmax.diff",
-    "enable_lucid": ".models.dropin.api",
+    "enable_lucid": ".models.subclasses",
     "gla_attention": ".ops.linear.gla",
     "gsa_attention": ".ops.linear.gsa",
     "inverse_key_norms": ".ops.lucid.decode",

@@ -659,6 +659,69 @@ def report(
 # ------------------------------------------------------------------------------------------------ checkpoints
 
 
+@command(
+    "convert",
+    example="lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --sharpness 64",
+    extra="transformers",
+    kept="nothing was written",
+)
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to be written; must not exist or be empty")],
+    to: Annotated[
+        str, typer.Option(metavar="lucid|softmax", help="softmax: the plain checkpoint, which every program reads")
+    ] = "lucid",
+    auto_map: Annotated[
+        bool,
+        typer.Option(
+            "--auto-map/--no-auto-map",
+            help="add a file through which programs open OUT with trust_remote_code=True, where lucid-attention is "
+            "installed",
+        ),
+    ] = True,
+    layers: Annotated[str | None, typer.Option(metavar="LIST", help="all, or as in 0,2,8-11")] = None,
+    layers_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what "
+            "disturbance`: the largest set that costs at most --most-change",
+        ),
+    ] = None,
+    most_change: Annotated[
+        float | None,
+        typer.Option(metavar="NATS", help="by how much the loss may rise when these layers become LUCID at once"),
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="from 0, exactly the original model, to 1, LUCID (default)", show_default=False),
+    ] = None,
+    sharpness: Annotated[
+        float | None,
+        typer.Option(
+            metavar="C",
+            help="c of the preconditioner (default: √D). Start at 64 and let `lucid train --set sharpness_steps=0.5`, "
+            "or SharpnessRamp, lower it in training",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Copy a pretrained checkpoint, with LUCID switched on, or off again."""
+    from lucid_attention.models.convert import convert_and_report
+
+    convert_and_report(
+        checkpoint,
+        out,
+        to=to,
+        auto_map=auto_map,
+        layers=layers,
+        layers_from=layers_from,
+        most_change=most_change,
+        strength=strength,
+        sharpness=sharpness,
+    )
+
+
 # ---------------------------------------------------------------------------------------- how a command ends
 
 
@@ -668,12 +731,6 @@ def main(argv: list[str] | None = None) -> int:
     0 done, 1 an error in one line, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.
     """
     words = sys.argv[1:] if argv is None else argv
-    from .commands import COMMANDS, run_words
-
-    if words and words[0] in COMMANDS:  # commands that are not below yet
-        from .stopping import Stopping
-
-        return run_words(words, Stopping())
     name = next((word for word in words if not word.startswith("-")), "")
     arrived: list[int] = []
 

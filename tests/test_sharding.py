@@ -17,11 +17,10 @@ from torch.distributed.tensor.experimental._attention import (
     _enable_context_parallel_dispatcher,
 )
 
-from lucid_attention import ATTENTIONS, LucidAttention, lucid_attention, precondition
-from lucid_attention.models.dropin.api import enable_lucid
+from lucid_attention import ATTENTIONS, LucidAttention, enable_lucid, lucid_attention, precondition
 from lucid_attention.ops.softmax.sliding import sliding_attention
+from tests.models.architectures.cases import lucid_model, tokens
 from tests.models.decoder.cases import decoder
-from tests.models.dropin.cases import lucid_model, tokens
 
 REFUSED = "the sequence is split over processes"
 

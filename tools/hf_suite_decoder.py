@@ -6,7 +6,7 @@ import unittest
 from importlib import import_module
 from typing import Any
 
-from lucid_attention.models.decoder import heads, modeling
+from lucid_attention.models.decoder import modeling
 from lucid_attention.models.decoder.configuration import LucidConfig
 
 # From the clone: the `tests` of Transformers, not ours.
@@ -17,9 +17,9 @@ class LucidModelTester(common.CausalLMModelTester):
     config_class = LucidConfig
     base_model_class = modeling.LucidModel
     causal_lm_class = modeling.LucidForCausalLM
-    question_answering_class = heads.LucidForQuestionAnswering
-    sequence_classification_class = heads.LucidForSequenceClassification
-    token_classification_class = heads.LucidForTokenClassification
+    question_answering_class = modeling.LucidForQuestionAnswering
+    sequence_classification_class = modeling.LucidForSequenceClassification
+    token_classification_class = modeling.LucidForTokenClassification
 
     def __init__(self, parent: Any) -> None:
         super().__init__(parent)

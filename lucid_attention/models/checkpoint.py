@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from ..files import read_json
 from ..messages import first_line
-from .dropin.api import enable_lucid
+from .subclasses import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 # Files that must hold a JSON object where they are there. Transformers takes some other contents for none.

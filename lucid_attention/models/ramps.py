@@ -16,84 +16,73 @@ from transformers import PreTrainedModel, TrainerCallback
 from ..nn.attention import LucidAttention
 from ..ops.checks import check_positive, check_strength
 from .decoder.configuration import LucidConfig
-from .dropin.settings import NAME, LucidSettings, put_settings, uses_lucid
+from .preconditioner import NAME, LucidSettings, Preconditioner
 
 
 def set_strength(model: PreTrainedModel, strength: float) -> None:
     """Set s of every LUCID layer, in the model and in the configuration that is saved with it."""
     check_strength(strength)
-
-    def set_layer(layer: LucidAttention) -> None:
-        layer.strength = strength
-
-    _set(model, "strength", strength, set_layer)
+    _set(model, "strength", strength)
 
 
 def set_sharpness(model: PreTrainedModel, sharpness: float | None) -> None:
     """Set c of every LUCID layer, in the model and in the configuration that is saved with it. None: √D."""
     check_positive("sharpness", sharpness)
-
-    def set_layer(layer: LucidAttention) -> None:
-        if layer.log_sharpness is not None:
-            raise ValueError("the sharpness of this model is learned (learn_sharpness): it cannot be set")
-        layer.fixed_sharpness = sharpness
-
-    _set(model, "sharpness", sharpness, set_layer)
+    _set(model, "sharpness", sharpness)
 
 
-def _set(model: PreTrainedModel, name: str, value: float | None, set_layer: Callable[[LucidAttention], None]) -> None:
-    config = model.config.get_text_config(decoder=True)
-    if uses_lucid(config):
-        if getattr(config, NAME, None) is None:
-            put_settings(config, LucidSettings())
-        # In place: the name of the implementation refers to this dictionary.
-        getattr(config, NAME)[name] = value
-        return
-    for layer in _layers(model):
-        set_layer(layer)
+def _set(model: PreTrainedModel, name: str, value: float | None) -> None:
+    config, layers = model.config, _layers(model)
+    if any(_is_learned(layer, name) for layer in layers):
+        raise ValueError(f"the {name} of this model is learned: it cannot be set")
     if isinstance(config, LucidConfig):
+        for layer in layers:
+            setattr(layer, "fixed_sharpness" if name == "sharpness" else name, value)
         options = {attention: config.options_of(attention) for attention in dict.fromkeys(config.layer_attentions)}
         options["lucid"][name] = value
         config.attention_options = options
+        return
+    settings = LucidSettings.from_dict(getattr(config, NAME) | {name: value})
+    setattr(config, NAME, settings.to_dict())
+    for layer in layers:
+        layer.set_values(settings)
 
 
-def _layers(model: PreTrainedModel) -> list[LucidAttention]:
-    layers = [module for module in model.modules() if isinstance(module, LucidAttention)]
+def _layers(model: PreTrainedModel) -> list[Any]:
+    layers = [module for module in model.modules() if isinstance(module, (LucidAttention, Preconditioner))]
     if not layers:
         raise ValueError(f"model must have LUCID layers, got {type(model).__name__} without any")
     return layers
 
 
+def _is_learned(layer: Any, name: str) -> bool:
+    if isinstance(layer, Preconditioner):
+        return name in layer.learned
+    return name == "sharpness" and layer.log_sharpness is not None
+
+
 def strength_of(model: PreTrainedModel) -> float:
     """s of the model's LUCID layers."""
-    config = model.config.get_text_config(decoder=True)
-    if uses_lucid(config):
-        return LucidSettings.from_dict(getattr(config, NAME, None)).strength
-    return _one("strength", {layer.strength for layer in _layers(model)})
+    return _one(model, "strength", lambda layer: layer.strength)
 
 
 def sharpness_of(model: PreTrainedModel) -> float:
     """c of the model's LUCID layers, √D where none is set."""
-    config = model.config.get_text_config(decoder=True)
-    if uses_lucid(config):
-        fixed = LucidSettings.from_dict(getattr(config, NAME, None)).sharpness
-        return math.sqrt(head_size(config)) if fixed is None else fixed
+    return _one(model, "sharpness", lambda layer: layer.fixed_sharpness or math.sqrt(layer.head_dim))
+
+
+def _one(model: PreTrainedModel, name: str, value_of: Callable[[Any], float]) -> float:
     layers = _layers(model)
-    if any(layer.log_sharpness is not None for layer in layers):
-        raise ValueError("the sharpness of this model is learned (learn_sharpness): it has no single number")
-    return _one("sharpness", {layer.fixed_sharpness or math.sqrt(layer.head_dim) for layer in layers})
-
-
-def _one(name: str, values: set[float]) -> float:
+    if any(_is_learned(layer, name) for layer in layers):
+        raise ValueError(f"the {name} of this model is learned: it has no single value")
+    if isinstance(layers[0], Preconditioner):
+        # The configuration has the value unrounded.
+        settings = LucidSettings.from_dict(getattr(model.config, NAME))
+        return layers[0].initial(settings)[name]
+    values = {value_of(layer) for layer in layers}
     if len(values) != 1:
         raise ValueError(f"model must have LUCID layers of one {name}, got {sorted(values)}")
     return values.pop()
-
-
-def head_size(config: Any) -> int:
-    """The head size D of a model, from its configuration."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(size)
 
 
 class _Ramp(TrainerCallback, ABC):
@@ -124,6 +113,15 @@ class _Ramp(TrainerCallback, ABC):
     @abstractmethod
     def value_of(self, model: Any) -> float:
         """The present value."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if hasattr(model, "peft_config") and any(isinstance(module, Preconditioner) for module in model.modules()):
+            saved = (name for name, module in model.named_modules() if isinstance(module, Preconditioner))
+            if not any("modules_to_save" in name for name in saved):
+                raise ValueError(
+                    f"{type(self).__name__} changes values that this adapter would be saved without: add "
+                    f"modules_to_save=[{NAME!r}] to its configuration (LoraConfig)"
+                )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self.apply(model, state.global_step, state.max_steps)

@@ -114,7 +114,18 @@ class LucidImpl(AttentionImpl):
                 raise ValueError(f"LUCID attention in vLLM needs {name} = {allowed!r}, got {given!r}")
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale, self.kv_cache_dtype = float(scale), kv_cache_dtype
-        self.options = {"strength": strength, "sharpness": sharpness}
+        self.options: dict[str, Any] = {"strength": strength, "sharpness": sharpness}
+
+    def set_values(self, kind: str, values: Tensor) -> None:
+        """Take the values of a checkpoint. kind: "sharpness" or "strength"; values: [H]."""
+        if kind not in self.options:
+            raise ValueError(f"LUCID attention in vLLM has sharpness and strength, got {kind!r} in the checkpoint")
+        if not bool((values == values[0]).all()):
+            if kind == "strength" or values.shape[0] != self.num_kv_heads:
+                raise ValueError(f"LUCID attention in vLLM needs one {kind} for all heads of a layer, got {values}")
+            self.options[kind] = values.float()
+        else:
+            self.options[kind] = float(values[0])
 
     def forward(
         self,
@@ -134,7 +145,9 @@ class LucidImpl(AttentionImpl):
         if attn_metadata is None:
             # vLLM measures memory or compiles. Nobody reads the result.
             return output.zero_()
-        batch = attn_metadata.batch
+        batch, options = attn_metadata.batch, self.options
+        if isinstance(options["sharpness"], Tensor):
+            options["sharpness"] = options["sharpness"].to(query.device)
         T = batch.starts[-1]
-        attend(query[:T], key[:T], value[:T], kv_cache, batch, output[:T], scale=self.scale, **self.options)
+        attend(query[:T], key[:T], value[:T], kv_cache, batch, output[:T], scale=self.scale, **options)
         return output

@@ -1,5 +1,6 @@
 """vLLM's own models with LUCID in the layers that `config.lucid` names."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,33 +13,35 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
-from ..models.dropin.settings import NAME, LucidSettings, full_layers
+from ..models.preconditioner import NAME, LucidSettings, lucid_layers
 from .backend import LucidBackend, LucidImpl
-from .configs import Served
+from .configs import LucidDecoderConfig
 
 
-def put_lucid(model: nn.Module, vllm_config: Any) -> None:
-    """Give the chosen layers of a model of vLLM the backend of LUCID. Other layers keep vLLM's."""
+def put_lucid(model: nn.Module, vllm_config: Any) -> dict[int, LucidImpl]:
+    """Give the chosen layers of a model of vLLM the backend of LUCID, and return it by layer. Others keep vLLM's."""
     config = vllm_config.model_config.hf_config
-    if not isinstance(config, Served):
+    if getattr(config, NAME, None) is None:
         raise TypeError(f"{type(model).__name__} needs a configuration with LUCID, got {type(config).__name__}")
-    settings = LucidSettings.from_dict(getattr(config, NAME))
-    if not settings.strength:
-        return
-    # None: all layers.
-    kinds = getattr(config, "layer_types", None)
-    chosen = settings.layers
-    if chosen is None and kinds is not None:
-        chosen = tuple(full_layers(kinds))
-    layers = vllm_config.compilation_config.static_forward_context
+    width = config.hidden_size // config.num_attention_heads
+    if isinstance(model, Qwen2ForCausalLM) and getattr(config, "head_dim", None) not in (None, width):
+        # vLLM would take a part of the weights without a word.
+        raise ValueError(
+            f"vLLM's Qwen2 has heads of hidden_size / num_attention_heads = {width}, got {config.head_dim}"
+        )
+    settings, chosen = LucidSettings.from_dict(getattr(config, NAME)), lucid_layers(config)
+    if not settings.strength and not settings.learned:
+        return {}
+    layers, made = vllm_config.compilation_config.static_forward_context, {}
     for name, module in list(model.named_modules()):
-        if not isinstance(module, Attention):
-            continue
-        if chosen is None or extract_layer_index(module.layer_name) in chosen:
+        if isinstance(module, Attention) and (index := extract_layer_index(module.layer_name)) in chosen:
             # The place of the layer by its name, which it gives up to the new one.
             del layers[module.layer_name]
             parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, _lucid_layer(module, settings, vllm_config))
+            layer = _lucid_layer(module, settings, vllm_config)
+            setattr(model.get_submodule(parent), attribute, layer)
+            made[index] = layer.impl
+    return made
 
 
 def _lucid_layer(layer: Any, settings: LucidSettings, vllm_config: Any) -> Attention:
@@ -71,7 +74,20 @@ class WithLucid:
 
     def __init__(self, *, vllm_config: Any, prefix: str = "", **others: Any) -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, **others)  # type: ignore[call-arg]
-        put_lucid(self, vllm_config)  # type: ignore[arg-type]
+        self.lucid_impls = put_lucid(self, vllm_config)  # type: ignore[arg-type]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As in vLLM. LUCID's own values go to the attention of their layers."""
+
+        def stock() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights:
+                path, _, kind = name.rpartition(".")
+                if not path.endswith(f".{NAME}"):
+                    yield name, weight
+                elif (index := extract_layer_index(name)) in self.lucid_impls:
+                    self.lucid_impls[index].set_values(kind, weight)
+
+        return super().load_weights(stock())  # type: ignore[misc]
 
 
 class LucidLlamaForCausalLM(WithLucid, LlamaForCausalLM):
@@ -130,4 +146,7 @@ class LucidForCausalLM(WithLucid, LlamaForCausalLM):
     """Our decoder in vLLM."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        config = vllm_config.model_config.hf_config
+        if not isinstance(config, LucidDecoderConfig):
+            raise TypeError(f"LucidForCausalLM in vLLM needs a LucidDecoderConfig, got {type(config).__name__}")
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DecoderLayer)

@@ -44,13 +44,13 @@ class Plain(nn.Module):
 
 def llama(implementation: str, **overrides: Any) -> PreTrainedModel:
     """A small Llama whose keys are correlated."""
-    enable_lucid()
     torch.manual_seed(0)
     config = LlamaConfig(**(LLAMA | overrides))
-    model = LlamaForCausalLM._from_config(config, attn_implementation=implementation).eval()
+    stock = "sdpa" if implementation == "lucid" else implementation
+    model = LlamaForCausalLM._from_config(config, attn_implementation=stock).eval()
     with torch.no_grad():
         model.model.embed_tokens.weight += 0.5
-    return model
+    return enable_lucid(model) if implementation == "lucid" else model
 
 
 def tokens(*shape: int) -> Tensor:

@@ -96,6 +96,8 @@ def test_a_transformers_model_reads_its_values_with_these_weights(implementation
         assert layer.preconditioned == (implementation == "lucid")
         mine = read(layer, rows, mask.bool()).transpose(1, 2).flatten(2)
         off = {"rtol": 1e-5, "atol": 3e-6} if implementation == "eager" else {"rtol": 1e-9, "atol": 1e-10}
+        # The model holds its sharpness in float32.
+        off = {"rtol": 1e-6, "atol": 1e-7} if implementation == "lucid" else off
         torch.testing.assert_close(mine, o[:, rows].double(), **off)
 
 

@@ -4,8 +4,8 @@ import copy
 from typing import Any
 
 import torch
+from models.architectures.cases import lucid_model
 from models.decoder.cases import decoder
-from models.dropin.cases import lucid_model
 from torch import Tensor
 from transformers import DynamicCache, StaticCache
 

@@ -11,9 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Mi
 
 from lucid_attention import enable_lucid
 from lucid_attention.models import convert as conversion
-from lucid_attention.models.arguments import read_layers
-from lucid_attention.models.convert import ConversionError, convert
-from lucid_attention.models.saved import KEY
+from lucid_attention.models.convert import ConversionError, convert, read_layers
 from lucid_lab import cli
 from tests.models.decoder.cases import decoder
 
@@ -81,7 +79,7 @@ def test_chosen_layers_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) 
     settings = convert(llama, tmp_path / "out", layers=[2], strength=0.5, sharpness=3.0)
     assert settings.layers == (2,)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": 3.0}
+    assert model.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": 3.0, "learned": []}
     assert not torch.equal(logits(tmp_path / "out"), logits(llama))
 
 
@@ -104,16 +102,20 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
         "README.md",
         "config.json",
         "generation_config.json",
+        "lucid_checkpoint.py",
         "model.safetensors",
         "original/params.json",
+        "softmax_config.json",
         "tokenizer.json",
     }
-    for name in copied - {"README.md", "config.json"}:
+    for name in copied - {"README.md", "config.json", "lucid_checkpoint.py", "softmax_config.json"}:
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
-    inside = after[KEY][0]
-    assert inside.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None}
-    assert inside == before
+    assert (after.pop("model_type"), after.pop("architectures")) == ("lucid_llama", ["LucidLlamaForCausalLM"])
+    assert after.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None, "learned": []}
+    assert after.pop("attn_implementation") == "lucid"
+    assert after.pop("auto_map") == {"AutoConfig": "lucid_checkpoint.LucidLlamaConfig"}
+    assert after == {name: value for name, value in before.items() if name not in ("model_type", "architectures")}
 
 
 def test_to_softmax_gives_the_plain_checkpoint_back(checkpoint: Path, tmp_path: Path) -> None:
@@ -169,14 +171,14 @@ def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: P
 
 def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(ConversionError, match=r"local folder.*hf download org/model"):
+    with pytest.raises(ValueError, match=r"local folder.*hf download org/model"):
         convert("org/model", out)
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ConversionError, match=r"config\.json"):
+    with pytest.raises(ValueError, match=r"config\.json"):
         convert(empty, out)
     (empty / "config.json").write_text("{}")
-    with pytest.raises(ConversionError, match="weights"):
+    with pytest.raises(ValueError, match="weights"):
         convert(empty, out)
     with pytest.raises(ConversionError, match=r"OUT must be new.*original"):
         convert(llama, llama)
@@ -187,7 +189,7 @@ def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path
     with pytest.raises(ConversionError, match="strength"):
         convert(llama, out, strength=1.5)
     (llama / "config.json").write_text("{ not json")
-    with pytest.raises(ConversionError, match=r"config\.json: not JSON"):
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
         convert(llama, out)
     assert not out.exists()
     assert not list(tmp_path.glob("*.partial"))
@@ -226,7 +228,7 @@ def test_layers_are_read(text: str, layers: list[int] | str) -> None:
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "5-3", "1;2", "-1", "0-1000000000000"])
 def test_other_layers_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="0,2,8-11"):
+    with pytest.raises(ConversionError, match="0,2,8-11"):
         read_layers(text)
 
 

@@ -13,8 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 from torch.export import Dim
 
+from tests.models.architectures.cases import lucid_model
 from tests.models.decoder.cases import decoder
-from tests.models.dropin.cases import lucid_model
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
 from lucid_attention.files import read_json, write_record
-from lucid_attention.models.layer_costs import layers_within
+from lucid_attention.models.convert import layers_within
 from lucid_lab import cli
 from lucid_lab.analysis.disturbance import disturbances, disturbances_together
 
@@ -113,7 +113,7 @@ def test_the_commands_go_from_the_analysis_to_the_checkpoint(
     [
         (["--most-change", "0.1"], "got no --layers-from"),
         (["--layers-from", "a.json"], "got no --most-change"),
-        (["--layers-from", "a.json", "--most-change", "0.1", "--layers", "0"], "expected no --layers beside it"),
+        (["--layers-from", "a.json", "--most-change", "0.1", "--layers", "0"], "expected no --layers with it"),
         (["--layers-from", "a.json", "--most-change", "0.1", "--to", "softmax"], "expected no --to softmax"),
     ],
 )

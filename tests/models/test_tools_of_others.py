@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
-from lucid_attention.models.dropin.settings import uses_lucid
-from tests.models.tools_of_others import PROMPT, environment, lucid_run, write_checkpoints
+from lucid_attention.models.checkpoint import load_model, load_tokenizer
+from tests.models.tools_of_others import PROMPT, environment, write_checkpoints
 
 # Each starts several processes that import Transformers: minutes beside other busy processes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -46,43 +45,21 @@ metric_list:
 """
 
 
-@pytest.mark.parametrize(("name", "launch"), [("dropin", True), ("own", True), ("dropin", False)])
-@pytest.mark.shows("`lm_eval` through `lucid run`", model="drop-in")
-@pytest.mark.shows("`lm_eval` through `lucid run`", model="decoder")
-def test_lm_eval_gives_the_number_of_this_process(
-    name: str, launch: bool, checkpoints: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", ["dropin", "own"])
+@pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="drop-in")
+@pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="decoder")
+def test_lm_eval_gives_the_number_of_this_process(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": PROMPT, "target": TARGET}) + "\n")
     (tmp_path / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
-    model = f"pretrained={checkpoints[name]}" + ("" if launch else ",trust_remote_code=True")
+    model = f"pretrained={checkpoints[name]},trust_remote_code=True"
     words = ["--model", "hf", "--model_args", model, "--tasks", "tiny", "--include_path", tmp_path]
     words += ["--output_path", tmp_path / "results.json", "--batch_size", "1", "--device", "cpu"]
     caches = {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    if launch:
-        done = lucid_run("lm_eval", *words, cwd=tmp_path, **caches)
-    else:
-        command = [sys.executable, "-m", "lm_eval", *map(str, words)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment(**caches), capture_output=True, text=True)
+    command = [sys.executable, "-m", "lm_eval", *map(str, words)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(**caches), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.glob("results_*.json")
     found = json.loads(file.read_text())["results"]["tiny"]["perplexity,none"]
     expected, softmax = (math.exp(-log_likelihood(checkpoints[kind])) for kind in (name, "softmax"))
     assert found == pytest.approx(expected, rel=1e-4)
     assert abs(expected / softmax - 1) > 0.01
-
-
-@pytest.mark.parametrize("name", ["dropin", "own"])
-@pytest.mark.shows("`trl` through `lucid run`", model="drop-in")
-@pytest.mark.shows("`trl` through `lucid run`", model="decoder")
-def test_trl_trains_with_lucid(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "train.jsonl").write_text(f"{json.dumps({'text': PROMPT})}\n" * 4)
-    words = ["--model_name_or_path", checkpoints[name], "--dataset_name", data, "--output_dir", tmp_path / "out"]
-    words += ["--max_steps", "1", "--report_to", "none", "--use_cpu", "true", "--bf16", "false"]
-    done = lucid_run("trl", "sft", *words, cwd=tmp_path, HF_DATASETS_CACHE=str(tmp_path / "datasets"))
-    assert done.returncode == 0, done.stderr
-    config = load_config(tmp_path / "out")
-    assert config.attention == "lucid" if name == "own" else uses_lucid(config)
-    assert config.architectures == ["LucidForCausalLM" if name == "own" else "LlamaForCausalLM"]

@@ -23,7 +23,7 @@ from trl import (
 )
 
 from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
-from tests.models.dropin.cases import VOCABULARY, softmax_model, tokens
+from tests.models.architectures.cases import VOCABULARY, softmax_model, tokens
 
 SETTINGS = {"layers": [1], "strength": 0.75, "sharpness": 2.0}
 KINDS = ["dropin", "own"]
@@ -44,7 +44,7 @@ def folder(tmp_path_factory):
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", bos_token="<s>", eos_token="</s>")
-    enable_lucid()
+    enable_lucid(llama, **SETTINGS)
     for kind, model in (("dropin", llama), ("own", own)):
         model.save_pretrained(folder / kind)
         tokenizer.save_pretrained(folder / kind)
@@ -52,8 +52,7 @@ def folder(tmp_path_factory):
 
 
 def load(folder, kind, auto=AutoModelForCausalLM, **options):
-    model = auto.from_pretrained(folder / kind, **options)
-    return enable_lucid(model, **SETTINGS) if kind == "dropin" else model
+    return auto.from_pretrained(folder / kind, **options)
 
 
 def arguments(cls, folder, **options):
@@ -122,7 +121,7 @@ def test_a_dpo_reference_is_the_same_model(folder, kind):
     trainer = DPOTrainer(model, args=arguments(DPOConfig, folder, max_steps=1), train_dataset=preferences())
     assert trainer.ref_model is not model
     if kind == "dropin":
-        assert trainer.ref_model.config.lucid == SETTINGS
+        assert trainer.ref_model.config.lucid == SETTINGS | {"learned": []}
     trainer.train()
     assert losses(trainer)[0] == pytest.approx(math.log(2), abs=1e-6)
     assert losses(trainer, "rewards/chosen")[0] == pytest.approx(0, abs=1e-5)
@@ -135,7 +134,7 @@ def test_an_adapter_that_sft_trained_comes_back(folder, kind, tmp_path):
         load(folder, kind),
         arguments(SFTConfig, folder, **options),
         train_dataset=documents(),
-        peft_config=LoraConfig(task_type="CAUSAL_LM"),
+        peft_config=LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear"),
     )
     trainer.train()
     trainer.save_model(tmp_path)
@@ -178,7 +177,7 @@ def test_a_reward_model_is_trained_and_saved(folder, kind, tmp_path):
         found, expected = (one.eval()(tokens(2)).logits for one in (again, trainer.model))
     assert torch.equal(found, expected)
     if kind == "dropin":
-        assert again.config.lucid == SETTINGS
+        assert again.config.lucid == SETTINGS | {"learned": []}
 
 
 @pytest.mark.slow

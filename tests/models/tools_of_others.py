@@ -1,13 +1,6 @@
-"""Checkpoints with a tokenizer for tools of others, `lucid run` in a process of its own, and a server."""
+"""Checkpoints with a tokenizer for other tools, and the environment of their processes."""
 
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,53 +74,7 @@ def answer(folder: Path, prompt: str = PROMPT) -> str:
     return str(tokenizer.decode(new, skip_special_tokens=True))
 
 
-def lucid_run(*words: object, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    """`lucid run WORDS` in the folder `cwd`."""
-    return subprocess.run(program(*words), cwd=cwd, env=environment(**changes), capture_output=True, text=True)
-
-
-def program(*words: object) -> list[str]:
-    return [sys.executable, "-m", "lucid_lab.cli", "run", *map(str, words)]
-
-
 def environment(**changes: str) -> dict[str, str]:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     return {**os.environ, **offline, "PYTHONPATH": paths, **changes}
-
-
-@contextmanager
-def server(words: list[str], folder: Path, *, ends: bool = True) -> Iterator[str]:
-    """The address of a `transformers serve`. At its end the server must shut down by itself.
-
-    ends: whether its process ends, too. In the stock server the thread of continuous batching keeps it alive until
-    a second Ctrl-C.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = folder / "serve.log"
-    with log.open("w") as output:
-        command = [*words, "--host", "127.0.0.1", "--port", str(port)]
-        variables = environment(HF_MODULES_CACHE=str(folder / "modules"))
-        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT)
-    try:
-        while process.poll() is None and not accepts(port):
-            time.sleep(0.2)
-        assert process.poll() is None, log.read_text()
-        yield f"http://127.0.0.1:{port}/v1"
-        process.send_signal(signal.SIGINT)
-        # Its exit code is the tool's own: 0 or 1, by the release of its command-line library.
-        while not ends and "Application shutdown complete" not in log.read_text():
-            time.sleep(0.2)
-        if ends:
-            process.wait(timeout=300)
-        assert "Application shutdown complete" in log.read_text()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0

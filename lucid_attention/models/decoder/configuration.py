@@ -15,9 +15,7 @@ from transformers.activations import ACT2FN
 from ...messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
-from ..saved import unseal, write_sealed
 from .cache import layer_type
-from .parallel import tensor_parallel_plan
 from .rotary import check_rope_type, make_rotary
 
 logger = logging.getLogger(__name__)
@@ -51,6 +49,8 @@ KEYS_OF_TRANSFORMERS = frozenset(
 )
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+# Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
+DIVISIBLE = ("lucid", "softmax", "sliding")
 
 
 @strict
@@ -112,6 +112,8 @@ class LucidConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs.get("model_type", MODEL_TYPE) != MODEL_TYPE:
             raise ValueError(_foreign_type(kwargs["model_type"]))
+        # It names a file that a saved copy of the model does not have.
+        kwargs.pop("auto_map", None)
         known = [option.name for option in fields(self)] + ["rope_theta"]
         for key in unknown_keys(kwargs):
             raise ValueError(f"LucidConfig has no {key!r}{did_you_mean(key, known)}; it takes {', '.join(known)}")
@@ -175,6 +177,10 @@ class LucidConfig(PreTrainedConfig):
     def base_model_tp_plan(self, plan: dict[str, str]) -> None:
         # Transformers 5.20 and 5.21 add tied embeddings. Under this name, a plan is not saved.
         self.__dict__["base_model_tp_plan"] = plan
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: the classes are in this package, and are not copied into checkpoints."""
 
     def validate_layer_type(self) -> None:
         """Accept: `layer_types` follows from `attention`, and Transformers does not know our types."""
@@ -255,14 +261,6 @@ class LucidConfig(PreTrainedConfig):
             setattr(config, key, value)
         config.validate_attention()
         return result
-
-    def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """As in Transformers. A process without this package stops at the file and prints what is missing."""
-        write_sealed(self, json_file_path, use_diff)
-
-    @classmethod
-    def _dict_from_json_file(cls, json_file: Any) -> Any:
-        return unseal(super()._dict_from_json_file(json_file))
 
     @classmethod
     def from_llama(cls, config: PreTrainedConfig, attention: str | list[str] = "lucid", **overrides: Any) -> Any:
@@ -385,3 +383,36 @@ def _check_is_llama(config: PreTrainedConfig) -> None:
             raise ValueError(
                 f"LucidConfig cannot express {name} of this {config.model_type}: {value!r}, expected {expected!r}"
             )
+
+
+def tensor_parallel_plan(config: LucidConfig) -> dict[str, str]:
+    """How Transformers divides the weights of a `LucidModel`."""
+    plan = {
+        **{f"layers.*.self_attn.{name}_proj": "colwise" for name in ("q", "k", "v")},
+        "layers.*.self_attn.o_proj": "rowwise",
+        **{f"layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")},
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    if config.qk_norm:
+        plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in ("q", "k")}
+    if "lucid" in config.layer_attentions and config.options_of("lucid").get("learn_beta"):
+        plan["layers.*.self_attn.b_proj"] = "colwise"
+    return plan
+
+
+def check_divisible(config: LucidConfig, processes: int) -> None:
+    """Refuse weights that cannot be divided among so many processes."""
+    others = [name for name in dict.fromkeys(config.layer_attentions) if name not in DIVISIBLE]
+    if others:
+        raise ValueError(
+            f"tensor parallelism is possible with the attentions {', '.join(DIVISIBLE)}, got {', '.join(others)}, "
+            "whose weights cannot be divided by heads. Divide the batch instead (DDP, FSDP)"
+        )
+    if "lucid" in config.layer_attentions and config.options_of("lucid").get("learn_sharpness"):
+        raise ValueError("tensor parallelism needs a fixed sharpness, got attention_options with learn_sharpness=True")
+    heads = config.num_key_value_heads
+    if heads is None or heads % processes:
+        raise ValueError(
+            "tensor parallelism gives every process the same number of heads: expected num_key_value_heads to be a "
+            f"multiple of {processes}, got {heads}"
+        )

@@ -5,12 +5,27 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    GenerationMixin,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -19,15 +34,10 @@ from transformers.utils.output_capturing import capture_outputs
 from ...nn.causal import CausalAttention
 from ...nn.norm import HeadNorm
 from ...nn.short_convolution import ShortConvolution
-from ..caches import adopt_cache
-from ..paged.engine import install as install_paged
-from ..paged.engine import is_paged
-from .cache import AttentionPass, check_cache
-from .configuration import LucidConfig, make_attention
+from ..cache import fill_layers
+from .cache import AttentionPass, check_cache, static_layer
+from .configuration import MODEL_TYPE, LucidConfig, check_divisible, make_attention
 from .masks import Seen, read_inputs, read_places
-from .paged import attend_paged, check_pageable
-from .parallel import check_divisible
-from .static_cache import static_layer
 
 
 class LucidMLP(nn.Module):
@@ -64,18 +74,12 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
         length: int | None = None,
-        paged: dict[str, Any] | None = None,
     ) -> Tensor:
         """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one.
 
         length: tokens in a static cache; None where that is not known, and all of its places are read.
-        paged: the arguments of continuous batching, which say what a token sees; then only positions are read.
         """
         x = self.input_layernorm(hidden_states)
-        if paged is not None:
-            assert positions is not None
-            o = attend_paged(self.self_attn, x, self.layer_index, positions, paged)
-            return self._finish(hidden_states, o)
         if cu_seqlens is not None:
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
@@ -85,9 +89,6 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.store(past, x.shape[1])
-        return self._finish(hidden_states, o)
-
-    def _finish(self, hidden_states: Tensor, o: Tensor) -> Tensor:
         hidden_states = hidden_states + o.view_as(hidden_states)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -117,11 +118,6 @@ class LucidPreTrainedModel(PreTrainedModel):
             f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
             f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
         )
-
-    def check_paged(self) -> None:
-        """Refuse attentions that continuous batching has no cache for. Called before it begins."""
-        layers = [module for module in self.modules() if isinstance(module, LucidDecoderLayer)]
-        check_pageable(self.config, [layer.self_attn for layer in layers])
 
     @classmethod
     def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
@@ -194,12 +190,8 @@ class LucidModel(LucidPreTrainedModel):
         self._refuse_unsupported(kwargs)
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
-        if is_paged(kwargs.get("cache")):
-            for layer in self.layers[: self.config.num_hidden_layers]:
-                hidden_states = layer(hidden_states, positions=position_ids, paged=kwargs)
-            return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states))
         if past_key_values is not None:
-            adopt_cache(past_key_values, self.config)
+            fill_layers(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
         seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T, bool(use_cache))
         if seen.cu_seqlens is not None and past_key_values is not None:
@@ -214,6 +206,8 @@ class LucidModel(LucidPreTrainedModel):
         """Refuse arguments that other models take and that this one would ignore."""
         if kwargs.get("output_attentions", self.config.output_attentions):
             raise ValueError("output_attentions must be False: no attention weights are computed, so none are returned")
+        if kwargs.get("cache") is not None:
+            raise ValueError("LucidForCausalLM has no continuous batching in Transformers: use generate(), or vLLM")
 
     def _seen(
         self,
@@ -263,11 +257,6 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
-
-    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers, where generate_batch and servers begin continuous batching."""
-        install_paged()
-        return super().init_continuous_batching(*args, **kwargs)
 
     @staticmethod
     def create_masks_for_generate(
@@ -322,3 +311,42 @@ def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
     if isinstance(keep, int):
         return hidden[:, -keep:] if keep else hidden
     return hidden[:, keep]
+
+
+class _LucidHead(LucidPreTrainedModel):
+    """Transformers' heads make their decoder with `AutoModel`, which must know ours."""
+
+    def __init__(self, config: LucidConfig) -> None:
+        register_decoder()
+        super().__init__(config)
+
+
+class LucidForSequenceClassification(GenericForSequenceClassification, _LucidHead):
+    """One label or score per sequence, read at its last token: also a reward model (num_labels=1).
+
+    A batch of several sequences needs config.pad_token_id, with padding on either side.
+    """
+
+
+class LucidForTokenClassification(GenericForTokenClassification, _LucidHead):
+    """One label per token."""
+
+
+class LucidForQuestionAnswering(GenericForQuestionAnswering, _LucidHead):
+    """Begin and end of an answer in the text."""
+
+
+def register_decoder() -> None:
+    """Register the model type with the Auto classes of Transformers. Further calls change nothing."""
+    AutoConfig.register(MODEL_TYPE, LucidConfig, exist_ok=True)
+    for auto, model in (
+        (AutoModel, LucidModel),
+        (AutoModelForCausalLM, LucidForCausalLM),
+        (AutoModelForSequenceClassification, LucidForSequenceClassification),
+        (AutoModelForTokenClassification, LucidForTokenClassification),
+        (AutoModelForQuestionAnswering, LucidForQuestionAnswering),
+    ):
+        auto.register(LucidConfig, model, exist_ok=True)
+        # `transformers serve` looks up the class that a configuration names as an attribute of the package.
+        # Transformers executes its package twice, so that there are two modules of this name, of one type.
+        setattr(type(transformers), model.__name__, model)

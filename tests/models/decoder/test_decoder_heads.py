@@ -16,7 +16,7 @@ from transformers import (
 
 from lucid_attention import enable_lucid
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.decoder.heads import (
+from lucid_attention.models.decoder.modeling import (
     LucidForQuestionAnswering,
     LucidForSequenceClassification,
     LucidForTokenClassification,

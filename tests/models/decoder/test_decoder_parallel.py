@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.decoder.parallel import check_divisible
+from lucid_attention.models.decoder.configuration import LucidConfig, check_divisible
 
 from .cases import SHAPE, decoder, padded, prompts
 

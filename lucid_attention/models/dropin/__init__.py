@@ -1,1 +1,0 @@
-"""LUCID in existing architectures of Transformers: attn_implementation="lucid"."""

@@ -1,0 +1,203 @@
+"""What LUCID adds to an attention module of Transformers: its settings, and the tensors that hold their values."""
+
+import math
+from dataclasses import asdict, dataclass, fields
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..messages import did_you_mean
+from ..ops.checks import check_positive, check_strength
+
+# The field of a configuration, the name of the module in every attention, and the attn_implementation.
+NAME = "lucid"
+LEARNABLE = ("sharpness", "strength")
+# A learned strength stays above this: at 0 its gradient would be lost in rounding.
+LEAST_LEARNED = 2.0**-10
+# Small enough that v − s·x is v in float32, large enough that v/s does not overflow.
+LEAST_FIXED = 2.0**-60
+
+
+@dataclass(frozen=True)
+class LucidSettings:
+    """LUCID in an existing architecture, as its configuration holds it: structure, and the values of a new model.
+
+    The state dict holds the present values, per layer and key/value head.
+
+    layers: indices of the layers that read preconditioned values; None for all with full attention.
+    strength: s in P = I + s·L, from 0 (softmax attention) to 1 (LUCID).
+    sharpness: c in P_ij = exp(c (cos θ_ij − 1)); None for √D.
+    learned: names in `LEARNABLE` that are parameters; others are buffers.
+    """
+
+    layers: tuple[int, ...] | None = None
+    strength: float = 1.0
+    sharpness: float | None = None
+    learned: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        check_positive("sharpness", self.sharpness)
+        object.__setattr__(self, "learned", (self.learned,) if isinstance(self.learned, str) else tuple(self.learned))
+        for name in self.learned:
+            if name not in LEARNABLE:
+                raise ValueError(f"learned must hold names among {', '.join(LEARNABLE)}, got {name!r}")
+        if self.layers is None:
+            return
+        if isinstance(self.layers, (str, bytes)) or not hasattr(self.layers, "__iter__"):
+            raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}")
+        layers = tuple(self.layers)
+        for layer in layers:
+            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
+                raise TypeError(f"layers must be a list of integers, got {layer!r} in it")
+        if not layers:
+            raise ValueError("layers must hold at least one layer, got none: None means all, strength=0 means off")
+        object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in layers})))
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> "LucidSettings":
+        """The settings in the field of a configuration; the defaults for None."""
+        if saved is None:
+            return cls()
+        if not isinstance(saved, dict):
+            raise TypeError(f"config.{NAME} must be a dictionary, got {type(saved).__name__}")
+        known = [field.name for field in fields(cls)]
+        for key in saved:
+            if key not in known:
+                raise ValueError(
+                    f"config.{NAME} has an unknown key {key!r}{did_you_mean(key, known)}: expected some of {known}"
+                )
+        return cls(**saved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dictionary that is saved with a configuration."""
+        lists = {"layers": None if self.layers is None else list(self.layers), "learned": list(self.learned)}
+        return asdict(self) | lists
+
+
+class Preconditioner(nn.Module):
+    """The values of LUCID in one attention module, per key/value head.
+
+    sharpness, strength: [H], buffers, or parameters if they are learned.
+
+    Args:
+        heads: H.
+        head_dim: D.
+        settings: the values to begin with.
+    """
+
+    sharpness: Tensor
+    strength: Tensor
+
+    def __init__(self, heads: int, head_dim: int, settings: LucidSettings) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.learned = heads, head_dim, settings.learned
+        # At strength 1 the solve needs no factor. `set_values` and the configuration keep this true.
+        self.gated = settings.strength != 1 or "strength" in settings.learned
+        for name, value in self.initial(settings).items():
+            tensor = torch.full((heads,), value)
+            if name in settings.learned:
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
+
+    def initial(self, settings: LucidSettings) -> dict[str, float]:
+        """The values of a new model."""
+        c = math.sqrt(self.head_dim) if settings.sharpness is None else settings.sharpness
+        return {"sharpness": c, "strength": settings.strength}
+
+    @torch.no_grad()
+    def set_values(self, settings: LucidSettings) -> None:
+        """Set all heads to these values. Learned ones keep what they have learned."""
+        for name, value in self.initial(settings).items():
+            if name not in self.learned:
+                getattr(self, name).fill_(value)
+        self.gated = settings.strength != 1 or "strength" in self.learned
+
+    def forward(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
+        """c: [H], and s: [H] or None for 1, of the heads of k: [B, H, T, D]."""
+        c = self._of_heads(self.sharpness, k)
+        if "sharpness" in self.learned:
+            c = c.clamp(min=1e-2)
+        if not self.gated:
+            return c, None
+        least = LEAST_LEARNED if "strength" in self.learned else LEAST_FIXED
+        return c, self._of_heads(self.strength, k).clamp(least, 1.0)
+
+    def _of_heads(self, x: Tensor, k: Tensor) -> Tensor:
+        if k.shape[1] == self.heads:
+            return x
+        # Tensor parallelism: this process has some of the heads.
+        if not bool((x == x[0]).all()):
+            raise ValueError("tensor parallelism needs one sharpness and one strength for all heads, got several")
+        return x[: k.shape[1]]
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, learned={list(self.learned)}"
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the text decoder."""
+    return config.get_text_config(decoder=True)
+
+
+def uses_lucid(config: Any) -> bool:
+    """Whether the models of this configuration attend with LUCID."""
+    return getattr(config, NAME, None) is not None
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """The kind of attention of every layer."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return list(kinds)
+    windows = ("sliding_window", "attention_chunk_size")
+    local = any(getattr(config, name, None) is not None for name in windows)
+    return ["sliding_attention" if local else "full_attention"] * config.num_hidden_layers
+
+
+def lucid_layers(config: Any) -> list[int]:
+    """The layers that read preconditioned values."""
+    layers = LucidSettings.from_dict(getattr(config, NAME, None)).layers
+    return full_layers(layer_kinds(config)) if layers is None else list(layers)
+
+
+def full_layers(kinds: list[str]) -> list[int]:
+    """The indices of layers that see the whole past. Only these can be LUCID."""
+    return [i for i, kind in enumerate(kinds) if kind == "full_attention"]
+
+
+def check_layers(settings: LucidSettings, config: Any) -> None:
+    """Refuse layers that the model does not have, or that do not see the whole past."""
+    kinds = layer_kinds(config)
+    count, full = len(kinds), full_layers(kinds)
+    if getattr(config, "num_kv_shared_layers", None):
+        raise ValueError(
+            "LUCID needs keys and values of its own in every layer: expected num_kv_shared_layers = 0, got "
+            f"{config.num_kv_shared_layers}"
+        )
+    for layer in settings.layers or ():
+        if not 0 <= layer < count:
+            raise ValueError(f"layers must be indices of the model's {count} layers, 0 to {count - 1}, got {layer}")
+        if layer not in full:
+            raise ValueError(
+                f"layer {layer} has {kinds[layer]!r}: LUCID preconditions over the whole past and needs full "
+                f"attention, which layers {full} have"
+            )
+    if not full:
+        raise ValueError(
+            f"LUCID needs at least one layer with full attention, got only {sorted(set(kinds))}, "
+            "which do not keep all keys that P is made of"
+        )
+
+
+def head_size(config: Any) -> int:
+    """The head size D of a model, from its configuration."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def kv_heads(config: Any) -> int:
+    """The number of key/value heads H, from a model's configuration."""
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)

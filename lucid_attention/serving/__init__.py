@@ -1,1 +1,0 @@
-"""Serving: an OpenAI-compatible server for checkpoints with LUCID."""

@@ -1,0 +1,133 @@
+"""GrowingTensor against torch.cat: it never overwrites rows of another view."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lucid_attention.models.cache import GrowingTensor
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    """With gradients GrowingTensor is torch.cat."""
+    with torch.no_grad():
+        yield
+
+
+def rows(number, start=0, batch=2):
+    """[batch, 1, number, 1], no value twice."""
+    return (start + torch.arange(batch * number, dtype=torch.float32)).view(batch, 1, number, 1)
+
+
+def test_rows_stand_behind_each_other():
+    growing = GrowingTensor()
+    x, expected = None, torch.empty(2, 1, 0, 1)
+    for start, number in enumerate([3, 1, 1, 100, 1, 70]):
+        x, expected = growing.append(x, rows(number, start)), torch.cat([expected, rows(number, start)], 2)
+        assert torch.equal(x, expected)
+
+
+def test_a_row_behind_the_newest_is_written_in_place():
+    growing = GrowingTensor()
+    first = growing.append(None, rows(3))
+    second = growing.append(first, rows(1, 50))
+    assert second.data_ptr() == first.data_ptr()
+    assert torch.equal(first, rows(3))
+
+
+def test_a_long_tensor_is_copied_seldom():
+    growing, x, copies = GrowingTensor(), None, 0
+    for start in range(2000):
+        before = growing.buffer
+        x = growing.append(x, rows(1, start))
+        copies += growing.buffer is not before
+        assert growing.buffer.shape[2] <= max(1.25 * x.shape[2] + 1, x.shape[2] + 64)
+    assert copies < 20
+
+
+def test_the_past_may_have_no_rows():
+    growing = GrowingTensor()
+    assert torch.equal(growing.append(rows(0), rows(2)), rows(2))
+
+
+def test_two_continuations_of_the_same_rows_do_not_disturb_each_other():
+    growing = GrowingTensor()
+    start = growing.append(None, rows(3))
+    one = growing.append(start, rows(2, 100))
+    other = growing.append(start, rows(2, 200))
+    one_more, other_more = growing.append(one, rows(1, 300)), growing.append(other, rows(1, 400))
+    assert torch.equal(one_more, torch.cat([rows(3), rows(2, 100), rows(1, 300)], 2))
+    assert torch.equal(other_more, torch.cat([rows(3), rows(2, 200), rows(1, 400)], 2))
+    assert torch.equal(one, torch.cat([rows(3), rows(2, 100)], 2))
+
+
+def test_a_cropped_tensor_does_not_overwrite_the_cropped_rows():
+    growing = GrowingTensor()
+    whole = growing.append(None, rows(5))
+    cropped = growing.append(whole[:, :, :3], rows(1, 100))
+    assert torch.equal(whole, rows(5))
+    assert torch.equal(cropped, torch.cat([rows(5)[:, :, :3], rows(1, 100)], 2))
+
+
+def test_a_deep_copy_is_independent():
+    growing = GrowingTensor()
+    x = growing.append(None, rows(3))
+    other_growing, other_x = copy.deepcopy((growing, x))
+    one, other = growing.append(x, rows(1, 100)), other_growing.append(other_x, rows(1, 200))
+    assert torch.equal(one, torch.cat([rows(3), rows(1, 100)], 2))
+    assert torch.equal(other, torch.cat([rows(3), rows(1, 200)], 2))
+
+
+def test_a_tensor_of_inference_mode_grows_outside_of_it():
+    growing = GrowingTensor()
+    with torch.inference_mode():
+        x = growing.append(None, rows(3))
+    x = growing.append(x, rows(1, 100))
+    with torch.inference_mode():
+        x = growing.append(x, rows(1, 200))
+    assert torch.equal(x, torch.cat([rows(3), rows(1, 100), rows(1, 200)], 2))
+
+
+@pytest.mark.parametrize("needs", ["past", "new", "neither"])
+@torch.enable_grad()
+def test_gradients_reach_every_row_and_saved_rows_are_not_written(needs):
+    growing = GrowingTensor()
+    first, second = rows(3, 1).requires_grad_(needs == "past"), rows(2, 50).requires_grad_(needs == "new")
+    factor = torch.ones((), requires_grad=True)
+    x = growing.append(None, first)
+    loss = (x * factor).square().sum()
+    x = growing.append(x, second)
+    loss = loss + (x * factor).square().sum()
+    growing.append(x.detach(), rows(1, 9))
+    loss.backward()
+    squares = 2 * (first.square().sum() * 2 + second.square().sum())
+    torch.testing.assert_close(factor.grad, squares.detach())
+    for part, times in ((first, 2), (second, 1)):
+        assert (part.grad is None) == (not part.requires_grad)
+        assert part.grad is None or torch.equal(part.grad, 2 * times * part.detach())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["append", "crop", "reorder", "fork"]), st.integers(0, 90)), max_size=25))
+def test_any_history_is_that_of_torch_cat(history):
+    """Several views share one GrowingTensor, as shallow copies of a cache do."""
+    growing = GrowingTensor()
+    views = [(growing.append(None, rows(2)), rows(2))]
+    for step, (action, number) in enumerate(history):
+        at = number % len(views)
+        x, expected = views[at]
+        if action == "append":
+            new = rows(1 + number % 70, 1000 * step)
+            views[at] = growing.append(x, new), torch.cat([expected, new], 2)
+        elif action == "crop":
+            keep = number % (x.shape[2] + 1)
+            views[at] = x[:, :, :keep], expected[:, :, :keep]
+        elif action == "reorder":
+            order = torch.tensor([number % 2, number // 2 % 2])
+            views[at] = x.index_select(0, order), expected.index_select(0, order)
+        else:
+            views.append((x, expected))
+        for view, truth in views:
+            assert torch.equal(view, truth)
