@@ -185,8 +185,8 @@ def train(
     import json
     from dataclasses import asdict
 
-    from .processes import distributed_state
     from .training import run
+    from .training.run import distributed_state
 
     chosen = run.chosen_recipe(recipe, attention=attention, data=data, start=start, seed=seed, changes=changes or [])
     if show:

@@ -235,12 +235,12 @@ def _assigned(path: Path, name: str) -> ast.expr:
 def _commands() -> str:
     """The help of every command of `lucid`."""
     sys.path.insert(0, str(ROOT))
-    from lucid_lab.commands import COMMANDS
+    from lucid_lab.cli import app
 
     parts = ["# Commands", "What `lucid COMMAND --help` prints."]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "100", "NO_COLOR": "1"}
-    for name in COMMANDS:
-        command = [sys.executable, "-m", f"{PACKAGE}.cli", name, "--help"]
+    for name in (info.name for info in app.registered_commands if info.name):
+        command = [sys.executable, "-m", "lucid_lab.cli", name, "--help"]
         shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=True)
         parts.append(f"## lucid {name}\n\n```text\n{shown.stdout.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

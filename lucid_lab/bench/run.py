@@ -17,7 +17,6 @@ from filelock import FileLock, Timeout
 from lucid_attention.files import write_whole
 from lucid_attention.messages import did_you_mean
 
-from ..processes import available_cores
 from ..tables import text_table
 from . import decode, linear, memory, models, path, solve
 from .gate import Shape
@@ -79,7 +78,7 @@ def run(
 
 
 def _thread_counts(counts: Sequence[int], two: bool) -> tuple[int, ...]:
-    cores = available_cores()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for n in counts:
         if not 1 <= n <= cores:
             raise ValueError(f"--threads must be between 1 and the {cores} cores of this machine, got {n}")

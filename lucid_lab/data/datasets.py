@@ -10,8 +10,7 @@ from torch.utils.data import Dataset
 
 from lucid_attention.files import parse_json, read_text
 
-from ..labels import IGNORED
-from . import DataError
+from . import IGNORED, DataError
 from .tokenize import document_lengths, hash_share, load_tokens, read_manifest
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..labels import IGNORED
+from . import IGNORED
 
 END = 0
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data import IGNORED as IGNORED
 from ..data.synthetic import Needles, overwrites
-from ..labels import IGNORED as IGNORED
 
 TEST_SEED = 1_000_003
 

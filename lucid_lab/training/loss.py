@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from ..labels import IGNORED
+from ..data import IGNORED
 
 
 class _SummedCrossEntropy(torch.autograd.Function):

@@ -29,22 +29,20 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from lucid_attention import enable_lucid
 from lucid_attention.files import finish_folder, partial_path, read_json, write_whole
 from lucid_attention.memory import gigabytes, machine_memory
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.dropin.api import enable_lucid
-from lucid_attention.models.dropin.settings import uses_lucid
+from lucid_attention.models.preconditioner import uses_lucid
 from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
 
-from ..data import DataError
+from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
 from ..data.synthetic import MemoryUpdate, Needles
 from ..data.tokenize import MANIFEST, read_manifest, tokenize
-from ..labels import IGNORED
 from ..locks import LOCK, locked
-from ..processes import distributed_state
 from ..report.figures import write_png
 from ..report.records import loss_figure
 from .loss import use_chunked_loss
@@ -60,6 +58,14 @@ STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 VALIDATION_SEED = 1_000_003_000_000
 # Separate documents should fill a good part of a sequence from this length on.
 LONG = 4096
+
+
+def distributed_state() -> Any:
+    """accelerate's `PartialState`: this process alone, or one of those that torchrun started."""
+    from accelerate import PartialState
+
+    # Without an accelerator, accelerate sees several processes only if it uses the CPU.
+    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def chosen_recipe(

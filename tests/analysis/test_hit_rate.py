@@ -5,8 +5,8 @@ import torch
 
 from lucid_lab.analysis import layer as layer_module
 from lucid_lab.analysis.hit_rate import Query, average, hit_rates, synthetic_queries
+from lucid_lab.data import IGNORED
 from lucid_lab.data.synthetic import MemoryUpdate, Needles
-from lucid_lab.labels import IGNORED
 from tests.models.decoder.cases import decoder
 from tests.ops import oracles
 from tests.ops.cases import keys_of

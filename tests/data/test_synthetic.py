@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from lucid_lab.data import IGNORED
 from lucid_lab.data.synthetic import MemoryUpdate, Needles, overwrites
-from lucid_lab.labels import IGNORED
 
 TASKS: dict[str, tuple[type[MemoryUpdate] | type[Needles], dict[str, Any]]] = {
     "memory update": (MemoryUpdate, {"keys": 8, "length": 65}),

@@ -10,12 +10,11 @@ import torch
 from transformers import AutoTokenizer
 
 from lucid_lab import cli
-from lucid_lab.data import DataError
+from lucid_lab.data import IGNORED, DataError
 from lucid_lab.data import tokenize as room
 from lucid_lab.data.datasets import PackedTokens
 from lucid_lab.data.tokenize import MANIFEST, load_tokens, tokenize
 from lucid_lab.data.tokenizer import EOS, Encoder, load, train
-from lucid_lab.labels import IGNORED
 
 TEXTS = [f"Document {i}. " + "The latest value wins. " * (1 + i % 7) for i in range(40)]
 
