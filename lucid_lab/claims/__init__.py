@@ -37,6 +37,7 @@ CLAIMS = (
     "operator_cost",
     "training_overhead",
     "decode_latency",
+    "pretrained",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")

@@ -1,1 +1,1 @@
-"""Small models, their tasks and their training; results that are kept on disk; tables and figures."""
+"""What claims share: models, tasks and training; results that are kept on disk; tables and figures."""
