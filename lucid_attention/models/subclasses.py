@@ -4,6 +4,7 @@ Classes are made once per architecture, from its own. A configuration has `model
 without this package refuses the checkpoint. Nothing of Transformers is wrapped or replaced.
 """
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -130,6 +131,11 @@ def enable_lucid(
     if not isinstance(model, LucidModel):
         config_class: Any = lucid_config_class(type(model.config).model_type)
         register_models(config_class)
+        # A copy: the caller may use the configuration for other models.
+        stock, config = model.config, copy.deepcopy(model.config)
+        for module in model.modules():
+            if getattr(module, "config", None) is stock:
+                module.config = config
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
             raise ValueError(f"{type(model).__name__} computes its attention itself: LUCID needs AttentionInterface")
