@@ -14,8 +14,7 @@ from ..ops.lucid.api import precondition, precondition_related
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
-from .documents import one_row, separate_rows
-from .masks import Visibility, dense_mask, read_mask
+from .masks import Visibility, dense_mask, one_row, read_mask, separate_rows
 from .preconditioner import NAME
 
 # Arguments with which an architecture changes its scores.

@@ -219,6 +219,10 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
     is_sliding = False
     is_croppable = False
 
+    keys: Any
+    values: Any
+    new: Any
+
     def __init__(self, stock: Any) -> None:
         super().__init__()
         self.stock = stock

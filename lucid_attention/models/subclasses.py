@@ -4,6 +4,7 @@ Classes are made once per architecture, from its own. A configuration has `model
 without this package refuses the checkpoint. Nothing of Transformers is wrapped or replaced.
 """
 
+import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ from transformers.models.auto import modeling_auto
 from .attention import Pass, lucid_attention_forward
 from .cache import adopt_cache
 from .decoder.configuration import LucidConfig
-from .decoder.modeling import register_decoder
+from .decoder.modeling import register_decoder, show_in_transformers
 from .masks import given_documents, lucid_mask
 from .preconditioner import (
     LEARNABLE,
@@ -130,6 +131,11 @@ def enable_lucid(
     if not isinstance(model, LucidModel):
         config_class: Any = lucid_config_class(type(model.config).model_type)
         register_models(config_class)
+        # A copy: the caller may use the configuration for other models.
+        stock, config = model.config, copy.deepcopy(model.config)
+        for module in model.modules():
+            if getattr(module, "config", None) is stock:
+                module.config = config
         model.set_attn_implementation(NAME)
         if model.config._attn_implementation != NAME:
             raise ValueError(f"{type(model).__name__} computes its attention itself: LUCID needs AttentionInterface")
@@ -296,8 +302,7 @@ def register_models(config_class: Any) -> None:
             made = lucid_model_class(mapping[stock_config], config_class)
             getattr(transformers, auto).register(config_class, made, exist_ok=True)
             if auto == "AutoModelForCausalLM":
-                # `transformers serve` looks the class up as an attribute of the package.
-                setattr(transformers, made.__name__, made)
+                show_in_transformers(made)
     tokenizers = transformers.TOKENIZER_MAPPING
     if stock_config in tokenizers:
         found = tokenizers[stock_config]

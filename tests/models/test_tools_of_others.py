@@ -1,16 +1,21 @@
-"""Real tools of others, each in its own process, without an edit: they compute with LUCID what this process does."""
+"""Other tools in processes of their own, through the code of the checkpoint: they compute what this process does."""
 
 import json
 import math
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from lucid_attention.models.checkpoint import load_model, load_tokenizer
-from tests.models.tools_of_others import PROMPT, environment, write_checkpoints
+from tests.models.tools_of_others import NEW, PROMPT, answer, environment, write_checkpoints
 
 # Each starts several processes that import Transformers: minutes beside other busy processes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,3 +68,56 @@ def test_lm_eval_gives_the_number_of_this_process(name: str, checkpoints: dict[s
     expected, softmax = (math.exp(-log_likelihood(checkpoints[kind])) for kind in (name, "softmax"))
     assert found == pytest.approx(expected, rel=1e-4)
     assert abs(expected / softmax - 1) > 0.01
+
+
+@contextmanager
+def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
+    """The address of a `transformers serve`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = Path(sys.executable).with_name("transformers")
+    command = [str(program), "serve", str(checkpoint), "--trust-remote-code", "--port", str(port)]
+    log = folder / "serve.log"
+    with log.open("w") as output:
+        variables = environment(HF_MODULES_CACHE=str(folder / "modules"))
+        process = subprocess.Popen(command, cwd=folder, env=variables, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        while process.poll() is None:
+            with socket.socket() as client:
+                if client.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        assert process.poll() is None, log.read_text()
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("name", ["dropin", "own"])
+@pytest.mark.shows("`transformers serve --trust-remote-code`", model="drop-in")
+@pytest.mark.shows("`transformers serve --trust-remote-code`", model="decoder")
+def test_the_server_of_transformers_gives_the_answers_of_this_process(
+    name: str, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    openai = pytest.importorskip("openai")
+    prompts = [" ".join(PROMPT.split()[:length]) for length in range(4, 24)]
+    expected = [answer(checkpoints[name], f"<bos> {prompt}") for prompt in prompts]
+    assert expected != [answer(checkpoints["softmax"], f"<bos> {prompt}") for prompt in prompts]
+    with serving(checkpoints[name], tmp_path) as address:
+        client = openai.OpenAI(base_url=address, api_key="none", timeout=300)
+
+        def ask(prompt: str, **options: object) -> object:
+            messages = [{"role": "user", "content": prompt}]
+            settings = {"model": str(checkpoints[name]), "max_tokens": NEW, "temperature": 0} | options
+            return client.chat.completions.create(messages=messages, **settings)
+
+        with ThreadPoolExecutor(20) as pool:
+            found = [one.choices[0].message.content for one in pool.map(ask, prompts)]
+        assert found == expected
+        parts = [part.choices[0].delta.content for part in ask(prompts[-1], stream=True) if part.choices]
+        assert "".join(part for part in parts if part).split() == expected[-1].split()
+        with pytest.raises(openai.APIStatusError):
+            ask(prompts[0], model="no/such-model")
+        assert ask(prompts[0]).choices[0].message.content == expected[0]

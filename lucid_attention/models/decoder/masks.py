@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..documents import document_borders
-from ..masks import hides_nothing, read_mask
+from ..masks import document_borders, hides_nothing, read_mask
 
 # Borders of packed documents, in the forms in which collators of Transformers and TRL add them to position_ids.
 BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")

@@ -347,6 +347,10 @@ def register_decoder() -> None:
         (AutoModelForQuestionAnswering, LucidForQuestionAnswering),
     ):
         auto.register(LucidConfig, model, exist_ok=True)
-        # `transformers serve` looks up the class that a configuration names as an attribute of the package.
-        # Transformers executes its package twice, so that there are two modules of this name, of one type.
-        setattr(type(transformers), model.__name__, model)
+    show_in_transformers(LucidForCausalLM)
+
+
+def show_in_transformers(model: Any) -> None:
+    """Add a name to the package: `transformers serve` looks up the class of a configuration as its attribute."""
+    # Transformers executes its package twice, so that there are two modules of this name, of one type.
+    setattr(type(transformers), model.__name__, model)

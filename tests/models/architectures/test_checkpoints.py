@@ -253,3 +253,12 @@ def test_trainer_saves_and_resumes(tmp_path):
     assert torch.equal(logits(parts), logits(whole))
     moved = whole.model.layers[0].self_attn.lucid.sharpness
     assert not torch.equal(moved.detach(), torch.full_like(moved, 8**0.5))
+
+
+def test_the_configuration_of_the_caller_stays_as_it_was():
+    model = softmax_model("llama")
+    config = model.config
+    enable_lucid(model)
+    assert type(config).__name__ == "LlamaConfig"
+    assert config._attn_implementation == "sdpa"
+    assert all(getattr(module, "config", model.config) is model.config for module in model.modules())

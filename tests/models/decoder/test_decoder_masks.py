@@ -9,7 +9,7 @@ from transformers import DataCollatorWithFlattening
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.documents import document_borders
+from lucid_attention.models.masks import document_borders
 
 from .cases import decoder, padded, prompts
 
