@@ -5,7 +5,6 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +20,6 @@ NOTES = ROOT / "docs" / "paper_notes.md"
 WORDS = ("exact", "reading", "departs")
 CODE = re.compile(r"`((?:[\w.]+/)+\w+\.py)(?:::(\w+))?`")
 SETTING = re.compile(r"`(\w+)\.([\w.]+)`")
-# Names in the table of settings that are neither recipes nor presets.
-MODULES = {"steps": "claims.engine.steps"}
 
 
 class Row(NamedTuple):
@@ -55,8 +52,6 @@ def parsed(text: str) -> Any:
 def in_the_code(name: str, path: str) -> Any:
     if name in RECIPES:
         value: Any = RECIPES[name]()
-    elif name in MODULES:
-        value = import_module(f"lucid_lab.{MODULES[name]}")
     else:
         value = getattr(presets, name)()
     for part in path.split("."):
