@@ -17,6 +17,7 @@ from lucid_lab import cli
 from lucid_lab.analysis.conditioning import condition_numbers
 from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
+from lucid_lab.data.tokenizer import train
 from lucid_lab.report.figures import RESERVE, colour_of
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.nn import (
@@ -144,12 +145,13 @@ def test_an_attention_that_does_not_describe_its_change_is_refused(monkeypatch: 
 def test_lucid_analyze_takes_a_checkpoint_of_it(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
-    LucidForCausalLM(tiny(NAME, vocab_size=200, num_key_value_heads=1, head_dim=8, **sizes)).save_pretrained(tmp_path)
-    words = ["analyze", str(tmp_path), "--task", "needles", "--length", "30", "--out", str(tmp_path / "out")]
+    LucidForCausalLM(tiny(NAME, vocab_size=320, num_key_value_heads=1, head_dim=8, **sizes)).save_pretrained(tmp_path)
+    train([Path(__file__).read_text()], 300).save_pretrained(tmp_path)
+    words = ["analyze", str(tmp_path), "--tokens-from", "stdlib", "--length", "30", "--out", str(tmp_path / "out")]
     assert cli.main(words) == 0
     results = json.loads((tmp_path / "out" / "analysis.json").read_text())["results"]
-    assert set(results) == {"conditioning", "hit_rate", "mean_hit_rate", "jacobian"}
-    assert (tmp_path / "out" / "maps_layer_0.png").exists()
+    assert set(results) >= {"conditioning", "jacobian"}
+    assert (tmp_path / "out" / "maps.json").exists()
 
 
 def test_the_report_gives_it_a_colour_of_its_own(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
         self.pending = False
         self.stock.update(self.new, y)
         y_all = y if self.values is None else torch.cat([self.values, y], 2)
-        self.keys = self.values = self.inverse_norms = None  # type: ignore[assignment]
+        self.keys = self.values = self.inverse_norms = None
         return y_all
 
     def get_seq_length(self) -> int:

@@ -1,5 +1,6 @@
 """Run a model once; a function gets the inputs of every layer of attention, one layer at a time."""
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,14 +168,19 @@ def _watch_transformers(model: Any, key_mask: Tensor | None, show: Show) -> Iter
             del FUNCTIONS[name]
 
 
+def _number_or_heads(heads: Tensor, setting: float | None, number: float) -> float | Tensor | None:
+    """The setting, if all heads: [H] still have its number, rounded to their float32; else the heads."""
+    return setting if bool((heads == torch.tensor(number, dtype=torch.float32)).all()) else heads
+
+
 def _lucid_settings(module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Layer` about P: all that analysis knows of LUCID in attention modules of Transformers."""
     saved = getattr(module.config, "lucid", None) or {}
     layers, index = saved.get("layers"), getattr(module, "layer_idx", None)
     strength, sharpness = saved.get("strength", 1.0), saved.get("sharpness")
     if (own := getattr(module, "lucid", None)) is not None:
-        # Values per head: [H].
-        strength, sharpness = own.strength, own.sharpness
+        strength = _number_or_heads(own.strength, strength, strength)
+        sharpness = _number_or_heads(own.sharpness, sharpness, sharpness or math.sqrt(own.head_dim))
     chosen = saved and (layers is None or index in layers) and options.get("sliding_window") is None
     on = bool(chosen and module.config._attn_implementation == "lucid" and torch.as_tensor(strength).any())
     return {"preconditioned": on, "sharpness": sharpness, "strength": strength if on else 1.0}

@@ -18,7 +18,7 @@ TEXTS = ("name", "scale", "title", "section", "claim", "paper", "ours", "because
 # Transformers' implementations of softmax attention.
 SOFTMAX = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 # Folders with the files of an experiment's jobs, and of trial runs that judge nothing.
-LEFT_OUT = {"kept", "rehearsal"}
+LEFT_OUT = {"kept"}
 
 Result = dict[str, Any]
 

@@ -12,8 +12,9 @@ from lucid_attention.files import read_json, write_record
 from lucid_attention.models.convert import layers_within
 from lucid_lab import cli
 from lucid_lab.analysis.disturbance import disturbances, disturbances_together
+from lucid_lab.data.tokenizer import train
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 200}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 320}
 # Changes by layers, at strength 1 and c = √D.
 SETS = {(0,): 0.6, (1,): 0.01, (2,): 0.02, (3,): -0.01, (1, 3): 0.05, (1, 2, 3): 0.2, (0, 1, 2, 3): 7.0}
 
@@ -92,7 +93,19 @@ def test_the_commands_go_from_the_analysis_to_the_checkpoint(
     llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = tmp_path / "out" / "analysis.json"
-    argv = ["analyze", str(llama), "--task", "memory_update", "--what", "disturbance", "--out", str(numbers.parent)]
+    train([Path(__file__).read_text()], 300).save_pretrained(llama)
+    argv = [
+        "analyze",
+        str(llama),
+        "--tokens-from",
+        "stdlib",
+        "--length",
+        "30",
+        "--what",
+        "disturbance",
+        "--out",
+        str(numbers.parent),
+    ]
     assert cli.main(argv) == 0
     assert "the 3 cheapest" in capsys.readouterr().out
     content = read_json(numbers)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ from lucid_attention.models import checkpoint, limits
 from lucid_attention.models.checkpoint import load_skeleton
 from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.models.limits import _cache_per_token, check_input_fits, table_of_positions
-from lucid_lab import cli
 
 HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 50}
 GPT2 = GPT2Config(n_positions=48, n_embd=32, n_head=4, n_layer=2, vocab_size=200)
@@ -99,37 +97,3 @@ def test_weights_and_caches_beyond_memory_are_refused(tmp_path: Path, memory: Ca
     check_input_fits(folder, 10, "--lengths", batch_size=3, is_cached=True)
     with pytest.raises(ValueError, match=r"lower --lengths or --batch-size 4$"):
         check_input_fits(folder, 10, "--lengths", batch_size=4, is_cached=True)
-
-
-COMMANDS = {
-    "eval": "eval {gpt2} --tasks recall --needles 4 --lengths {length}",
-    "compare": "compare {llama} {gpt2} --tasks recall --needles 4 --lengths {length}",
-    "analyze": "analyze {gpt2} --task needles --length {length}",
-}
-
-
-@pytest.mark.parametrize("cause", ["positions", "memory"])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_refuses_before_any_weight_is_loaded(
-    name: str,
-    cause: str,
-    tmp_path: Path,
-    memory: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folders = {kind: save(TABLES[kind][0], tmp_path / kind) for kind in ("gpt2", "llama")}
-    if cause == "memory":
-        memory(1000)
-
-    def load(*_: Any, **__: Any) -> None:
-        raise AssertionError("weights were loaded")
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
-    capsys.readouterr()
-    words = [word.format(**folders, length=65 if cause == "positions" else 40) for word in COMMANDS[name].split()]
-    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 1
-    shown = capsys.readouterr().err
-    assert {"positions": "has a table of 48 positions", "memory": "must fit in the 0.0 GB of memory"}[cause] in shown
-    assert shown.count("\n") == 1
-    assert not (tmp_path / "out").exists()

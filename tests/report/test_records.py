@@ -12,7 +12,7 @@ from lucid_lab.report.records import checked, read_results
 
 from .samples import memory_update, result, write_analysis, write_evaluation, write_json, write_state, write_training
 
-RECORDS = Path(__file__).parents[2] / "docs" / "records"
+RECORDS = Path(__file__).parents[2] / "records" / "claims"
 
 
 def titles(results: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -27,8 +27,8 @@ def test_every_kind_of_file_is_found_and_runs_of_a_kind_are_compared(tmp_path: P
     write_evaluation(tmp_path / "eval" / "results_2026-11-18.json", "/models/lucid", 0.75)
     write_evaluation(tmp_path / "other" / "results.json", "softmax", 0.5)
     write_analysis(tmp_path / "analysis.json")
-    # Jobs of an experiment are part of its result.
-    write_training(tmp_path / "jobs" / "1", "softmax")
+    # What an experiment keeps is part of its result.
+    write_training(tmp_path / "kept" / "1", "softmax")
     assert titles(read_results([tmp_path, tmp_path / "c"])) == [
         ("experiment", "C"),
         ("experiment", "B"),
