@@ -41,7 +41,7 @@ __all__ = [
     "set_sharpness",
     "set_strength",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 # The module of every public name, imported when the name is asked for: `lucid --help` needs no torch, and only what is
 # below .models needs Transformers.

@@ -21,7 +21,6 @@ from lucid_attention.models.checkpoint import (
     load_model,
     load_tokenizer,
 )
-from lucid_attention.models.limits import check_input_fits
 
 from ..data.text import documents
 from ..devices import find_device
@@ -77,7 +76,6 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     ids = model_input.ids[0].tolist()
     digest = hashlib.sha256(" ".join(map(str, ids)).encode()).hexdigest()
     source = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
-    check_input_fits(checkpoint, len(ids), "--length", dtype=given.get("dtype", "auto"))
     device = find_device(given.get("device", "auto"))
     # The lock is taken before the work, so that a folder that cannot be written is refused first.
     with locked(out, "lucid analyze"):

@@ -144,7 +144,7 @@ def run_demo(full: bool, out: Path) -> None:
     for result in results:
         print(f"{result['verdict'].upper():<14} {result['title']} (§{result['section']})")
         print(f"{'':<14} {result['ours']}")
-    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}, the numbers: {report.with_suffix('.json')}")
+    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}")
     if not full:
         print(f"Every attention, with several seeds: lucid demo --full, or make demo ARGS=--full ({DEMO.about})")
 

@@ -25,7 +25,6 @@ from transformers import GenerationConfig
 from lucid_attention.files import read_json, write_whole
 from lucid_attention.messages import did_you_mean
 from lucid_attention.models.checkpoint import check_checkpoint, checkpoint_name, load_model
-from lucid_attention.models.limits import check_input_fits
 
 from . import babi, longqa, needles, ruler
 from .tokens import load_tokenizer
@@ -263,9 +262,6 @@ def evaluate(
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     made = make_tasks(tasks, options, str(tokenizer_folder))
     loaded = load_tokenizer(str(tokenizer_folder))
-    leaves = [leaf for task in made for leaf in (task.get_all_tasks() if isinstance(task, Group) else [task])]
-    longest = max(doc["tokens"] + doc.get("answer_tokens", 0) for leaf in leaves for doc in leaf.eval_docs)
-    check_input_fits(checkpoint, longest, "--lengths", batch_size=batch_size, dtype=dtype, is_cached=True)
     model = load_model(checkpoint, dtype)
     known = model.get_input_embeddings().num_embeddings
     if len(loaded) > known:

@@ -31,7 +31,6 @@ from transformers.utils import logging
 
 from lucid_attention import enable_lucid
 from lucid_attention.files import finish_folder, partial_path, read_json, write_whole
-from lucid_attention.memory import gigabytes, machine_memory
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
@@ -58,6 +57,21 @@ STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 VALIDATION_SEED = 1_000_003_000_000
 # Separate documents should fill a good part of a sequence from this length on.
 LONG = 4096
+
+
+def machine_memory() -> int:
+    """Memory that this process can have at most, in bytes: of its GPU if there is one, else of the machine."""
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[1])
+    return int(psutil.virtual_memory().total)
+
+
+def gigabytes(size: int) -> str:
+    """A number of bytes, for messages."""
+    return f"{size / 1e9:,.1f} GB"
 
 
 def distributed_state() -> Any:
