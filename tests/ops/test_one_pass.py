@@ -108,6 +108,36 @@ def test_buffers_with_a_position(place: int) -> None:
     assert_right(tensors, key_mask=mask, position=torch.tensor(place))
 
 
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_places_after_the_position_take_no_part(impl: str) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    masks = (torch.arange(300) <= 130).expand(2, 300), torch.ones(2, 300, dtype=torch.bool)
+    truth, got = (step(tensors, impl, key_mask=mask, position=torch.tensor(130)) for mask in masks)
+    assert torch.equal(got.o, truth.o)
+    assert torch.equal(got.y, truth.y)
+
+
+class Wrapper(Tensor):
+    """A subclass of which compiled code knows nothing."""
+
+
+@pytest.mark.parametrize("name", ["beta", "sharpness", "key_mask", "inverse_norms"])
+def test_a_view_or_subclass_in_any_place_is_read_right(name: str) -> None:
+    tensors = cache()
+    plain = {"beta": torch.rand(2, 2, 1), "sharpness": torch.tensor([0.5, 6.0]), "key_mask": masks(2, 301)["holes"]}
+    plain["inverse_norms"] = inverse_key_norms(tensors["k"])
+    truth = lucid_decode(**tensors, **plain, impl="torch")
+    x = plain[name]
+    views = [x.as_subclass(Wrapper)]
+    if x.is_floating_point():
+        views.append(torch.complex(torch.zeros_like(x), -x).conj().imag)
+    for view in views:
+        got = lucid_decode(**tensors, **plain | {name: view})
+        for part in ("o", "y"):
+            torch.testing.assert_close(getattr(got, part).as_subclass(Tensor), getattr(truth, part))
+
+
 @pytest.mark.parametrize("place", [-1, 300])
 def test_a_position_outside_of_the_buffer_is_refused(place: int) -> None:
     tensors = cache(S=299)
