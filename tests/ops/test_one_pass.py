@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from lucid_attention import inverse_key_norms, lucid_decode
 from lucid_attention.ops.keys import inverse_norms
@@ -106,6 +107,47 @@ def test_buffers_with_a_position(place: int) -> None:
     tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
     mask = (torch.arange(300) <= place).expand(2, 300)
     assert_right(tensors, key_mask=mask, position=torch.tensor(place))
+
+
+@pytest.mark.parametrize("impl", ["numba", "torch"])
+def test_places_after_the_position_take_no_part(impl: str) -> None:
+    tensors = cache(S=299)
+    tensors["y_past"] = torch.nn.functional.pad(tensors["y_past"], (0, 0, 0, 1))
+    masks = (torch.arange(300) <= 130).expand(2, 300), torch.ones(2, 300, dtype=torch.bool)
+    truth, got = (step(tensors, impl, key_mask=mask, position=torch.tensor(130)) for mask in masks)
+    assert torch.equal(got.o, truth.o)
+    assert torch.equal(got.y, truth.y)
+
+
+class Wrapper(Tensor):
+    """Another tensor without memory of its own, as a DTensor is."""
+
+    @staticmethod
+    def __new__(cls, inside: Tensor) -> "Wrapper":
+        return Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype)
+
+    def __init__(self, inside: Tensor) -> None:
+        self.inside = inside
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Wrapper, lambda x: x.inside, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["beta", "sharpness", "key_mask", "inverse_norms"])
+def test_a_wrapper_or_negative_view_in_any_place_is_read_right(name: str) -> None:
+    tensors = cache(B=1, H=1)
+    plain = {"beta": torch.full((1, 1, 1), 0.3), "sharpness": torch.tensor([2.0]), "key_mask": masks(1, 301)["holes"]}
+    plain["inverse_norms"] = inverse_key_norms(tensors["k"])
+    truth, x = lucid_decode(**tensors, **plain, impl="torch"), plain[name]
+    views = [Wrapper(x)]
+    if x.is_floating_point():
+        views.append(torch.complex(torch.zeros_like(x), -x).conj().imag)
+        assert views[1].is_neg()
+    for view in views:
+        got = lucid_decode(**tensors, **plain | {name: view})
+        torch.testing.assert_close(tuple(got), tuple(truth))
 
 
 @pytest.mark.parametrize("place", [-1, 300])

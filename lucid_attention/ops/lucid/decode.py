@@ -68,9 +68,9 @@ def lucid_decode(
             beta: [B, H, 1].
         position: int64 [] or [1], for preallocated buffers: k: [B, H, M, D], y_past: [B, H, M, E] and
             inverse_norms: [B, H, M] of M places are passed whole, with the new key and its norm at `position`.
-            key_mask: [B, M] is needed and must be False after `position`. What y_past holds at `position` and at
-            masked keys does not matter as long as it is finite. Only the result depends on
-            the value of `position`: one compiled graph serves all.
+            key_mask: [B, M] is needed; places after `position` take no part, whatever it says. What y_past holds at
+            `position` and at masked keys does not matter as long as it is finite. Only the result depends on the value
+            of `position`: one compiled graph serves all.
         norm_known: False if `inverse_norms` has no entry for the new key yet: it is written there. No other argument is
             changed.
         impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
@@ -102,6 +102,9 @@ def lucid_decode(
         return fused_step.run(token, writes_norm=writes)
     if not norm_known:
         _write_norm_(token)
+    if token.position is not None and token.key_mask is not None:
+        places = torch.arange(k.shape[2], device=k.device)
+        token = token._replace(key_mask=token.key_mask & (places <= token.position))
     with torch.no_grad(), no_autocast(k):
         return _decode_by_triton(token) if by_triton else _decode(token)
 

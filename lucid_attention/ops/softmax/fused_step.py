@@ -77,7 +77,8 @@ def chosen(impl: str, token: Token) -> bool:
 def _obstacle(token: Token) -> str:
     """Why the step cannot run; empty if it can."""
     k, y = token.k, token.y_past
-    if reason := numba_runtime.obstacle(k, y, token.q, token.v):
+    # All that it reads by address: a wrapper has no memory of its own, and a negative view the wrong sign.
+    if reason := numba_runtime.obstacle(k, *(x for x in token if isinstance(x, Tensor))):
         return reason
     if k.dtype not in DTYPES:
         return f"it is for float32, bfloat16 and float16, got {k.dtype}"

@@ -165,7 +165,7 @@ def _check_position(position: Tensor, k: Tensor, key_mask: Tensor | None) -> Non
         raise ValueError(f"position must be [] or [1], got shape {list(position.shape)}")
     checks.check_device("position", position, k)
     if key_mask is None:
-        raise TypeError("key_mask must be [B, M], False after `position`, if there is a position: got None")
+        raise TypeError("key_mask must be [B, M] if there is a position: got None")
 
 
 def finish_step(scores: Tensor, token: Token) -> Decoded:
