@@ -80,14 +80,18 @@ def check_kv(k: Any, v: Any) -> None:
     check_same_dtype("v", v, k)
 
 
-def check_q(q: Any, k: Tensor) -> None:
+def check_q(q: Any, k: Tensor, shorter: str = "") -> None:
+    """shorter: what to do about a q with fewer tokens than k."""
     check_heads_first("q", q, "[B, H·G, T, D]")
     B, H, T, D = k.shape
     if q.shape[1] % H:
         raise ValueError(
             f"q must have a multiple of the heads of k and v: expected a multiple of {H}, got {q.shape[1]}"
         )
-    check_shape("q", q, (B, q.shape[1], T, D), "[B, H·G, T, D]")
+    expected = (B, q.shape[1], T, D)
+    if shorter and q.shape[2] < T:
+        raise ValueError(f"q must be [B, H·G, T, D] = {list(expected)}, got shape {list(q.shape)}. {shorter}")
+    check_shape("q", q, expected, "[B, H·G, T, D]")
     check_device("q", q, k)
     check_same_dtype("q", q, k)
 
@@ -124,7 +128,9 @@ def check_key_mask(key_mask: Any, k: Tensor, past_length: int, letters: str = "[
         return
     check_tensor("key_mask", key_mask)
     if key_mask.dtype != torch.bool:
-        raise TypeError(f"key_mask must be torch.bool (True where a key takes part), got {key_mask.dtype}")
+        raise TypeError(
+            f"key_mask must be torch.bool (True where a key takes part), got {key_mask.dtype}: give key_mask.bool()"
+        )
     check_shape("key_mask", key_mask, (k.shape[0], past_length + k.shape[2]), letters)
     check_device("key_mask", key_mask, k)
 
@@ -175,8 +181,9 @@ def check_positive(name: str, x: Any) -> None:
         return
     if isinstance(x, bool) or not isinstance(x, (int, float)):
         raise TypeError(f"{name} must be a positive number or None, got {type(x).__name__}")
-    if not 0 < x < math.inf:
-        raise ValueError(f"{name} must be a positive finite number, got {x}")
+    # Kernels compute in float32.
+    if not 0 < x <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a positive finite number in float32, got {x}")
 
 
 def check_sharpness(sharpness: Any, k: Tensor) -> None:

@@ -154,3 +154,14 @@ def test_a_mask_may_be_strided_or_expanded():
     expected = call(lucid_attention, tensors, key_mask=key_mask.contiguous())
     for mask in (key_mask, strided):
         torch.testing.assert_close(call(lucid_attention, tensors, key_mask=mask), expected)
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "reference"])
+def test_a_huge_query_at_a_masked_position_leaves_all_gradients_finite(impl):
+    case = Case(T=37, B=1, G=2, D=4)
+    tensors, key_mask = case.tensors(torch.float32), torch.ones(1, 37, dtype=torch.bool)
+    key_mask[0, 20] = False
+    tensors["q"][:, :, 20] = 1e38
+    results = evaluate(lucid_attention, tensors, weight_for(lucid_attention, case), key_mask=key_mask, impl=impl)
+    for name, x in results.items():
+        assert x.isfinite().all(), name

@@ -20,6 +20,9 @@ from . import reference
 from .solve_op import obstacle, precondition_op, precondition_triton_op
 from .system import Options, Past, System, checked_system
 
+# For users who call it as they call SDPA with a cache.
+SHORTER = "For tokens after earlier ones, give those as past=(k_past, y_past), or use lucid_decode"
+
 
 def lucid_attention(
     q: Tensor,
@@ -71,7 +74,7 @@ def lucid_attention(
         sharpness=sharpness,
         strength=strength,
     )
-    checks.check_q(q, k)
+    checks.check_q(q, k, SHORTER)
     checks.check_scale(scale)
     impl = _chosen(impl, system, v)
     y = _precondition(system, v, impl)

@@ -22,6 +22,8 @@ MASK_ELEMENTS = 4 * 1024 * 1024
 SCORE_ELEMENTS = 64 * 1024 * 1024
 RECTANGLE_ELEMENTS = 16 * 1024 * 1024
 ROWS = 512
+# The square root of float32's largest number: the product of two such entries is finite.
+LARGEST_QUERY = 1.8e19
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
@@ -100,8 +102,13 @@ def clean(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None) -> tuple[Ten
 
 
 def clean_queries(q: Tensor, key_mask: Tensor) -> Tensor:
-    """Zero queries that are NaN or infinite at masked positions. Finite queries still read: only keys are masked."""
-    return q.masked_fill(~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite(), 0)
+    """Zero broken queries at masked positions. Others still read: only keys are masked."""
+    return q.masked_fill(_broken(q, key_mask), 0)
+
+
+def _broken(q: Tensor, key_mask: Tensor) -> Tensor:
+    """Entries at masked positions that are NaN, infinite, or so large that scores and gradients would overflow."""
+    return ~key_mask[:, None, -q.shape[2] :, None] & ~(q.abs() < LARGEST_QUERY)
 
 
 def attend_strips(
@@ -189,7 +196,7 @@ def _attend_backward(
     dk: Tensor,
     dy: Tensor,
 ) -> None:
-    broken = None if key_mask is None else ~key_mask[:, None, -q.shape[2] :, None] & ~q.isfinite()
+    broken = None if key_mask is None else _broken(q, key_mask)
     q, k, y = clean(q, k, y, key_mask)
     # Gradients of keys add up over strips: in working precision, narrowed once.
     sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
