@@ -96,9 +96,10 @@ def test_mapped_keys_are_not_rounded_to_16_bits(dtype):
     truth = evaluate(values, widened(tensors), weight.double(), impl="equation")
     assert ours["out"].dtype == ours["dk"].dtype == ours["dcenter"].dtype == dtype
     rounded = {name: x.to(dtype) for name, x in truth.items()}
+    # A sum over tokens that cancels: its unit is that of the sum without signs.
+    unit = truth["dk"].abs().sum((0, 2)).max().item()
     for result in (ours, plain):
-        # The backward pass reads y in 16 bits, and the gradient of the center is a sum over tokens.
-        assert_as_good_as(result, rounded, truth, multiple=4.0, floor=1e-4)
+        assert_as_good_as(result, rounded, truth, multiple=2.0, floor=2e-3, dcenter=unit)
 
 
 def test_gradients_are_derivatives_also_of_center_and_matrix():
