@@ -81,25 +81,23 @@ def test_outputs_and_gradients_of_mapped_keys_are_those_of_the_equation(name, im
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_mapped_keys_are_not_rounded_to_16_bits(dtype):
-    """A large common vector, which 16 bits of (k − center) @ matrix would round with the keys' differences."""
+    """At this sharpness P follows the small angles between similar keys, which 16 bits of u would change."""
     tensors = widened(tensors_of(Case(T=37, D=8, keys="closest")), dtype)
-    tensors["matrix"] = torch.linspace(0.2, 5, 8).diag().expand(2, 8, 8).to(dtype)
+    tensors["center"], tensors["matrix"] = 0.1 * tensors["center"], tensors["matrix"].tril()
     del tensors["q"]
     weight = torch.randn(1, 2, 37, 3).to(dtype)
 
     def values(k: Tensor, v: Tensor, center: Tensor, matrix: Tensor, impl: str) -> Tensor:
         if impl == "equation":
-            return oracles.precondition((k - center[:, None]) @ matrix, v)
-        return precondition(k, v, key_map=KeyMap(center, matrix), impl=impl)
+            return oracles.precondition((k - center[:, None]) @ matrix, v, sharpness=200.0)
+        return precondition(k, v, key_map=KeyMap(center, matrix), sharpness=200.0, impl=impl)
 
     ours, plain = (evaluate(values, tensors, weight, impl=impl) for impl in ("blockwise", "reference"))
     truth = evaluate(values, widened(tensors), weight.double(), impl="equation")
     assert ours["out"].dtype == ours["dk"].dtype == ours["dcenter"].dtype == dtype
     rounded = {name: x.to(dtype) for name, x in truth.items()}
-    # A sum over tokens that cancels: its unit is that of the sum without signs.
-    unit = truth["dk"].abs().sum((0, 2)).max().item()
     for result in (ours, plain):
-        assert_as_good_as(result, rounded, truth, multiple=2.0, floor=2e-3, dcenter=unit)
+        assert_as_good_as(result, rounded, truth, multiple=3.0, floor=1e-4)
 
 
 def test_gradients_are_derivatives_also_of_center_and_matrix():
@@ -147,7 +145,8 @@ def test_a_decoded_token_is_that_of_the_full_pass(norm, static, parts):
         "norm": norm,
         "key_map": KeyMap(center, None if parts == "center" else tensors["matrix"]),
     }
-    mask = torch.arange(46).view(2, 23) % 11 > 1
+    mask = torch.arange(46).view(2, 23) % 7 > 0
+    assert mask[:, -1].all()
     y = precondition(k, v, key_mask=mask, beta=beta, **options)
     truth = lucid_attention(q, k, v, key_mask=mask, beta=beta, **options)
     keys = k.masked_fill(~mask[:, None, :, None], math.nan)

@@ -95,9 +95,9 @@ class LucidAttention(CausalAttention):
         self._check(x, None, key_mask, None, positions)
         _, k, _ = self.project(x, count_positions(x, 0, key_mask) if positions is None else positions)
         found = calibrated_key_map(k, key_mask, whiten=self.key_matrix is not None)
-        for own, x in zip((self.key_center, self.key_matrix), found, strict=True):
-            if own is not None and x is not None:
-                own.copy_(x)
+        for own, value in zip((self.key_center, self.key_matrix), found, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
 
     def beta(self, x: Tensor) -> Tensor | None:
         """β of every token: [B, H, T] in (0, 1), or None without `learn_beta`."""
