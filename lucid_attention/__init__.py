@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .models.ramps import SharpnessRamp, StrengthRamp, set_sharpness, set_strength
     from .models.subclasses import enable_lucid
     from .nn.attention import ATTENTIONS, LucidAttention
+    from .ops.keys import KeyMap, calibrated_key_map
     from .ops.linear.delta import delta_attention
     from .ops.linear.gla import gla_attention
     from .ops.linear.gsa import gsa_attention
@@ -21,11 +22,13 @@ del TYPE_CHECKING
 
 __all__ = [
     "ATTENTIONS",
+    "KeyMap",
     "LucidAttention",
     "LucidConfig",
     "LucidForCausalLM",
     "SharpnessRamp",
     "StrengthRamp",
+    "calibrated_key_map",
     "delta_attention",
     "diff_attention",
     "enable_lucid",
@@ -47,11 +50,13 @@ __version__ = "0.2.0.dev0"
 # below .models needs Transformers.
 _MODULES = {
     "ATTENTIONS": ".nn.attention",
+    "KeyMap": ".ops.keys",
     "LucidAttention": ".nn.attention",
     "LucidConfig": ".models.decoder.configuration",
     "LucidForCausalLM": ".models.decoder.modeling",
     "SharpnessRamp": ".models.ramps",
     "StrengthRamp": ".models.ramps",
+    "calibrated_key_map": ".ops.keys",
     "delta_attention": ".ops.linear.delta",
     "diff_attention": ".ops.softmax.diff",
     "enable_lucid": ".models.subclasses",

@@ -103,7 +103,7 @@ class CausalAttention(nn.Module):
             # A NaN at padding would reach the gradients of the projections: 0 · NaN is NaN.
             x = x.masked_fill(~key_mask[:, S:, None], 0)
         if positions is None and self.rotary is not None:
-            positions = _count_positions(x, S, key_mask)
+            positions = count_positions(x, S, key_mask)
         q, k, v = self.project(x, positions)
         if past is not None:
             self.check_past(past, k, v)
@@ -209,7 +209,8 @@ def check_sizes(hidden_size: int, num_heads: int, num_kv_heads: int | None, head
     return num_kv_heads, head_dim
 
 
-def _count_positions(x: Tensor, S: int, key_mask: Tensor | None) -> Tensor:
+def count_positions(x: Tensor, S: int, key_mask: Tensor | None) -> Tensor:
+    """Positions of x: [B, T, hidden_size] after S others, padding not counted: [T] or [B, T]."""
     if key_mask is None:
         return torch.arange(S, S + x.shape[1], device=x.device)
     return (key_mask.cumsum(-1) - 1).clamp(min=0)[:, S:]

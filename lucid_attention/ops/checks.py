@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .keys import KeyMap
 from .precision import autocast_enabled
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -197,6 +198,21 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         raise TypeError(f"sharpness must be a positive number or a tensor [H], got {type(sharpness).__name__}")
     else:
         check_positive("sharpness", sharpness)
+
+
+def check_key_map(key_map: Any, k: Tensor) -> None:
+    if key_map is None:
+        return
+    if not isinstance(key_map, KeyMap):
+        raise TypeError(f"key_map must be a KeyMap(center, matrix) or None, got {described(key_map)}")
+    (_, H, _, D), shapes = k.shape, {"center": "[H, D]", "matrix": "[H, D, D]"}
+    for (field, letters), x in zip(shapes.items(), key_map, strict=True):
+        if x is not None:
+            name = f"key_map.{field}"
+            check_tensor(name, x)
+            check_float(name, x)
+            check_shape(name, x, (H, D) if field == "center" else (H, D, D), letters)
+            check_device(name, x, k)
 
 
 def check_strength(strength: Any) -> None:

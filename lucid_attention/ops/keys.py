@@ -2,12 +2,72 @@
 
 There is no eps: it would pull the diagonal of P away from 1 for small keys and make prefill and decoding disagree.
 A zero key has no direction; k̂ = 0 there, so it has cosine 0 to every key, and its gradient is 0.
+
+P may be made of mapped keys (`KeyMap`), while the softmax reads k: `docs/mathematics.md` says why.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from .precision import no_autocast, working_dtype
+
+
+class KeyMap(NamedTuple):
+    """The keys that P is made of, u = (k − center) @ matrix, per key/value head; the softmax reads k.
+
+    center: [H, D], or None for zero; matrix: [H, D, D], or None for the identity. Of any floating point dtype.
+    """
+
+    center: Tensor | None = None
+    matrix: Tensor | None = None
+
+
+def map_keys(k: Tensor, key_map: KeyMap | None, key_mask: Tensor | None = None) -> Tensor:
+    """u: [B, H, T, D] in at least float32; k itself without a map. A key that key_mask: [B, T] hides counts as zero."""
+    if key_map is None:
+        return k
+    u = k.to(working_dtype(k))
+    if key_mask is not None:
+        # The gradient of a masked NaN is NaN, not zero.
+        u = u.masked_fill(~key_mask[:, None, :, None], 0)
+    with no_autocast(k):
+        if key_map.center is not None:
+            u = u - key_map.center[:, None].to(u.dtype)
+        return u if key_map.matrix is None else u @ key_map.matrix.to(u.dtype)
+
+
+@torch.no_grad()
+def calibrated_key_map(k: Tensor, key_mask: Tensor | None = None, *, whiten: bool = True) -> KeyMap:
+    """The map that centres sample keys and, with `whiten`, gives them the covariance I. float32.
+
+    center is the mean μ of the n keys of a head, matrix is Σ^(−½) of their covariance, to which D keys of the mean
+    variance in every direction are added: Σ = (Σ_i (k_i − μ)(k_i − μ)ᵀ + D σ² I)/(n + D). So Σ is never singular, also
+    for n < D, and no direction is enlarged more than √(1 + n/D) times beyond the mean one.
+
+    k: [B, H, T, D], as the softmax sees them; key_mask: [B, T] bool, True where a key counts.
+    """
+    B, H, T, D = k.shape
+    # On the CPU: not every device has float64.
+    keys = k.detach().cpu().double().transpose(1, 2).reshape(B * T, H, D)
+    if key_mask is not None:
+        keys = keys[key_mask.cpu().flatten()]
+    if not len(keys):
+        raise ValueError("k must have keys that key_mask does not hide, got none")
+    center = keys.mean(0)
+    matrix = None
+    if whiten:
+        deviation = (keys - center).transpose(0, 1)
+        scatter = deviation.mT @ deviation
+        variance = scatter.diagonal(dim1=1, dim2=2).sum(1) / (D * len(keys))
+        # Equal keys have no covariance: their map is the identity.
+        variance = torch.where(variance > 0, variance, 1.0)
+        scatter = scatter + D * variance[:, None, None] * torch.eye(D, dtype=scatter.dtype)
+        values, vectors = torch.linalg.eigh(scatter / (len(keys) + D))
+        matrix = ((vectors * values.rsqrt()[:, None]) @ vectors.mT).float().to(k.device)
+    return KeyMap(center.float().to(k.device), matrix)
 
 
 def inverse_norms(k: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lucid_attention.ops.keys import inverse_norms
+from lucid_attention.ops.keys import KeyMap, inverse_norms, map_keys
 from lucid_attention.ops.path.decode import keys_at_end
 from lucid_attention.ops.path.reference import path_scores
 
@@ -147,8 +147,8 @@ class Layer:
     index: of the layer among those that attend. attention: its name in `ATTENTIONS`, or that of its class.
     q: [B, H·G, T, D]; k: [B, H, T, D]; v: [B, H, T, E]; key_mask: [B, T] bool or None; scale: of the scores.
     preconditioned: whether the layer reads P⁻¹v. If not, norm, sharpness and strength define the P it would have.
-    norm, sharpness, strength, beta: of P, as in `lucid_attention`. sharpness: a number, [H], or None for √D. strength:
-    a number or [H].
+    norm, sharpness, strength, key_map, beta: of P, as in `lucid_attention`. sharpness: a number, [H], or None for √D.
+    strength: a number or [H].
     window: positions that a token sees, itself included, or None. softcap: of the scores, or None.
     factors: w: [B, H, T, D] and β: [B, H, T] of PaTH, or None.
     lam: λ of differential attention (heads in pairs of neighbours, v: [B, H/2, T, E]), or None.
@@ -166,6 +166,7 @@ class Layer:
     norm: str = "key"
     sharpness: float | Tensor | None = None
     strength: float | Tensor = 1.0
+    key_map: KeyMap | None = None
     beta: Tensor | None = None
     window: int | None = None
     softcap: float | None = None
@@ -219,7 +220,10 @@ class Layer:
         if self.factors is not None:
             w, b = (_wide(factor[row, head, token_positions]) for factor in self.factors)
             return PathHead(P=KeyMatrix(LikePathKeys(k, w, b, c), len(k), s), w=w, factor=b, **shared)
-        return Head(P=KeyMatrix(LikeKeys(k, self.norm, c), len(k), s, beta), **shared)
+        u = k
+        if self.key_map is not None:
+            u = map_keys(k[None, None], KeyMap(*(None if x is None else x[head, None] for x in self.key_map)))[0, 0]
+        return Head(P=KeyMatrix(LikeKeys(u, self.norm, c), len(k), s, beta), **shared)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -229,3 +229,39 @@ def test_a_short_training_run_learns_to_recall_what_was_overwritten() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-10:]) / 10 < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("center", ["learned", "calibrated"])
+@pytest.mark.parametrize("whiten", [False, True])
+def test_a_calibrated_module_ignores_a_vector_in_all_keys_and_decodes_as_it_reads(center, whiten):
+    """The bias of k_proj is a vector that is added to all keys; without rotary embedding softmax does not see it."""
+    module = LucidAttention(24, 4, num_kv_heads=2, rope_base=None, bias=True, center=center, whiten=whiten).double()
+    assert ("key_center" in dict(module.named_parameters())) == (center == "learned")
+    x = torch.randn(2, 30, 24, dtype=torch.float64)
+    mask = torch.arange(30) > torch.tensor([[3], [0]])
+    outputs = []
+    for bias in (0.0, 2.0):
+        with torch.no_grad():
+            module.k_proj.bias.fill_(bias)
+        module.calibrate(x, key_mask=mask)
+        outputs.append(module(x, key_mask=mask)[0])
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
+    copy = LucidAttention(24, 4, num_kv_heads=2, rope_base=None, bias=True, center=center, whiten=whiten).double()
+    copy.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        _, past = copy(x[:, :20], key_mask=mask[:, :20])
+        for t in range(20, 30):
+            o, past = copy(x[:, t : t + 1], past=past, key_mask=mask[:, : t + 1])
+            torch.testing.assert_close(o, outputs[1][:, t : t + 1].detach(), rtol=0, atol=1e-9)
+    outputs[1].square().sum().backward()
+    if center == "learned":
+        assert all(x.grad.abs().max() > 0 for x in module.key_map() if x is not None)
+
+
+def test_centers_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="center must be one of 'none', 'learned', 'calibrated', got 'mean'"):
+        LucidAttention(16, 2, center="mean")
+    with pytest.raises(ValueError, match="whiten=True needs center="):
+        LucidAttention(16, 2, whiten=True)
+    with pytest.raises(ValueError, match="calibrate\\(\\) needs center="):
+        LucidAttention(16, 2).calibrate(torch.randn(1, 3, 16))

@@ -266,8 +266,11 @@ class StaticPastLayer(StaticLayer):
             # Differential attention has half as many values as keys, which `early_initialization` does not know.
             self.lazy_initialization(past.k, past.y)
         k, y = past.k[:, :, past.length - tokens :], past.y[:, :, past.length - tokens :]
+        # A module that maps its keys gives their norms.
+        known = past.inverse_norms
+        norms = inverse_key_norms(k) if known is None else known[:, :, past.length - tokens :]
         places = torch.arange(tokens, device=k.device) + self.cumulative_length
-        for buffer, new in ((self.keys, k), (self.values, y), (self.inverse_norms, inverse_key_norms(k))):
+        for buffer, new in ((self.keys, k), (self.values, y), (self.inverse_norms, norms)):
             # Buffers have no gradients: those of the new tokens go through `past`.
             buffer.index_copy_(2, places, new.detach().to(buffer.dtype))
         self.cumulative_length.add_(tokens)

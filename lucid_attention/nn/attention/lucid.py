@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from ...ops.checks import check_norm, check_positive, check_strength
 from ...ops.dispatch import choose
+from ...ops.keys import KeyMap, calibrated_key_map
 from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_for_readout, precondition
 from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 from ...ops.precision import readout_dtype
 from ...ops.softmax.one_token import Decoded
-from ..causal import CausalAttention, Past
+from ..causal import CausalAttention, Past, count_positions
+
+CENTERS = ("none", "learned", "calibrated")
 
 
 class LucidAttention(CausalAttention):
@@ -27,9 +30,14 @@ class LucidAttention(CausalAttention):
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
         strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. A schedule may set this attribute
             between calls; values already in a past keep the strength they were made with.
+        center: "none": P is made of the keys. "learned" or "calibrated": of (k − μ) with a μ for each key/value head, a
+            parameter or a buffer, which is zero until it is trained or `calibrate` sets it.
+        whiten: P is made of (k − μ) M, with a matrix M next to μ, the identity until it is trained or calibrated.
         impl: "auto", "blockwise" or "reference".
     """
 
+    key_center: Tensor | None
+    key_matrix: Tensor | None
     title = "LUCID"
 
     def __init__(
@@ -42,6 +50,8 @@ class LucidAttention(CausalAttention):
         sharpness: float | None = None,
         learn_sharpness: bool = False,
         strength: float = 1.0,
+        center: str = "none",
+        whiten: bool = False,
         impl: str = "auto",
         **options: Any,
     ) -> None:
@@ -56,6 +66,38 @@ class LucidAttention(CausalAttention):
         if learn_sharpness:
             start = math.log(math.sqrt(self.head_dim) if sharpness is None else sharpness)
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
+        if center not in CENTERS:
+            raise ValueError(f"center must be one of {', '.join(map(repr, CENTERS))}, got {center!r}")
+        if whiten and center == "none":
+            raise ValueError("whiten=True needs center='learned' or center='calibrated', got center='none'")
+        H, D = self.num_kv_heads, self.head_dim
+        start_map = KeyMap(
+            None if center == "none" else torch.zeros(H, D), torch.eye(D).repeat(H, 1, 1) if whiten else None
+        )
+        for name, x in zip(("key_center", "key_matrix"), start_map, strict=True):
+            if center == "learned":
+                self.register_parameter(name, None if x is None else nn.Parameter(x))
+            else:
+                self.register_buffer(name, x)
+
+    def key_map(self) -> KeyMap | None:
+        """The map of the keys of P; None without a center."""
+        return None if self.key_center is None else KeyMap(self.key_center, self.key_matrix)
+
+    @torch.no_grad()
+    def calibrate(self, x: Tensor, *, key_mask: Tensor | None = None, positions: Tensor | None = None) -> None:
+        """Set center and matrix to those of the keys of x: [B, T, hidden_size], see `calibrated_key_map`.
+
+        key_mask: [B, T]; positions: as in the forward pass. Keys of a past keep their y: calibrate before decoding.
+        """
+        if self.key_center is None:
+            raise ValueError("calibrate() needs center='learned' or center='calibrated', got center='none'")
+        self._check(x, None, key_mask, None, positions)
+        _, k, _ = self.project(x, count_positions(x, 0, key_mask) if positions is None else positions)
+        found = calibrated_key_map(k, key_mask, whiten=self.key_matrix is not None)
+        for own, value in zip((self.key_center, self.key_matrix), found, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
 
     def beta(self, x: Tensor) -> Tensor | None:
         """β of every token: [B, H, T] in (0, 1), or None without `learn_beta`."""
@@ -76,9 +118,13 @@ class LucidAttention(CausalAttention):
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Past]:
         if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
-            return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
-        past_norms = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
-        inverse_norms = torch.cat([past_norms, inverse_key_norms(k)], 2)
+            o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
+            if self.key_center is not None:
+                # A cache knows k, and not its map.
+                present = present._replace(inverse_norms=inverse_key_norms(present.k.detach(), self.key_map()).detach())
+            return o, present
+        past_norms = inverse_key_norms(past.k, self.key_map()) if past.inverse_norms is None else past.inverse_norms
+        inverse_norms = torch.cat([past_norms, inverse_key_norms(k, self.key_map())], 2)
         k = torch.cat([past.k, k], 2)
         step = self.step(x, q, k, v, past.y, inverse_norms, key_mask)
         return step.o, Past(k, torch.cat([past.y, step.y], 2), inverse_norms)
@@ -95,6 +141,7 @@ class LucidAttention(CausalAttention):
     ) -> Decoded:
         """One new token, x: [B, 1, hidden_size], with the other arguments of `lucid_decode`. No gradients."""
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
+        settings["key_map"] = self.key_map()
         return lucid_decode(q, k, v, y_past, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
 
     def values(
@@ -110,6 +157,7 @@ class LucidAttention(CausalAttention):
             norm=self.norm,
             sharpness=self.sharpness(),
             strength=self.strength,
+            key_map=self.key_map(),
             impl=self.impl,
         )
 
@@ -124,10 +172,14 @@ class LucidAttention(CausalAttention):
         if self.norm == "qk":
             q, k = normalize_for_readout(q, k, key_mask)
         inputs = {"q": q, "k": k, "norm": self.norm, "sharpness": self.sharpness(), "beta": self.beta(x)}
+        inputs["key_map"] = self.key_map()
         # At strength 0 analysis shows the P of strength 1, as for softmax attention.
         return inputs | ({"preconditioned": True, "strength": self.strength} if self.strength > 0 else {})
 
     def extra_repr(self) -> str:
         sharpness = "learned" if self.log_sharpness is not None else self.fixed_sharpness or "√D"
         text = f"norm={self.norm!r}, beta={'learned' if self.b_proj is not None else 1}, sharpness={sharpness}"
+        if self.key_center is not None:
+            learned = isinstance(self.key_center, nn.Parameter)
+            text += f", center={'learned' if learned else 'calibrated'!r}, whiten={self.key_matrix is not None}"
         return text if self.strength == 1 else f"{text}, strength={self.strength}"

@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import checks, packing
 from ..custom_op import refuse_forward_mode
 from ..dispatch import BLOCKWISE_AND_TRITON, choose
-from ..keys import rms_normalize
+from ..keys import KeyMap, rms_normalize
 from ..precision import no_autocast, readout_dtype
 from ..softmax.attention import softmax_attention
 from ..softmax.strips import clean_queries
@@ -36,6 +36,7 @@ def lucid_attention(
     norm: str = "key",
     sharpness: float | Tensor | None = None,
     strength: float = 1.0,
+    key_map: KeyMap | None = None,
     scale: float | None = None,
     impl: str = "auto",
 ) -> Tensor:
@@ -56,6 +57,8 @@ def lucid_attention(
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), a positive number or a tensor [H]. Default √D, the paper's matrix;
             c → ∞ is softmax attention.
         strength: s in P = I + s · stril exp(…), a number from 0 (softmax attention, no solve) to 1 (LUCID).
+        key_map: P is made of (k − center) @ matrix instead of k; the softmax reads k. Gradients reach center and
+            matrix. A past holds k itself. `calibrated_key_map` makes one of sample keys.
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
             "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
@@ -73,13 +76,15 @@ def lucid_attention(
         norm=norm,
         sharpness=sharpness,
         strength=strength,
+        key_map=key_map,
     )
     checks.check_q(q, k, SHORTER)
     checks.check_scale(scale)
     impl = _chosen(impl, system, v)
     y = _precondition(system, v, impl)
-    if system.k_past is not None and system.y_past is not None:
-        k, y = torch.cat([system.k_past, k], 2), torch.cat([system.y_past, y.to(system.y_past.dtype)], 2)
+    if past is not None:
+        # The past of the arguments: the keys of the system may be mapped.
+        k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y.to(past[1].dtype)], 2)
     if norm == "qk":
         q, k = normalize_for_readout(q, k, key_mask)
     if impl == "reference":
@@ -99,7 +104,7 @@ def precondition(k: Tensor, v: Tensor, *, impl: str = "auto", **options: Unpack[
     """Y = P⁻¹ V: the values that softmax attention reads in LUCID, and what a cache keeps instead of V.
 
     k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Options past, key_mask, cu_seqlens, beta,
-    norm, sharpness and strength as in `lucid_attention`.
+    norm, sharpness, strength and key_map as in `lucid_attention`.
     """
     system = checked_system(k, v, **options)
     return _precondition(system, v, _chosen(impl, system, v))

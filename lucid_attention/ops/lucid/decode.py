@@ -4,6 +4,9 @@ Decoding is bound by memory traffic, so K and Y are each read once, for both the
 the new key is one more query row of its group. Its scores, times the cached 1/‖k_j‖, are c · cos θ_j; the
 exponentials of these minus c are P_j, and the same product with Y that reads the values for the queries also gives
 Σ_j P_j y_j (`docs/mathematics.md`).
+
+With a `KeyMap` of center μ and matrix M the cache keeps k, not u = (k − μ) M: for a = M Mᵀ (k_i − μ), u_i·u_j is
+a·k_j − a·μ. So a is the row instead of the new key, and the cached norms are those of u.
 """
 
 import math
@@ -14,8 +17,8 @@ from torch import Tensor
 
 from .. import checks
 from ..dispatch import decodes_by_triton, step_obstacle
+from ..keys import KeyMap, map_keys, resolved_scale, resolved_sharpness, rms_normalize
 from ..keys import inverse_norms as inverse_norms_of
-from ..keys import resolved_scale, resolved_sharpness, rms_normalize
 from ..precision import no_autocast, working_dtype
 from ..softmax import fused_step
 from ..softmax.one_token import (
@@ -31,9 +34,14 @@ from ..softmax.one_token import (
 from ..softmax.strips import clean_queries
 
 
-def inverse_key_norms(k: Tensor) -> Tensor:
-    """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps next to the keys."""
+def inverse_key_norms(k: Tensor, key_map: KeyMap | None = None) -> Tensor:
+    """1/‖k‖ of every key, [B, H, T, D] -> [B, H, T] in at least float32: what a cache keeps next to the keys.
+
+    key_map: as in `lucid_attention`; the norms are those of the mapped keys.
+    """
     checks.check_heads_first("k", k, "[B, H, T, D]")
+    checks.check_key_map(key_map, k)
+    k = map_keys(k, key_map)
     norms = fused_step.inverse_norms(k)
     return inverse_norms_of(k.to(working_dtype(k)))[..., 0] if norms is None else norms
 
@@ -50,6 +58,7 @@ def lucid_decode(
     norm: str = "key",
     sharpness: float | Tensor | None = None,
     strength: float = 1.0,
+    key_map: KeyMap | None = None,
     scale: float | None = None,
     position: Tensor | None = None,
     norm_known: bool = True,
@@ -63,9 +72,9 @@ def lucid_decode(
         v: [B, H, 1, E], the new value.
         y_past: [B, H, S, E], cached preconditioned values. Finite everywhere, also at masked keys (where ours are
             zero): cleaning them would read the cache twice.
-        inverse_norms: [B, H, S + 1], `inverse_key_norms` of k. Not read for norm="row_max".
-        key_mask, beta, norm, sharpness, strength, scale: as in `lucid_attention`, with key_mask: [B, S + 1] and
-            beta: [B, H, 1].
+        inverse_norms: [B, H, S + 1], `inverse_key_norms` of k with the same key_map. Not read for norm="row_max".
+        key_mask, beta, norm, sharpness, strength, key_map, scale: as in `lucid_attention`, with key_mask: [B, S + 1]
+            and beta: [B, H, 1].
         position: int64 [] or [1], for preallocated buffers: k: [B, H, M, D], y_past: [B, H, M, E] and
             inverse_norms: [B, H, M] of M places are passed whole, with the new key and its norm at `position`.
             key_mask: [B, M] is needed; places after `position` take no part, whatever it says. What y_past holds at
@@ -75,8 +84,8 @@ def lucid_decode(
             changed.
         impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
             over a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the
-            last two where it can run. The first use of "numba" for a dtype on a machine compiles for a few seconds;
-            later ones read the cache.
+            last two where it can run; neither has a key_map. The first use of "numba" for a dtype on a machine compiles
+            for a few seconds; later ones read the cache.
     """
     if inverse_norms is None:
         checks.check_tensor("inverse_norms", inverse_norms)
@@ -94,28 +103,33 @@ def lucid_decode(
         scale=scale,
         position=position,
     )
-    by_triton = decodes_by_triton(impl, k.device, lambda: kernel_obstacle(token))
+    checks.check_key_map(key_map, k)
+    if key_map is not None and impl == "auto":
+        impl = "torch"
+    by_triton = decodes_by_triton(impl, k.device, lambda: kernel_obstacle(token, key_map))
     if not by_triton and fused_step.chosen(impl, token):
+        if key_map is not None:
+            raise ValueError("impl='numba' cannot run: it has no key_map. Expected 'auto' or 'torch'")
         writes = not norm_known and fused_step.can_write_norm(token)
         if not norm_known and not writes:
             _write_norm_(token)
         return fused_step.run(token, writes_norm=writes)
-    if not norm_known:
-        _write_norm_(token)
     if token.position is not None and token.key_mask is not None:
         places = torch.arange(k.shape[2], device=k.device)
         token = token._replace(key_mask=token.key_mask & (places <= token.position))
     with torch.no_grad(), no_autocast(k):
-        return _decode_by_triton(token) if by_triton else _decode(token)
+        if not norm_known:
+            _write_norm_(token, key_map)
+        return _decode_by_triton(token) if by_triton else _decode(token, key_map)
 
 
-def _write_norm_(token: Token) -> None:
+def _write_norm_(token: Token, key_map: KeyMap | None = None) -> None:
     assert token.inverse_norms is not None
-    new = inverse_key_norms(at_position(token.k, token.position, 2))
+    new = inverse_key_norms(at_position(token.k, token.position, 2), key_map)
     put_at_position_(token.inverse_norms, token.position, new.to(token.inverse_norms.dtype))
 
 
-def _decode(token: Token) -> Decoded:
+def _decode(token: Token, key_map: KeyMap | None) -> Decoded:
     (B, H, total, D), position, c = token.k.shape, token.position, token.sharpness
     n, G, wide = B * H, groups_of(token), working_dtype(token.k)
     assert token.inverse_norms is not None
@@ -127,19 +141,35 @@ def _decode(token: Token) -> Decoded:
     if token.norm == "qk":
         queries = rms_normalize(queries)
     weight = c / D if token.norm == "row_max" else c * at_position(inverse, position)
-    new = at_position(keys, position, 1).to(wide)
-    rows = torch.cat([queries * token.scale, new * weight], 1)
+    row, offset = _row_of_key(at_position(token.k, position, 2).to(wide), key_map)
+    rows = torch.cat([queries * token.scale, row.reshape(n, 1, D) * weight], 1)
     scores = cache_product(rows, keys.mT)
+    if offset is not None:
+        scores[:, G:].sub_(offset.reshape(n, 1, 1) * weight)
     if token.norm == "qk":
-        scores[:, :G].mul_(inverse * math.sqrt(D))
+        # Cached norms are those of mapped keys, and the softmax normalises the keys themselves.
+        lengths = inverse if key_map is None else inverse_norms_of(keys.to(wide)).mT
+        scores[:, :G].mul_(lengths * math.sqrt(D))
     if token.norm != "row_max":
         scores[:, G:].mul_(inverse)
         put_at_position_(scores[:, G:], position, c)  # exactly, also for a zero key
     return finish_step(scores, token)
 
 
-def kernel_obstacle(token: Token) -> str | None:
+def _row_of_key(k: Tensor, key_map: KeyMap | None) -> tuple[Tensor, Tensor | None]:
+    """a and a·μ of the new key: [B, H, 1, D] and [B, H, 1], in the dtype of k; None for zero."""
+    a = map_keys(k, key_map)
+    if key_map is None:
+        return a, None
+    if key_map.matrix is not None:
+        a = a @ key_map.matrix.to(k.dtype).mT
+    return a, None if key_map.center is None else (a * key_map.center[:, None].to(k.dtype)).sum(-1)
+
+
+def kernel_obstacle(token: Token, key_map: KeyMap | None = None) -> str | None:
     """Why the Triton kernels cannot decode this token; None if they can."""
+    if key_map is not None:
+        return "its kernels have no key_map"
     if token.norm == "row_max":
         return "its kernels have no norm='row_max'"
     return step_obstacle(token.k, q=token.q, v=token.v, y_past=token.y_past)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import checks, packing
-from ..keys import resolved_sharpness
+from ..keys import KeyMap, map_keys, resolved_sharpness
 from ..precision import working_dtype
 
 Past = tuple[Tensor, Tensor]
@@ -30,14 +30,16 @@ class Options(TypedDict, total=False):
     norm: str
     sharpness: float | Tensor | None
     strength: float
+    key_map: KeyMap | None
 
 
 @dataclass(frozen=True)
 class System:
     """Everything that defines the system but the right-hand side V.
 
-    k: [B, H, T, D]; of the past k_past: [B, H, S, D] and y_past: [B, H, S, E]; key_mask: [B, S + T];
-    cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max"; sharpness: c, a number or [B, H]; strength: s.
+    k: [B, H, T, D], mapped if there is a key_map; of the past k_past: [B, H, S, D], mapped as well, and
+    y_past: [B, H, S, E]; key_mask: [B, S + T]; cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max";
+    sharpness: c, a number or [B, H]; strength: s.
     """
 
     k: Tensor
@@ -128,7 +130,7 @@ class Gradients(NamedTuple):
 def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     """The system of the arguments of a public function; raises where one of them is wrong."""
     fields: dict[str, Any] = {**options}
-    past, sharpness = fields.pop("past", None), fields.pop("sharpness", None)
+    past, sharpness, key_map = (fields.pop(name, None) for name in ("past", "sharpness", "key_map"))
     checks.check_kv(k, v)
     k_past, y_past = checks.check_past(past, k, v) or (None, None)
     checks.check_sharpness(sharpness, k)
@@ -138,4 +140,9 @@ def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     checks.check_beta(system.beta, k)
     checks.check_norm(system.norm)
     checks.check_strength(system.strength)
-    return system
+    checks.check_key_map(key_map, k)
+    if key_map is None:
+        return system
+    old, new = (None, None) if system.key_mask is None else system.key_mask.tensor_split((system.past_length,), 1)
+    k_past = None if k_past is None else map_keys(k_past, key_map, old)
+    return replace(system, k=map_keys(k, key_map, new), k_past=k_past)
