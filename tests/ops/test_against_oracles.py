@@ -67,18 +67,20 @@ def test_the_dense_reference_is_the_defining_equation(norm):
         assert_exact(ours, evaluate(oracle, tensors, weight, norm=norm, key_mask=key_mask))
 
 
+@pytest.mark.parametrize("strength", [1.0, 0.25])
 @pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
-def test_the_dense_matrix_is_the_matrix_that_is_solved(norm):
+def test_the_dense_matrix_is_the_matrix_that_is_solved(norm, strength):
     k, beta = shifted_keys(2, 3, 50, 4), torch.rand(2, 3, 50, dtype=torch.float64)
     sharpness = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
-    P = preconditioner(k, beta=beta, norm=norm, sharpness=sharpness)
+    options = {"beta": beta, "norm": norm, "sharpness": sharpness, "strength": strength}
+    P = preconditioner(k, **options)
     for b in range(2):
         for h in range(3):
             L = oracles.preconditioner(k[b, h], norm, sharpness[h]).tril(-1)
-            expected = torch.eye(50, dtype=torch.float64) + beta[b, h][:, None] * L
+            expected = torch.eye(50, dtype=torch.float64) + strength * beta[b, h][:, None] * L
             torch.testing.assert_close(P[b, h], expected, rtol=1e-12, atol=1e-12)
     v = torch.randn(2, 3, 50, 6, dtype=torch.float64)
-    y = precondition(k, v, beta=beta, norm=norm, sharpness=sharpness)
+    y = precondition(k, v, **options)
     torch.testing.assert_close(P @ y, beta[..., None] * v, rtol=1e-11, atol=1e-11)
 
 

@@ -7,20 +7,10 @@ from lucid_attention import lucid_attention, precondition
 
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
+from .path_cases import five_masks
 
 NORMS = ["key", "qk", "row_max"]
 ORACLES = {precondition: oracles.precondition, lucid_attention: oracles.lucid_attention}
-
-
-def five_masks(N: int) -> torch.Tensor:
-    """Rows: whole, padded on the left, on the right, holes of all sizes, nothing at all."""
-    mask = torch.ones(5, N, dtype=torch.bool)
-    mask[1, : N // 3] = False
-    mask[2, -(N // 3) :] = False
-    mask[3] = torch.rand(N) > 0.3
-    mask[3, N // 4 : N // 2] = False
-    mask[4] = False
-    return mask
 
 
 def weight_for(fn: object, case: Case) -> torch.Tensor:
@@ -86,7 +76,7 @@ def test_a_row_without_any_key_reads_zero_and_has_zero_gradients(norm, impl):
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("fn", [precondition, lucid_attention])
 @pytest.mark.parametrize("impl", ["blockwise", "reference"])
-def test_whatever_stands_at_masked_keys_and_values_changes_nothing(impl, fn, norm, filling):
+def test_whatever_stands_at_masked_keys_values_and_step_sizes_changes_nothing(impl, fn, norm, filling):
     case = Case(T=37, S=11, B=5, G=2, D=4)
     tensors, key_mask = case.tensors(beta=True), five_masks(48)
     options = {"norm": norm, "key_mask": key_mask, "impl": impl}
@@ -94,18 +84,9 @@ def test_whatever_stands_at_masked_keys_and_values_changes_nothing(impl, fn, nor
     clean = evaluate(fn, tensors, weight, **options)
     new, old = ~key_mask[:, None, 11:, None], ~key_mask[:, None, :11, None]
     broken = {name: x.clone() for name, x in tensors.items()}
-    for name, where in (("k", new), ("v", new), ("k_past", old), ("y_past", old)):
+    for name, where in (("k", new), ("v", new), ("beta", new[..., 0]), ("k_past", old), ("y_past", old)):
         broken[name].masked_fill_(where, filling)
     assert_exact(evaluate(fn, broken, weight, **options), clean)
-
-
-@pytest.mark.parametrize("impl", ["blockwise", "reference"])
-def test_whatever_step_size_stands_at_a_masked_key_changes_nothing(impl):
-    case = Case(T=37, B=5, D=4)
-    tensors, key_mask, weight = case.tensors(beta=True), five_masks(37), weight_for(precondition, case)
-    clean = evaluate(precondition, tensors, weight, key_mask=key_mask, impl=impl)
-    tensors["beta"].masked_fill_(~key_mask[:, None], float("nan"))
-    assert_exact(evaluate(precondition, tensors, weight, key_mask=key_mask, impl=impl), clean)
 
 
 @pytest.mark.parametrize("filling", [float("nan"), float("inf")])
@@ -134,17 +115,6 @@ def test_a_mask_of_ones_is_no_mask(fn, norm):
     tensors, weight = case.tensors(), weight_for(fn, case)
     masked = evaluate(fn, tensors, weight, norm=norm, key_mask=torch.ones(2, 300, dtype=torch.bool))
     assert_exact(masked, evaluate(fn, tensors, weight, norm=norm))
-
-
-def test_the_mask_matters_to_the_preconditioner_and_not_only_to_the_softmax():
-    """The fault seen elsewhere: padding hidden from the softmax but left in P, 17 % off with 4 pads in 24."""
-    tensors = Case(T=24, B=1, H=1, D=4).tensors()
-    key_mask = torch.ones(1, 24, dtype=torch.bool)
-    key_mask[0, :4] = False
-    kept = {name: x[:, :, 4:] for name, x in tensors.items()}
-    y = call(precondition, tensors, key_mask=key_mask)[:, :, 4:]
-    torch.testing.assert_close(y, call(precondition, kept), rtol=1e-12, atol=1e-12)
-    assert (call(precondition, tensors)[:, :, 4:] - y).abs().max() > 0.1
 
 
 def test_a_mask_may_be_strided_or_expanded():

@@ -141,23 +141,6 @@ def test_without_factors_it_is_plain_attention_and_plain_lucid(T, impl):
         assert error(y, precondition(k, v, sharpness=sharpness)) < 1e-12
 
 
-def test_one_token_reads_its_own_value_and_is_written_as_it_is():
-    tensors = PathCase(T=1, B=3, G=2).tensors("path")
-    v = tensors["v"].repeat_interleave(2, 1)
-    for fn in (path_attention, lucid_path_attention):
-        torch.testing.assert_close(fn(**tensors), v, rtol=0, atol=1e-15)
-    tensors.pop("q")
-    torch.testing.assert_close(path_precondition(**tensors), tensors["v"], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("T", [3, 70, 300])
-def test_identical_keys_without_factors_write_differences(T):
-    v = torch.randn(1, 2, T, 3, dtype=torch.float64)
-    k = shifted_keys(1, 2, 1, 4).expand(1, 2, T, 4)
-    y = path_precondition(k, v, F.normalize(torch.randn_like(k), dim=-1), torch.zeros(1, 2, T).double())
-    torch.testing.assert_close(y, torch.cat([v[:, :, :1], v[:, :, 1:] - v[:, :, :-1]], 2), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("T", [4, 150, 601])
 def test_a_key_that_every_factor_reflects_alternates_its_sign(T):
     """w = k̂ and β = 2: each later token sees the key with the other sign, a_ij = (−1)^(i−j) ‖k‖²."""

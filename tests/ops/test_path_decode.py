@@ -240,10 +240,3 @@ def test_keys_are_moved_in_place_or_beside_in_pieces_of_any_size(pieces, dtype, 
     assert apply_factors(cache, product, out=cache) is cache
     torch.testing.assert_close(cache, beside, rtol=0, atol=0)
     assert (buffer[:, :, 20:] == 7).all()
-
-
-def test_the_first_token_has_no_past():
-    tensors = PathCase(T=1, B=2, G=2).tensors("lucid_path")
-    o, cache = generate("lucid_path", tensors, set())
-    torch.testing.assert_close(o, tensors["v"].repeat_interleave(2, 1))
-    torch.testing.assert_close(cache.values, tensors["v"])

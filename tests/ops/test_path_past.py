@@ -10,7 +10,7 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.decode import keys_at_end
 
 from .cases import assert_exact, error, shifted_keys
-from .path_cases import OPERATORS, PathCase, call, evaluate, factor, moved_keys, tokens
+from .path_cases import OPERATORS, PathCase, call, evaluate, moved_keys, tokens
 
 
 def chunked(
@@ -110,15 +110,6 @@ def test_moved_keys_know_nothing_of_masked_tokens_and_are_zero_there(filling):
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(made.sum(), inputs))
 
 
-def test_moving_does_not_depend_on_how_the_past_came_about():
-    tensors = PathCase(T=150, D=4, beta="small").tensors("path")
-    k, w, beta = (tensors[name] for name in ("k", "w", "beta"))
-    whole, past = keys_at_end(k, w, beta), None
-    for start, stop in ((0, 3), (3, 70), (70, 71), (71, 150)):
-        past = keys_at_end(k[:, :, start:stop], w[:, :, start:stop], beta[:, :, start:stop], past=past)
-    assert error(past, whole) < 1e-12
-
-
 def test_reflections_keep_the_length_of_a_key_and_contractions_shorten_it():
     k = shifted_keys(1, 1, 300, 6)
     w = F.normalize(torch.randn_like(k), dim=-1)
@@ -140,10 +131,3 @@ def test_moved_keys_have_the_dtype_of_the_keys_and_are_rounded_once(dtype):
     assert error(made, wide) <= max(unit, 2e-6)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(keys_at_end(*args, past=tensors["k_past"]), made, rtol=0, atol=0)
-
-
-def test_the_product_of_one_factor_is_that_factor():
-    w, beta = F.normalize(torch.randn(1, 1, 1, 4).double(), dim=-1), torch.tensor([[[1.7]]]).double()
-    past = torch.randn(1, 1, 3, 4).double()
-    made = keys_at_end(torch.randn(1, 1, 1, 4).double(), w, beta, past=past)
-    torch.testing.assert_close(made[:, :, :3], past @ factor(w[:, :, 0], beta[:, :, 0]))
