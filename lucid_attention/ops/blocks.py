@@ -48,11 +48,30 @@ def is_causal(block: Block) -> bool:
     return isinstance(block, int) and block == 1
 
 
+def resolved(block: Block, is_causal: bool) -> Block:
+    """`block` of a public function, for which is_causal=False is another name of block=None."""
+    if is_causal:
+        return block
+    if not (block is None or (isinstance(block, int) and block == 1)):
+        raise ValueError(f"is_causal=False is block=None: expected one of is_causal and block, got block = {block!r}")
+    return None
+
+
+def as_inputs(block: Block) -> tuple[Tensor | None, int]:
+    """`block` as inputs "Tensor? borders, int block" of an operator."""
+    return (block, 0) if isinstance(block, Tensor) else (None, block or 0)
+
+
+def from_inputs(given: Tensor | None, block: int) -> Block:
+    """The block of `as_inputs`."""
+    return given if given is not None else block or None
+
+
 def borders(block: Block, length: int) -> list[int]:
     """[0, …, length]: the borders of the blocks; raises if those of a tensor do not cover [0, length) in order."""
     if isinstance(block, Tensor):
         return packing.offsets(block, length, "block")
-    return [*range(0, length, block or length), length]
+    return [*range(0, length, block or max(1, length)), length]
 
 
 def numbers(block: Block, length: int, cu_seqlens: Tensor | None, device: torch.device) -> Tensor:
@@ -66,7 +85,9 @@ def numbers(block: Block, length: int, cu_seqlens: Tensor | None, device: torch.
     return position // block if block else torch.zeros_like(position)
 
 
-def with_padding_masked(key_mask: Tensor | None, block: Block, cu_seqlens: Tensor | None, like: Tensor) -> Tensor | None:
+def with_padding_masked(
+    key_mask: Tensor | None, block: Block, cu_seqlens: Tensor | None, like: Tensor
+) -> Tensor | None:
     """A mask where documents have blocks: a batch of short documents is padded, and a block would see the padding."""
     if key_mask is not None or cu_seqlens is None or is_causal(block):
         return key_mask

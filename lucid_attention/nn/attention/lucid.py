@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_norm, check_positive, check_strength
+from ...ops.checks import check_norm, check_positive, check_size, check_strength
 from ...ops.dispatch import choose
 from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_for_readout, precondition
 from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 from ...ops.precision import readout_dtype
+from ...ops.softmax.attention import softmax_attention
 from ...ops.softmax.one_token import Decoded
 from ..causal import CausalAttention, Past
 
@@ -27,6 +28,9 @@ class LucidAttention(CausalAttention):
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
         strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. A schedule may set this attribute
             between calls; values already in a past keep the strength they were made with.
+        block: 1 for causal attention, n for blocks of n tokens that see each other, None for one block (see
+            `lucid_attention`). A past ends at a border: a block is final when all its tokens are there, and a running
+            block is given whole. A schedule may set this attribute between calls, too.
         impl: "auto", "blockwise" or "reference".
     """
 
@@ -42,6 +46,7 @@ class LucidAttention(CausalAttention):
         sharpness: float | None = None,
         learn_sharpness: bool = False,
         strength: float = 1.0,
+        block: int | None = 1,
         impl: str = "auto",
         **options: Any,
     ) -> None:
@@ -50,6 +55,12 @@ class LucidAttention(CausalAttention):
         choose(impl)
         check_positive("sharpness", sharpness)
         check_strength(strength)
+        if block is not None:
+            check_size("block", block)
+        if block != 1 and (learn_beta or norm == "row_max"):
+            name = "learn_beta=True" if learn_beta else "norm='row_max'"
+            raise ValueError(f"{name} needs block=1 (see `lucid_attention`), got block = {block}")
+        self.block = block
         self.norm, self.impl, self.fixed_sharpness, self.strength = norm, impl, sharpness, strength
         self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
         self.log_sharpness = None
@@ -75,7 +86,7 @@ class LucidAttention(CausalAttention):
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Past]:
-        if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
+        if past is None or k.shape[2] != 1 or self.block != 1 or torch.is_grad_enabled() or self.impl == "reference":
             return super().attend(x, q, k, v, past, key_mask, cu_seqlens)
         past_norms = inverse_key_norms(past.k) if past.inverse_norms is None else past.inverse_norms
         inverse_norms = torch.cat([past_norms, inverse_key_norms(k)], 2)
@@ -94,6 +105,10 @@ class LucidAttention(CausalAttention):
         key_mask: Tensor | None,
     ) -> Decoded:
         """One new token, x: [B, 1, hidden_size], with the other arguments of `lucid_decode`. No gradients."""
+        if self.block != 1:
+            raise ValueError(
+                f"a step of one token needs block=1, got block = {self.block}: a block is solved as a whole"
+            )
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
         return lucid_decode(q, k, v, y_past, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
 
@@ -110,6 +125,7 @@ class LucidAttention(CausalAttention):
             norm=self.norm,
             sharpness=self.sharpness(),
             strength=self.strength,
+            block=self.block,
             impl=self.impl,
         )
 
@@ -117,10 +133,12 @@ class LucidAttention(CausalAttention):
         if self.norm == "qk":
             q, k = normalize_for_readout(q, k, key_mask)
         if self.impl == "reference":
-            return reference.readout(q, k, y, key_mask, cu_seqlens, None).to(readout_dtype(q))
-        return super().readout(q, k, y, key_mask, cu_seqlens)
+            return reference.readout(q, k, y, key_mask, cu_seqlens, None, self.block).to(readout_dtype(q))
+        return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, block=self.block)
 
-    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any] | None:
+        if self.block != 1:
+            return None
         if self.norm == "qk":
             q, k = normalize_for_readout(q, k, key_mask)
         inputs = {"q": q, "k": k, "norm": self.norm, "sharpness": self.sharpness(), "beta": self.beta(x)}
@@ -130,4 +148,5 @@ class LucidAttention(CausalAttention):
     def extra_repr(self) -> str:
         sharpness = "learned" if self.log_sharpness is not None else self.fixed_sharpness or "√D"
         text = f"norm={self.norm!r}, beta={'learned' if self.b_proj is not None else 1}, sharpness={sharpness}"
+        text = text if self.block == 1 else f"{text}, block={self.block}"
         return text if self.strength == 1 else f"{text}, strength={self.strength}"
