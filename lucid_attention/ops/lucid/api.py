@@ -132,7 +132,8 @@ def precondition_related(k: Tensor, v: Tensor, relation: Tensor, **options: Unpa
 def preconditioner(k: Tensor, **options: Unpack[Options]) -> Tensor:
     """The matrix P = I + s · diag(β) stril exp(…) itself: [B, H, T, T] for k: [B, H, T, D]. For analysis and teaching.
 
-    With `block` it has symmetric blocks on its diagonal. A masked key has a row and a column of the identity. Options as in `lucid_attention`, but for past.
+    With `block` it has symmetric blocks on its diagonal. A masked key has a row and a column of the identity. Options
+    as in `lucid_attention`, but for past.
     """
     if options.get("past") is not None:
         raise TypeError("preconditioner() got an unexpected keyword argument 'past': P belongs to a whole sequence")
