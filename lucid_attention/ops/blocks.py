@@ -107,7 +107,9 @@ class DiagonalBlocks:
         blocks = cls(borders, schedule)
         if SMALL < blocks.longest <= LONGEST_FACTOR:
             at_once = max(1, min(heads, FACTOR_ELEMENTS // blocks.longest**2))
-            blocks.schedule = replace(schedule, heads=at_once)
+            # More heads at once have smaller tiles.
+            elements = max(schedule.block**2, schedule.elements * schedule.heads // at_once)
+            blocks.schedule = replace(schedule, heads=at_once, elements=elements)
         return blocks
 
     def steps(self) -> list[slice]:
@@ -210,9 +212,14 @@ class DiagonalBlocks:
             y[:, here] = torch.bmm(inverse.mT, y[:, here])
 
     def _solve_by_gradients_(self, y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
-        """Conjugate gradients, every column of y with its own steps; restarted from the true residual at the end."""
+        """Conjugate gradients, every column of y with its own steps.
+
+        The residual is updated from step to step, and rounding moves it away from the true one. So at the end the true
+        residual is computed in float64 from the same tiles, and if it is too long the steps start again from it.
+        """
         tolerance = TOLERANCE[y.dtype]
-        x, r = torch.zeros_like(y), y.clone()
+        wide = y.dtype if y.device.type == "mps" else torch.float64
+        x, r = torch.zeros_like(y, dtype=wide), y.clone()
         b2 = (r * r).sum(1, keepdim=True)
         limit, p, r2 = tolerance**2 * b2, r.clone(), b2
         recent = True
@@ -221,8 +228,7 @@ class DiagonalBlocks:
                 if recent:
                     y.copy_(x)
                     return
-                # The residual was updated, never computed: rounding may have moved it.
-                r = y - self._product(x, tiles, start, mask)
+                r = (y - self._product(x, tiles, start, mask)).to(y.dtype)
                 r2, recent = (r * r).sum(1, keepdim=True), True
                 p = r.clone()
                 continue
@@ -249,7 +255,7 @@ class DiagonalBlocks:
         """P_bb x, each pair of tokens once. x: [n, m, E], zero at masked keys."""
         out, half = x.clone(), -0.5 * tiles.alpha
         for rows, cols in self._lower(x.shape[1]):
-            tile = tiles.make(_moved(rows, start), _moved(cols, start))
+            tile = tiles.make(_moved(rows, start), _moved(cols, start)).to(x.dtype)
             if rows.start == cols.start:
                 tile.diagonal(dim1=1, dim2=2).zero_()
             else:
