@@ -14,7 +14,8 @@ from tests.test_torch_integration import KINDS, B, D, H, S, correlated, gradient
 
 
 def solves() -> dict[str, tuple[Any, ...]]:
-    """v, k, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, strength, sharpness as a number, norm."""
+    """v, k, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, strength, sharpness as a number,
+    borders and length of blocks, norm."""
     _, k, v = qkv()
     past = options("past")["past"]
     beta, sharpness = options("learned")["beta"], torch.tensor([[1.0, 3.0], [2.0, 4.0]], dtype=torch.float64)
@@ -23,29 +24,57 @@ def solves() -> dict[str, tuple[Any, ...]]:
     borders = options("packed")["cu_seqlens"]
     one, half = slice(0, 1), torch.tensor(0.5, dtype=torch.float64)
     return {
-        "plain": (v, k, None, None, None, None, None, None, None, 2.0, "key"),
-        "sharp": (v, k, None, None, None, None, None, None, None, 50.0, "key"),
-        "strength": (v, k, None, None, None, None, None, None, half, 2.0, "key"),
-        "past": (v, k, *past, None, None, None, None, None, 2.0, "key"),
-        "beta": (v, k, None, None, beta, None, None, None, None, 2.0, "key"),
-        "sharpness": (v, k, None, None, None, sharpness, None, None, None, 0.0, "key"),
-        "mask": (v, k, None, None, None, None, mask, None, None, 2.0, "key"),
-        "packed": (v[one], k[one], None, None, beta[one], sharpness[one], mask[one], borders, None, 0.0, "key"),
-        "row_max": (v, k, None, None, None, None, None, None, None, 2.0, "row_max"),
-        "all": (v, k, *past, beta, sharpness, long_mask, None, None, 0.0, "row_max"),
-        "bfloat16": (v.bfloat16(), k.bfloat16(), None, None, beta.bfloat16(), None, mask, None, None, 2.0, "key"),
+        "plain": (v, k, None, None, None, None, None, None, None, 2.0, None, 1, "key"),
+        "sharp": (v, k, None, None, None, None, None, None, None, 50.0, None, 1, "key"),
+        "strength": (v, k, None, None, None, None, None, None, half, 2.0, None, 1, "key"),
+        "past": (v, k, *past, None, None, None, None, None, 2.0, None, 1, "key"),
+        "beta": (v, k, None, None, beta, None, None, None, None, 2.0, None, 1, "key"),
+        "sharpness": (v, k, None, None, None, sharpness, None, None, None, 0.0, None, 1, "key"),
+        "mask": (v, k, None, None, None, None, mask, None, None, 2.0, None, 1, "key"),
+        "packed": (
+            v[one],
+            k[one],
+            None,
+            None,
+            beta[one],
+            sharpness[one],
+            mask[one],
+            borders,
+            None,
+            0.0,
+            None,
+            1,
+            "key",
+        ),
+        "row_max": (v, k, None, None, None, None, None, None, None, 2.0, None, 1, "row_max"),
+        "all": (v, k, *past, beta, sharpness, long_mask, None, None, 0.0, None, 1, "row_max"),
+        "bfloat16": (
+            v.bfloat16(),
+            k.bfloat16(),
+            None,
+            None,
+            beta.bfloat16(),
+            None,
+            mask,
+            None,
+            None,
+            2.0,
+            None,
+            1,
+            "key",
+        ),
     }
 
 
 def readouts() -> dict[str, tuple[Any, ...]]:
-    """q, k, y, key_mask, cu_seqlens, scale."""
+    """q, k, y, key_mask, cu_seqlens, scale, borders and length of blocks."""
     q, k, _ = qkv()
     y, mask = correlated(B, H, 7, D, seed=3), options("mask")["key_mask"]
     return {
-        "mask": (q, k, y, mask, None, 0.5),
-        "past": (q[:, :, 3:], k, y, None, None, 0.5),
-        "past and mask": (q[:, :, 3:], k, y, mask, None, 0.5),
-        "packed": (q[:1], k[:1], y[:1], mask[:1], options("packed")["cu_seqlens"], 0.5),
+        "mask": (q, k, y, mask, None, 0.5, None, 1),
+        "past": (q[:, :, 3:], k, y, None, None, 0.5, None, 1),
+        "past and mask": (q[:, :, 3:], k, y, mask, None, 0.5, None, 1),
+        "packed": (q[:1], k[:1], y[:1], mask[:1], options("packed")["cu_seqlens"], 0.5, None, 1),
     }
 
 

@@ -152,6 +152,42 @@ def check_cu_seqlens(cu_seqlens: Any, k: Tensor, past: Any, past_name: str = "pa
         raise ValueError(f"cu_seqlens and {past_name} exclude each other: expected one of them, got both")
 
 
+def check_block(block: Any, k: Tensor, past_length: int, cu_seqlens: Any, beta: Any, norm: str) -> None:
+    """Blocks of tokens that see each other: a length, None for one block, or borders."""
+    if isinstance(block, Tensor):
+        if block.dtype not in (torch.int32, torch.int64) or block.ndim != 1 or block.shape[0] < 2:
+            expected = "block must be a length, None, or int32 or int64 borders [n + 1] of n >= 1 blocks"
+            raise ValueError(f"{expected}, got {block.dtype} of shape {list(block.shape)}")
+        if block.device.type != "cpu":
+            check_device("block", block, k)
+        if cu_seqlens is not None:
+            raise ValueError("block as borders and cu_seqlens exclude each other: expected a length, got a tensor")
+    elif block is not None:
+        check_size("block", block)
+        if block == 1:
+            return
+        if past_length % block:
+            raise ValueError(
+                f"past must end at a border of blocks: expected a multiple of block = {block} positions, got "
+                f"{past_length}. The values of an unfinished block are not final: solve it again as a whole"
+            )
+    elif past_length:
+        raise ValueError(
+            "block=None is one block of all positions, whose values are final with the last of them: expected no past, "
+            f"got {past_length} positions. For new positions that see each other, give their number as block"
+        )
+    if beta is not None:
+        raise ValueError(
+            "beta needs block=1: β is the size of one write after another, and in a block all writes are simultaneous "
+            "(diag(β) P is not symmetric, and the bound is lost); expected beta=None"
+        )
+    if norm == "row_max":
+        raise ValueError(
+            "norm='row_max' needs block=1: row maxima make the blocks on the diagonal of P unsymmetric, and P may be "
+            "singular; expected 'key' or 'qk'"
+        )
+
+
 def check_beta(beta: Any, k: Tensor) -> None:
     if beta is None:
         return

@@ -101,7 +101,8 @@ class ShortDocuments:
 
     def take(self, x: Tensor) -> Tensor:
         if x.ndim == 2:
-            return x[:, self.index].flatten(0, 1)
+            # Padding is masked: a causal operator never looks there, but a block of tokens that see each other does.
+            return (x[:, self.index] & self.inside).flatten(0, 1)
         return x[:, :, self.index].transpose(1, 2).flatten(0, 1)
 
     def take_grad(self, x: Tensor) -> Tensor:
@@ -199,17 +200,17 @@ def pieces(
                     owner.put_(whole, piece)
 
 
-def offsets(cu_seqlens: Tensor, length: int) -> list[int]:
-    """The document borders as a list; raises if they do not cover [0, length) in order."""
+def offsets(cu_seqlens: Tensor, length: int, name: str = "cu_seqlens") -> list[int]:
+    """The borders of documents (or of blocks) as a list; raises if they do not cover [0, length) in order."""
     borders: list[int] = cu_seqlens.tolist()
-    rule = f"cu_seqlens must rise from 0 to T = {length} without falling"
+    rule = f"{name} must rise from 0 to T = {length} without falling"
     if borders[0] != 0:
-        raise ValueError(f"{rule}: expected cu_seqlens[0] = 0, got {borders[0]}")
+        raise ValueError(f"{rule}: expected {name}[0] = 0, got {borders[0]}")
     if borders[-1] != length:
-        raise ValueError(f"{rule}: expected cu_seqlens[-1] = {length}, got {borders[-1]}")
+        raise ValueError(f"{rule}: expected {name}[-1] = {length}, got {borders[-1]}")
     for i, (a, b) in enumerate(pairwise(borders)):
         if a > b:
-            raise ValueError(f"{rule}: got cu_seqlens[{i}] = {a} before cu_seqlens[{i + 1}] = {b}")
+            raise ValueError(f"{rule}: got {name}[{i}] = {a} before {name}[{i + 1}] = {b}")
     return borders
 
 

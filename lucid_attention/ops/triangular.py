@@ -95,6 +95,21 @@ class Tiles(Protocol):
         """Add the gradient dL[rows, cols] = −left · rightᵀ, its strictly lower part if `diagonal`. Keeps `tile`."""
 
 
+class Diagonal(Protocol):
+    """What replaces the unit lower triangular solves on the diagonal: symmetric blocks (`blocks.py`)."""
+
+    def steps(self) -> list[slice]:
+        """The columns of each diagonal step, in order."""
+
+    def solve_(self, y: Tensor, tiles: Tiles, cols: slice, S: int, mask: Tensor | None) -> None:
+        """y ← P⁻¹ y for the part [cols] of P."""
+
+    def solve_adjoint_(
+        self, g: Tensor, y: Tensor, tiles: Tiles, cols: slice, S: int, mask: Tensor | None, *, tile_grads: bool
+    ) -> None:
+        """g ← P⁻ᵀ g, and the gradients of this part to `tiles` if `tile_grads`."""
+
+
 def solve_unit_lower(matrix: Tensor, y: Tensor) -> Tensor:
     """(I + stril matrix)⁻¹ y with gradients: [..., C, C], [..., C, E] -> [..., C, E]."""
     return torch.linalg.solve_triangular(matrix.mT, y.mT, upper=True, left=False, unitriangular=True).mT
@@ -140,10 +155,12 @@ def solve_(
     beta: Tensor | None = None,
     z: Tensor | None = None,
     y_past: Tensor | None = None,
+    diagonal_blocks: Diagonal | None = None,
 ) -> None:
     """Overwrite V with Y in place.
 
     y: [n, T, E], V on entry, Y on return; beta: [n, T, 1]; y_past: [n, S, E], rows solved earlier.
+    diagonal_blocks: of tokens that see each other; beta is then a mask of zeros and ones.
     z: [n, T, E], written if not None: V − L Y, so that Y = β Z. The adjoint of β needs it: at β = 0 it is not in Y.
     """
     T = y.shape[1]
@@ -151,16 +168,19 @@ def solve_(
     if y_past is not None:
         for rows, cols in _past_tiles(T, S, schedule):
             subtract_product_(y[:, rows], tiles.make(_at(rows, S), cols), y_past[:, cols], tiles.alpha)
-    for cols in spans(0, T, schedule.block):
+    for cols in spans(0, T, schedule.block) if diagonal_blocks is None else diagonal_blocks.steps():
         solved = y[:, cols]
-        diagonal = tiles.make(_at(cols, S), _at(cols, S)).mul_(tiles.alpha)
-        if beta is not None:
-            diagonal.mul_(beta[:, cols].mT)
-        solve_unit_lower_(diagonal, solved)
-        if z is not None:
-            z[:, cols] = solved
-        if beta is not None:
-            solved.mul_(beta[:, cols])
+        if diagonal_blocks is not None:
+            diagonal_blocks.solve_(solved, tiles, cols, S, None if beta is None else beta[:, cols])
+        else:
+            diagonal = tiles.make(_at(cols, S), _at(cols, S)).mul_(tiles.alpha)
+            if beta is not None:
+                diagonal.mul_(beta[:, cols].mT)
+            solve_unit_lower_(diagonal, solved)
+            if z is not None:
+                z[:, cols] = solved
+            if beta is not None:
+                solved.mul_(beta[:, cols])
         for rows, done in schedule.due(cols, T):
             tile = tiles.make(_at(rows, S), _at(done, S))
             subtract_product_(y[:, rows], tile, y[:, done], tiles.alpha)
@@ -178,21 +198,27 @@ def solve_adjoint_(
     dbeta: Tensor | None = None,
     y_past: Tensor | None = None,
     dy_past: Tensor | None = None,
+    diagonal_blocks: Diagonal | None = None,
 ) -> None:
     """Overwrite dY with dV in place, and pass the gradient of every tile to `tiles` if `tile_grads`.
 
     g, y: [n, T, E]; beta, dbeta: [n, T, 1] with z: [n, T, E] as `solve_` wrote it; y_past, dy_past: [n, S, E], the
-    latter zero on entry.
+    latter zero on entry; diagonal_blocks: as in `solve_`.
     """
     T = y.shape[1]
     S = 0 if y_past is None else y_past.shape[1]
-    for cols in reversed(list(spans(0, T, schedule.block))):
+    steps = list(spans(0, T, schedule.block)) if diagonal_blocks is None else diagonal_blocks.steps()
+    for cols in reversed(steps):
         here = g[:, cols]
         for rows, done in schedule.due(cols, T):
             tile = tiles.make(_at(rows, S), _at(done, S))
             subtract_product_(g[:, done], tile.mT, g[:, rows], tiles.alpha)
             if tile_grads:
                 tiles.pull_back(_at(rows, S), _at(done, S), tile, g[:, rows], y[:, done], False)
+        if diagonal_blocks is not None:
+            mask = None if beta is None else beta[:, cols]
+            diagonal_blocks.solve_adjoint_(here, y[:, cols], tiles, cols, S, mask, tile_grads=tile_grads)
+            continue
         diagonal = tiles.make(_at(cols, S), _at(cols, S))
         system = diagonal * tiles.alpha if beta is None else diagonal * (tiles.alpha * beta[:, cols])
         solve_unit_lower_transposed_(system, here)

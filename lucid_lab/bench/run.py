@@ -18,7 +18,7 @@ from lucid_attention.files import write_whole
 from lucid_attention.messages import did_you_mean
 
 from ..tables import text_table
-from . import decode, linear, memory, models, path, solve
+from . import blocks, decode, linear, memory, models, path, solve
 from .gate import Shape
 from .harness import machine, threads
 from .records import Case, CaseFile, Point, Result, Settings, Sizes, page, spread_text, table
@@ -26,7 +26,7 @@ from .records import Case, CaseFile, Point, Result, Settings, Sizes, page, sprea
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        *(solve.CASE, decode.CASE, path.CASE, linear.CASE, memory.CASE),
+        *(solve.CASE, blocks.CASE, decode.CASE, path.CASE, linear.CASE, memory.CASE),
         *(models.TRAINING, models.DECODING, models.ON_DEVICE),
     )
 }

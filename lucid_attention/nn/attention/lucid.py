@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_norm, check_positive, check_strength
+from ...ops.checks import check_norm, check_positive, check_size, check_strength
 from ...ops.dispatch import choose
 from ...ops.keys import KeyMap, calibrated_key_map
 from ...ops.lucid import reference
 from ...ops.lucid.api import normalize_for_readout, precondition
 from ...ops.lucid.decode import inverse_key_norms, lucid_decode
 from ...ops.precision import readout_dtype
+from ...ops.softmax.attention import softmax_attention
 from ...ops.softmax.one_token import Decoded
 from ..causal import CausalAttention, Past, count_positions
 
@@ -33,6 +34,9 @@ class LucidAttention(CausalAttention):
         center: "none": P is made of the keys. "learned" or "calibrated": of (k − μ) with a μ for each key/value head, a
             parameter or a buffer, which is zero until it is trained or `calibrate` sets it.
         whiten: P is made of (k − μ) M, with a matrix M next to μ, the identity until it is trained or calibrated.
+        block: 1 for causal attention, n for blocks of n tokens that see each other, None for one block (see
+            `lucid_attention`). A past ends at a border: a block is final when all its tokens are there, and a running
+            block is given whole. A schedule may set this attribute between calls, too.
         impl: "auto", "blockwise" or "reference".
     """
 
@@ -52,6 +56,7 @@ class LucidAttention(CausalAttention):
         strength: float = 1.0,
         center: str = "none",
         whiten: bool = False,
+        block: int | None = 1,
         impl: str = "auto",
         **options: Any,
     ) -> None:
@@ -60,6 +65,12 @@ class LucidAttention(CausalAttention):
         choose(impl)
         check_positive("sharpness", sharpness)
         check_strength(strength)
+        if block is not None:
+            check_size("block", block)
+        if block != 1 and (learn_beta or norm == "row_max"):
+            name = "learn_beta=True" if learn_beta else "norm='row_max'"
+            raise ValueError(f"{name} needs block=1 (see `lucid_attention`), got block = {block}")
+        self.block = block
         self.norm, self.impl, self.fixed_sharpness, self.strength = norm, impl, sharpness, strength
         self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
         self.log_sharpness = None
@@ -117,7 +128,7 @@ class LucidAttention(CausalAttention):
         key_mask: Tensor | None,
         cu_seqlens: Tensor | None,
     ) -> tuple[Tensor, Past]:
-        if past is None or k.shape[2] != 1 or torch.is_grad_enabled() or self.impl == "reference":
+        if past is None or k.shape[2] != 1 or self.block != 1 or torch.is_grad_enabled() or self.impl == "reference":
             o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
             if self.key_center is not None:
                 # A cache knows k, and not its map.
@@ -140,6 +151,10 @@ class LucidAttention(CausalAttention):
         key_mask: Tensor | None,
     ) -> Decoded:
         """One new token, x: [B, 1, hidden_size], with the other arguments of `lucid_decode`. No gradients."""
+        if self.block != 1:
+            raise ValueError(
+                f"a step of one token needs block=1, got block = {self.block}: a block is solved as a whole"
+            )
         settings: dict[str, Any] = {"norm": self.norm, "sharpness": self.sharpness(), "strength": self.strength}
         settings["key_map"] = self.key_map()
         return lucid_decode(q, k, v, y_past, inverse_norms, key_mask=key_mask, beta=self.beta(x), **settings)
@@ -158,6 +173,7 @@ class LucidAttention(CausalAttention):
             sharpness=self.sharpness(),
             strength=self.strength,
             key_map=self.key_map(),
+            block=self.block,
             impl=self.impl,
         )
 
@@ -165,10 +181,12 @@ class LucidAttention(CausalAttention):
         if self.norm == "qk":
             q, k = normalize_for_readout(q, k, key_mask)
         if self.impl == "reference":
-            return reference.readout(q, k, y, key_mask, cu_seqlens, None).to(readout_dtype(q))
-        return super().readout(q, k, y, key_mask, cu_seqlens)
+            return reference.readout(q, k, y, key_mask, cu_seqlens, None, self.block).to(readout_dtype(q))
+        return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, block=self.block)
 
-    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any] | None:
+        if self.block != 1:
+            return None
         if self.norm == "qk":
             q, k = normalize_for_readout(q, k, key_mask)
         inputs = {"q": q, "k": k, "norm": self.norm, "sharpness": self.sharpness(), "beta": self.beta(x)}
@@ -182,4 +200,5 @@ class LucidAttention(CausalAttention):
         if self.key_center is not None:
             learned = isinstance(self.key_center, nn.Parameter)
             text += f", center={'learned' if learned else 'calibrated'!r}, whiten={self.key_matrix is not None}"
+        text = text if self.block == 1 else f"{text}, block={self.block}"
         return text if self.strength == 1 else f"{text}, strength={self.strength}"

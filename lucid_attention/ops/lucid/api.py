@@ -9,7 +9,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from .. import checks, packing
+from .. import blocks, checks, packing
+from ..blocks import Block
 from ..custom_op import refuse_forward_mode
 from ..dispatch import BLOCKWISE_AND_TRITON, choose
 from ..keys import KeyMap, rms_normalize
@@ -37,10 +38,12 @@ def lucid_attention(
     sharpness: float | Tensor | None = None,
     strength: float = 1.0,
     key_map: KeyMap | None = None,
+    block: Block = 1,
+    is_causal: bool = True,
     scale: float | None = None,
     impl: str = "auto",
 ) -> Tensor:
-    """Causal LUCID attention: softmax(q kᵀ · scale) P⁻¹ v, where `scaled_dot_product_attention` reads v itself.
+    """LUCID attention: softmax(q kᵀ · scale) P⁻¹ v, where `scaled_dot_product_attention` reads v itself.
 
     Args:
         q: [B, H·G, T, D]. Query heads are a multiple of key/value heads; the solve is paid once per key/value head.
@@ -59,6 +62,12 @@ def lucid_attention(
         strength: s in P = I + s · stril exp(…), a number from 0 (softmax attention, no solve) to 1 (LUCID).
         key_map: P is made of (k − center) @ matrix instead of k; the softmax reads k. Gradients reach center and
             matrix. A past holds k itself. `calibrated_key_map` makes one of sample keys.
+        block: 1 for causal attention. n: tokens see each other inside blocks of n (the last may be shorter) and all
+            blocks before; P is block-triangular with ½(I + exp(…)) on the diagonal (at strength s, I + s (P − I)), so
+            that ‖P⁻¹‖ ≤ 2. None: one block, as in an encoder. int32 or int64 [m + 1]: borders of m blocks, from 0 to
+            T. Masked positions count, packed documents start anew, and a past must end at a border. Blocks beyond
+            4096 tokens are solved by conjugate gradients to a residual of 1e-5 (float64: 1e-12) of V, or refused.
+        is_causal: False is block=None, by the name of `scaled_dot_product_attention`.
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
             "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
@@ -77,6 +86,8 @@ def lucid_attention(
         sharpness=sharpness,
         strength=strength,
         key_map=key_map,
+        block=block,
+        is_causal=is_causal,
     )
     checks.check_q(q, k, SHORTER)
     checks.check_scale(scale)
@@ -88,8 +99,8 @@ def lucid_attention(
     if norm == "qk":
         q, k = normalize_for_readout(q, k, key_mask)
     if impl == "reference":
-        return reference.readout(q, k, y, key_mask, cu_seqlens, scale).to(readout_dtype(q))
-    return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
+        return reference.readout(q, k, y, key_mask, cu_seqlens, scale, system.block).to(readout_dtype(q))
+    return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale, block=system.block)
 
 
 def normalize_for_readout(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -104,7 +115,10 @@ def precondition(k: Tensor, v: Tensor, *, impl: str = "auto", **options: Unpack[
     """Y = P⁻¹ V: the values that softmax attention reads in LUCID, and what a cache keeps instead of V.
 
     k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Options past, key_mask, cu_seqlens, beta,
-    norm, sharpness, strength and key_map as in `lucid_attention`.
+    norm, sharpness, strength, key_map, block and is_causal as in `lucid_attention`.
+
+    With block=n or None it is a product of its own: values in which similar keys of a block share what they hold, the
+    ridge regression of V on the keys, for any read-out.
     """
     system = checked_system(k, v, **options)
     return _precondition(system, v, _chosen(impl, system, v))
@@ -117,6 +131,8 @@ def precondition_related(k: Tensor, v: Tensor, relation: Tensor, **options: Unpa
     path. Options as in `lucid_attention`.
     """
     system = checked_system(k, v, **options)
+    if not blocks.is_causal(system.block):
+        raise ValueError("block excludes a relation, which says itself who sees whom: expected block=1")
     _check_borders(system)
     return reference.precondition(system, v, relation)
 
@@ -124,7 +140,8 @@ def precondition_related(k: Tensor, v: Tensor, relation: Tensor, **options: Unpa
 def preconditioner(k: Tensor, **options: Unpack[Options]) -> Tensor:
     """The matrix P = I + s · diag(β) stril exp(…) itself: [B, H, T, T] for k: [B, H, T, D]. For analysis and teaching.
 
-    A masked key has a row and a column of the identity. Options as in `lucid_attention`, but for past.
+    With `block` it has symmetric blocks on its diagonal. A masked key has a row and a column of the identity. Options
+    as in `lucid_attention`, but for past.
     """
     if options.get("past") is not None:
         raise TypeError("preconditioner() got an unexpected keyword argument 'past': P belongs to a whole sequence")

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..blocks import DiagonalBlocks, borders, is_causal
 from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
@@ -157,6 +158,15 @@ def _schedule(system: System) -> Schedule:
     return pick_schedule(system.k.device, B * H, T, system.past_length)
 
 
+def _diagonal_blocks(system: System, schedule: Schedule) -> tuple[DiagonalBlocks | None, Schedule]:
+    """The diagonal steps of blocks of tokens that see each other, None for a causal system; and their schedule."""
+    if is_causal(system.block):
+        return None, schedule
+    B, H, T, _ = system.k.shape
+    blocks = DiagonalBlocks.scheduled(borders(system.block, T), schedule, B * H)
+    return blocks, blocks.schedule
+
+
 def _store(out: Tensor, group: Group, value: Tensor) -> None:
     target = out[group]
     if target.data_ptr() != value.data_ptr():
@@ -170,7 +180,7 @@ def forward(
     if system.strength == 0:
         _forward_of_identity(system, v, y, z, winners)
         return
-    schedule = schedule or _schedule(system)
+    blocks, schedule = _diagonal_blocks(system, schedule or _schedule(system))
     with no_autocast(v):
         for group in schedule.groups(*system.k.shape[:2]):
             heads = SystemHeads(system, group)
@@ -181,7 +191,7 @@ def forward(
             wide = heads.values(v, group, y)
             wide_z = None if z is None else torch.empty_like(wide)
             tiles = heads.features.tiles(schedule.elements, won)
-            solve_(wide, tiles, schedule, heads.beta, wide_z, heads.y_past)
+            solve_(wide, tiles, schedule, heads.beta, wide_z, heads.y_past, blocks)
             _store(y, group, wide)
             if z is not None and wide_z is not None:
                 _store(z, group, wide_z)
@@ -200,7 +210,7 @@ def backward(
     if system.strength == 0:
         _backward_of_identity(system, dy, z, out)
         return
-    schedule = schedule or _schedule(system)
+    blocks, schedule = _diagonal_blocks(system, schedule or _schedule(system))
     S = system.past_length
     with no_autocast(dy):
         for group in schedule.groups(*system.k.shape[:2]):
@@ -223,6 +233,7 @@ def backward(
                 dbeta=dbeta,
                 y_past=heads.y_past,
                 dy_past=dy_past,
+                diagonal_blocks=blocks,
             )
             _store(out.dv, group, g)
             if out.dbeta is not None and dbeta is not None:

@@ -2,12 +2,16 @@
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,   L = stril exp(c (cos θ_ij − 1)),     O = softmax(Q Kᵀ · scale + causal) Y
 
-Made of differentiable torch operations, so it has derivatives of every order.
+With blocks of tokens that see each other, L has ½ exp(…) in both triangles of the diagonal blocks, and the softmax sees
+them whole. Made of differentiable torch operations, so it has derivatives of every order.
 """
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from .. import blocks, packing
 from ..precision import no_autocast, working_dtype
 from ..softmax.attention import softmax_weights, visible_keys
 from ..softmax.strips import clean_queries
@@ -22,7 +26,7 @@ def dense_matrix(system: System, relation: Tensor | None = None) -> Tensor:
     (B, _, T, D), S, key_mask = system.k.shape, system.past_length, system.key_mask
     k = system.k if system.k_past is None else torch.cat([system.k_past, system.k], 2)
     c = system.sharpness[..., None, None] if isinstance(system.sharpness, Tensor) else system.sharpness
-    visible = visible_keys(B, T, S + T, key_mask, system.cu_seqlens, k.device)
+    visible = visible_keys(B, T, S + T, key_mask, system.cu_seqlens, k.device, system.block)
     if relation is not None:
         visible = visible & relation
     if key_mask is not None:
@@ -40,6 +44,10 @@ def dense_matrix(system: System, relation: Tensor | None = None) -> Tensor:
     L = scores.masked_fill(~visible | own, -torch.inf).exp()
     if system.beta is not None:
         L = system.zero_masked(system.beta)[..., None] * L
+    if not blocks.is_causal(system.block):
+        number = blocks.numbers(system.block, T, system.cu_seqlens, k.device)
+        together = torch.nn.functional.pad(number == number[:, None], (S, 0))
+        L = torch.where(together, 0.5 * L, L)
     return system.strength * L + own.to(k.dtype)
 
 
@@ -67,11 +75,38 @@ def precondition(system: System, v: Tensor, relation: Tensor | None = None) -> T
             if system.key_mask is not None:
                 y_past = y_past.masked_fill(~system.key_mask[:, None, :S, None], 0)
             rhs = rhs - matrix[..., :S] @ y_past
+        if not blocks.is_causal(system.block):
+            return _solve_blocks(matrix[..., S:], rhs, _all_borders(system)).to(dtype)
         return torch.linalg.solve_triangular(matrix[..., S:], rhs, upper=False, unitriangular=True).to(dtype)
 
 
+def _solve_blocks(matrix: Tensor, rhs: Tensor, borders: list[int]) -> Tensor:
+    """matrix⁻¹ rhs, block by block: [B, H, T, T], [B, H, T, E]."""
+    solved: list[Tensor] = []
+    for start, stop in pairwise(borders):
+        here = rhs[..., start:stop, :]
+        if start:
+            here = here - matrix[..., start:stop, :start] @ torch.cat(solved, -2)
+        factor = torch.linalg.cholesky(matrix[..., start:stop, start:stop])
+        solved.append(torch.cholesky_solve(here, factor))
+    return torch.cat(solved, -2)
+
+
+def _all_borders(system: System) -> list[int]:
+    """The borders of all blocks; those of packed documents count from their start."""
+    T = system.k.shape[2]
+    documents = [0, T] if system.cu_seqlens is None else packing.offsets(system.cu_seqlens, T)
+    return sorted({start + x for start, end in pairwise(documents) for x in blocks.borders(system.block, end - start)})
+
+
 def readout(
-    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float | None
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float | None,
+    block: blocks.Block = 1,
 ) -> Tensor:
     """o: [B, H·G, T, E] in working precision. k: [B, H, S + T, D]; y: [B, H, S + T, E]."""
     wide = working_dtype(q)
@@ -80,5 +115,5 @@ def readout(
         if key_mask is not None:
             hidden = ~key_mask[:, None, :, None]
             q, k, y = clean_queries(q, key_mask), k.masked_fill(hidden, 0), y.masked_fill(hidden, 0)
-        weights = softmax_weights(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
+        weights = softmax_weights(q, k, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale, block=block)
         return weights @ y.repeat_interleave(q.shape[1] // k.shape[1], 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import custom_op, packing
+from ..blocks import is_causal
 from ..dispatch import kernel_obstacle
 from ..packing import NonFinite, nan_at, zeros_at
 from . import blockwise
@@ -22,6 +23,8 @@ def obstacle(system: System, v: Tensor) -> str | None:
     """Why the kernels cannot solve this system on any device; None if they can."""
     if system.row_max:
         return "its kernels have no norm='row_max'"
+    if not is_causal(system.block):
+        return "its kernels solve causal systems, block=1"
     return kernel_obstacle(system.k.shape[3], v.shape[3], v=v, k_past=system.k_past, y_past=system.y_past)
 
 
@@ -123,7 +126,7 @@ def _registered(name: str, impl: str, forward: Callable[..., Any], backward: Cal
         shapes=_shapes,
         differentiable=6,
         auxiliary=(1, 2),
-        unbatched=("cu_seqlens", "strength"),
+        unbatched=("cu_seqlens", "strength", "borders"),
         # The backward reads the shape of v only: y stands for it.
         replaced={0: 0},
         about=f"impl={impl!r}",

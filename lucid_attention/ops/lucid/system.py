@@ -2,6 +2,8 @@
 
     Y = (I + s · diag(β) L)⁻¹ diag(β) V,     L = stril exp(c (cos θ_ij − 1))
 
+With blocks of tokens that see each other, P has I + s/2 · (G − I) on the diagonal blocks (`../blocks.py`).
+
 A new option is a field of `Options` and of `System`, an argument of `lucid_attention`, an input of the operator
 (`INPUTS`, `operator_inputs`, `from_operator`) and, for kernels, a field of `PaddedSystem`; for decoding, of `Token`.
 """
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from .. import checks, packing
+from .. import blocks, checks, packing
 from ..keys import KeyMap, map_keys, resolved_sharpness
 from ..precision import working_dtype
 
@@ -31,6 +33,8 @@ class Options(TypedDict, total=False):
     sharpness: float | Tensor | None
     strength: float
     key_map: KeyMap | None
+    block: blocks.Block
+    is_causal: bool
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class System:
 
     k: [B, H, T, D], mapped if there is a key_map; of the past k_past: [B, H, S, D], mapped as well, and
     y_past: [B, H, S, E]; key_mask: [B, S + T]; cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max";
-    sharpness: c, a number or [B, H]; strength: s.
+    sharpness: c, a number or [B, H]; strength: s; block: 1 if causal, or the blocks of tokens that see each
+    other.
     """
 
     k: Tensor
@@ -51,6 +56,7 @@ class System:
     norm: str = "key"
     sharpness: float | Tensor = 1.0
     strength: float = 1.0
+    block: blocks.Block = 1
 
     @property
     def past_length(self) -> int:
@@ -79,7 +85,8 @@ class System:
 
     def part(self, part: packing.Part) -> "System":
         """The system of one part of `parts`."""
-        beta, key_mask = (None if x is None else part.take(x) for x in (self.beta, self.key_mask))
+        key_mask = blocks.with_padding_masked(self.key_mask, self.block, self.cu_seqlens, self.k)
+        beta, key_mask = (None if x is None else part.take(x) for x in (self.beta, key_mask))
         sharpness = self.sharpness
         if isinstance(sharpness, Tensor):
             sharpness = part.per_sequence(sharpness)
@@ -99,21 +106,23 @@ class System:
         # Multiply, so that torch.compile does not specialise on the value.
         s = None if self.strength == 1 else torch.ones((), dtype=torch.float64, device="cpu") * self.strength
         past = self.k_past, self.y_past
-        return (self.k, *past, self.beta, learned, self.key_mask, self.cu_seqlens, s, fixed, self.norm)
+        where = blocks.as_inputs(self.block)
+        return (self.k, *past, self.beta, learned, self.key_mask, self.cu_seqlens, s, fixed, *where, self.norm)
 
 
 INPUTS = (
     "Tensor k, Tensor? k_past, Tensor? y_past, Tensor? beta, Tensor? sharpness, Tensor? key_mask, "
-    "Tensor? cu_seqlens, Tensor? strength, float fixed_sharpness, str norm"
+    "Tensor? cu_seqlens, Tensor? strength, float fixed_sharpness, "
+    "Tensor? borders, int block, str norm"
 )
 
 
 def from_operator(*inputs: Any) -> System:
     """The system from `INPUTS` of the operator."""
-    k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength, fixed_sharpness, norm = inputs
+    k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength, fixed_sharpness, *where, norm = inputs
     c = fixed_sharpness if sharpness is None else sharpness
     s = 1.0 if strength is None else strength.item()
-    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s)
+    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s, blocks.from_inputs(*where))
 
 
 class Gradients(NamedTuple):
@@ -131,6 +140,7 @@ def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     """The system of the arguments of a public function; raises where one of them is wrong."""
     fields: dict[str, Any] = {**options}
     past, sharpness, key_map = (fields.pop(name, None) for name in ("past", "sharpness", "key_map"))
+    fields["block"] = blocks.resolved(fields.get("block", 1), fields.pop("is_causal", True))
     checks.check_kv(k, v)
     k_past, y_past = checks.check_past(past, k, v) or (None, None)
     checks.check_sharpness(sharpness, k)
@@ -140,6 +150,7 @@ def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     checks.check_beta(system.beta, k)
     checks.check_norm(system.norm)
     checks.check_strength(system.strength)
+    checks.check_block(system.block, k, system.past_length, system.cu_seqlens, system.beta, system.norm)
     checks.check_key_map(key_map, k)
     if key_map is None:
         return system

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import custom_op, packing
+from ..blocks import Block, as_inputs, is_causal, numbers
 from ..custom_op import refuse_forward_mode
 from ..keys import resolved_scale
 from ..packing import on_device
@@ -33,11 +34,12 @@ def softmax_attention(
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
+    block: Block = 1,
 ) -> Tensor:
     """Read y by softmax attention.
 
     q: [B, H·G, T, D]; k: [B, H, S + T, D]; y: [B, H, S + T, E]; key_mask: [B, S + T] -> [B, H·G, T, E]. A query that
-    sees no key reads zero.
+    sees no key reads zero. block: 1 for causal attention, else the blocks of tokens that see each other.
     """
     scale = resolved_scale(scale, q)
     q, k, y = _under_autocast(q, k, y)
@@ -53,15 +55,15 @@ def softmax_attention(
     widest = max(q.shape[3], E)
     q, k, y = (F.pad(x, (0, widest - x.shape[3])) if x.shape[3] < widest else x for x in (q, k, y))
     plain = key_mask is None and cu_seqlens is None
-    if plain and total == T:
+    if plain and total == T and is_causal(block):
         o = grouped_sdpa(q, k, y, scale, causal=True)
-    elif plain and T == 1:
+    elif plain and (block is None or T == 1):
         o = grouped_sdpa(q, k, y, scale)
-    elif varlen_can_read(q, key_mask, scale):
+    elif is_causal(block) and varlen_can_read(q, key_mask, scale):
         o = varlen_read(q, k, y, key_mask, cu_seqlens, scale)
     else:
         refuse_forward_mode(q, k, y)
-        o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale)[0]
+        o = softmax_attention_op.forward(q, k, y, key_mask, cu_seqlens, scale, *as_inputs(block))[0]
     return o[..., :E]
 
 
@@ -78,9 +80,7 @@ def _under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(readout_dtype(x)) for x in tensors)
 
 
-def _shapes(
-    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def _shapes(q: Tensor, k: Tensor, y: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:3], y.shape[3]), q.new_empty(q.shape[:3], dtype=working_dtype(q))
 
 
@@ -97,14 +97,14 @@ def _backward(
 # o [B, H·G, T, E] and the log-sum-exp of every row [B, H·G, T], for one head size D = E.
 softmax_attention_op = custom_op.register(
     "softmax_attention",
-    "Tensor q, Tensor k, Tensor y, Tensor? key_mask, Tensor? cu_seqlens, float scale",
+    "Tensor q, Tensor k, Tensor y, Tensor? key_mask, Tensor? cu_seqlens, float scale, Tensor? borders, int block",
     2,
     forward=attend_strips,
     backward=_backward,
     shapes=_shapes,
     differentiable=3,
     auxiliary=(1,),
-    unbatched=("cu_seqlens",),
+    unbatched=("cu_seqlens", "borders"),
     about="the softmax read-out under padding, a past or packed documents",
 )
 
@@ -116,24 +116,35 @@ def softmax_weights(
     key_mask: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
+    block: Block = 1,
 ) -> Tensor:
     """The dense weights of the read-out, [B, H·G, T, S + T]: for the reference and for analysis. Quadratic memory."""
     B, T, total = q.shape[0], q.shape[2], k.shape[2]
     scale = resolved_scale(scale, q)
     scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT) * scale
-    visible = visible_keys(B, T, total, key_mask, cu_seqlens, q.device)
+    visible = visible_keys(B, T, total, key_mask, cu_seqlens, q.device, block)
     none = ~visible.any(-1, keepdim=True)
     weights = scores.masked_fill(~(visible | none), -math.inf).softmax(-1)
     return weights.masked_fill(none, 0)
 
 
 def visible_keys(
-    B: int, T: int, total: int, key_mask: Tensor | None, cu_seqlens: Tensor | None, device: torch.device
+    B: int,
+    T: int,
+    total: int,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    device: torch.device,
+    block: Block = 1,
 ) -> Tensor:
     """[B, 1, T, S + T]: which keys each query may read. Quadratic memory."""
     key = torch.arange(total, device=device)
     query = key[total - T :, None]
-    visible = (key <= query).expand(B, 1, T, total)
+    visible = key <= query
+    if not is_causal(block):
+        number = numbers(block, T, cu_seqlens, device)
+        visible = visible | F.pad(number == number[:, None], (total - T, 0))
+    visible = visible.expand(B, 1, T, total)
     if key_mask is not None:
         visible = visible & key_mask[:, None, None]
     if cu_seqlens is not None:

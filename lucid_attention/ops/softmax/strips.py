@@ -8,12 +8,14 @@ where it is missing, and on other devices, plain matrix products.
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .. import packing
+from ..blocks import Block, borders, from_inputs, is_causal, with_padding_masked
 from ..precision import no_autocast, working_dtype
 from ..triangular import spans
 
@@ -24,6 +26,8 @@ RECTANGLE_ELEMENTS = 16 * 1024 * 1024
 ROWS = 512
 # The square root of float32's largest number: the product of two such entries is finite.
 LARGEST_QUERY = 1.8e19
+# Rows of several blocks that share a strip with a mask: few, for each score after its block is wasted.
+BLOCK_ROWS = 128
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
@@ -53,12 +57,12 @@ class _Strip:
             self.sees_none = none
 
 
-def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
+def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None, block: Block) -> Iterator[_Strip]:
     B, _, total, _ = k.shape
     heads, T = q.shape[1:3]
     past = total - T
     if flash_kernel_for(q):
-        if key_mask is None and past == 0:
+        if key_mask is None and past == 0 and is_causal(block):
             yield _Strip(slice(0, B), slice(0, T), T, None, causal=True)
             return
         height = max(16, min(ROWS, MASK_ELEMENTS // total))
@@ -66,6 +70,9 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
     else:
         height = max(16, min(ROWS, SCORE_ELEMENTS // (heads * total)))
         at_once = max(1, SCORE_ELEMENTS // (heads * min(height, T) * total))
+    if not is_causal(block):
+        yield from _block_strips(q, k, key_mask, borders(block, T), height, at_once)
+        return
     position = torch.arange(total, device=q.device)
     for batch in spans(0, B, at_once):
         for rows in spans(0, T, height):
@@ -74,6 +81,36 @@ def _strips(q: Tensor, k: Tensor, key_mask: Tensor | None) -> Iterator[_Strip]:
             if key_mask is not None:
                 visible = visible & key_mask[batch, None, None, :stop]
             yield _Strip(batch, rows, stop, visible, causal=False)
+
+
+def _block_strips(
+    q: Tensor, k: Tensor, key_mask: Tensor | None, borders: list[int], height: int, at_once: int
+) -> Iterator[_Strip]:
+    """Strips of whole blocks, or of a part of one long block, whose queries need no mask but that of the keys."""
+    B, past = k.shape[0], k.shape[2] - q.shape[2]
+    ends = [past + stop for start, stop in pairwise(borders) for _ in range(start, stop)]
+    end_of, position = torch.tensor(ends, device=q.device), torch.arange(k.shape[2], device=q.device)
+    for batch in spans(0, B, at_once):
+        for rows in _block_rows(borders, min(height, BLOCK_ROWS), height):
+            stop = ends[rows.stop - 1]
+            visible = None if ends[rows.start] == stop else (position[:stop] < end_of[rows, None])[None, None]
+            if key_mask is not None:
+                keys = key_mask[batch, None, None, :stop]
+                visible = keys.expand(-1, 1, rows.stop - rows.start, -1) if visible is None else visible & keys
+            yield _Strip(batch, rows, stop, visible, causal=False)
+
+
+def _block_rows(borders: list[int], several: int, one: int) -> Iterator[slice]:
+    """Blocks that fit into `several` rows together, or pieces of at most `one` row count of a longer block."""
+    first = 0
+    for (start, stop), after in zip(pairwise(borders), [*borders[2:], math.inf], strict=True):
+        if stop - start > several:
+            yield from spans(start, stop, one)
+            first = stop
+        elif after - first > several:
+            if stop > first:
+                yield slice(first, stop)
+            first = stop
 
 
 def grouped_sdpa(
@@ -112,23 +149,33 @@ def _broken(q: Tensor, key_mask: Tensor) -> Tensor:
 
 
 def attend_strips(
-    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, cu_seqlens: Tensor | None, scale: float
+    q: Tensor,
+    k: Tensor,
+    y: Tensor,
+    key_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    given: Tensor | None = None,
+    length: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """o: [B, H·G, T, D] and the log-sum-exp of each row: [B, H·G, T]."""
-    q, k, y = _rows(q), _rows(k), _rows(y)
+    q, k, y, block = _rows(q), _rows(k), _rows(y), from_inputs(given, length)
+    key_mask = with_padding_masked(key_mask, block, cu_seqlens, k)
     outputs = q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=working_dtype(q))
     for part, (o, lse), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2], q.device), outputs):
         assert o is not None
         assert lse is not None
         mask = None if key_mask is None else part.take(key_mask)
-        _attend(part.take(q), part.take(k), part.take(y), mask, scale, o, lse)
+        _attend(part.take(q), part.take(k), part.take(y), mask, scale, block, o, lse)
     return outputs
 
 
-def _attend(q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, o: Tensor, lse: Tensor) -> None:
+def _attend(
+    q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, block: Block, o: Tensor, lse: Tensor
+) -> None:
     q, k, y = clean(q, k, y, key_mask)
     with no_autocast(q):
-        for strip in _strips(q, k, key_mask):
+        for strip in _strips(q, k, key_mask, block):
             here, seen = strip.queries, strip.keys
             if flash_kernel_for(q):
                 o[here], lse[here] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -168,8 +215,12 @@ def attend_strips_backward(
     key_mask: Tensor | None,
     cu_seqlens: Tensor | None,
     scale: float,
+    given: Tensor | None = None,
+    length: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk, dy in the shapes of q, k, y."""
+    block = from_inputs(given, length)
+    key_mask = with_padding_masked(key_mask, block, cu_seqlens, k)
     grads = q.new_empty(q.shape), k.new_empty(k.shape), y.new_empty(y.shape)
     do, q, k, y, o = _rows(do), _rows(q), _rows(k), _rows(y), _rows(o)
     for part, (dq, dk, dy), _ in packing.pieces(packing.documents(cu_seqlens, q.shape[2], q.device), grads):
@@ -179,7 +230,7 @@ def attend_strips_backward(
         mask = None if key_mask is None else part.take(key_mask)
         part_o, part_lse, part_q, part_k, part_y = (part.take(x) for x in (o, lse, q, k, y))
         saved = part_o, part_lse, part_q, part_k, part_y
-        _attend_backward(part.take_grad(do), *saved, mask, scale, dq, dk, dy)
+        _attend_backward(part.take_grad(do), *saved, mask, scale, block, dq, dk, dy)
     return grads
 
 
@@ -192,6 +243,7 @@ def _attend_backward(
     y: Tensor,
     key_mask: Tensor | None,
     scale: float,
+    block: Block,
     dq: Tensor,
     dk: Tensor,
     dy: Tensor,
@@ -201,7 +253,7 @@ def _attend_backward(
     # Gradients of keys add up over strips: in working precision, narrowed once.
     sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
     with no_autocast(q):
-        for strip in _strips(q, k, key_mask):
+        for strip in _strips(q, k, key_mask, block):
             here, seen = strip.queries, strip.keys
             strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
             args = strip_do, q[here], k[seen], y[seen]
