@@ -100,9 +100,24 @@ def test_documents_do_not_see_each_other(size: int, padded: bool) -> None:
     torch.testing.assert_close(tail[0], last[len(last) - (size - 1) :])
 
 
+def test_another_document_full_of_nan_does_no_harm() -> None:
+    module, x = build(4), inputs()[:1]
+    x[:, :5] = torch.nan
+    output, tail = module(x, cu_seqlens=torch.tensor([0, 5, T]))
+    torch.testing.assert_close(output[0, 5:], by_torch(module, x[0, 5:]))
+    assert tail.isfinite().all()
+
+
 def test_the_tail_does_not_hold_on_to_the_sequence() -> None:
     tail = build(4)(inputs())[1]
     assert tail.untyped_storage().nbytes() == tail.numel() * tail.element_size()
+
+
+def test_weights_start_as_those_of_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = ShortConvolution(20_000, 4).weight, torch.nn.Conv1d(20_000, 20_000, 4, groups=20_000).weight
+    assert ours.abs().max() <= 0.5
+    assert abs(ours.std().item() / theirs.std().item() - 1) < 0.02
 
 
 @pytest.mark.parametrize(
