@@ -206,7 +206,7 @@ def test_lucid_learns_what_softmax_without_positions_cannot() -> None:
 
 
 def test_steps_are_timed_in_turn_and_their_medians_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock that each step sets forward: the first step is a warm-up, the last of each training an outlier."""
+    """With a clock that each step sets forward: two steps are a warm-up, the last is an outlier."""
     clock = [0.0]
     monkeypatch.setattr("lucid_lab.toys.training.time.perf_counter", lambda: clock[0])
     order: list[str] = []
@@ -217,7 +217,7 @@ def test_steps_are_timed_in_turn_and_their_medians_compared(monkeypatch: pytest.
             order.append(name)
             yield torch.zeros(())
 
-    found = time_in_turn([training("slow", (50, 3, 3, 3, 99)), training("fast", (50, 2, 2, 2, 99))], warm_up=1)
+    found = time_in_turn([training("slow", (50, 50, 3, 3, 99)), training("fast", (50, 50, 2, 2, 99))], warm_up=2)
     assert order == ["slow", "fast"] * 5
     assert found == {"milliseconds": [3000, 2000], "ratio": 1.5}
 
