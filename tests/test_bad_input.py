@@ -70,19 +70,11 @@ NAN, INF = math.nan, math.inf
 
 TENSORS = [
     Case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, ("k must be", "torch.Tensor", "got list")),
-    Case("k is None", WITH_K, {"k": None}, TypeError, ("k must be", "torch.Tensor", "got NoneType")),
-    Case("k is an array", WITH_K, {"k": K.numpy()}, TypeError, ("k must be", "torch.Tensor", "got ndarray")),
     Case("v is a number", WITH_V, {"v": 1.0}, TypeError, ("v must be", "torch.Tensor", "got float")),
-    Case("q is None", WITH_Q, {"q": None}, TypeError, ("q must be", "torch.Tensor", "got NoneType")),
     Case("k without a batch", WITH_K, {"k": K[0]}, ValueError, (*LAYOUT, "[2, 6, 4]")),
-    Case("k with five dimensions", WITH_K, {"k": K[None]}, ValueError, (*LAYOUT, "[1, 2, 2, 6, 4]")),
-    Case("k is a number in a tensor", WITH_K, {"k": torch.tensor(1.0)}, ValueError, (*LAYOUT, "[]")),
     Case("v without a batch", WITH_V, {"v": V[0]}, ValueError, ("v must be", "[B, H,", "[2, 6, 3]")),
     Case("q without a batch", WITH_Q, {"q": Q[0]}, ValueError, ("q must be", "[B, H·G, T, D]", "[4, 6, 4]")),
     Case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, ("v must match k", "[2, 2, 6]", "[2, 2, 5]")),
-    Case("v with one head", SEQUENCES, {"v": V[:, :1]}, ValueError, ("v must match k", "[2, 2, 6]", "[2, 1, 6]")),
-    Case("v with one row", SEQUENCES, {"v": V[:1]}, ValueError, ("v must match k", "[2, 2, 6]", "[1, 2, 6]")),
-    Case("v is [B, T, H, E]", SEQUENCES, {"v": V.transpose(1, 2)}, ValueError, ("v must", "[2, 6, 2]")),
     Case(
         "q too short",
         ATTENTION,
@@ -90,46 +82,28 @@ TENSORS = [
         ValueError,
         ("q must be", "[2, 4, 6, 4]", "[2, 4, 1, 4]", "past=", "lucid_decode"),
     ),
-    Case("q with one row", ATTENTION, {"q": Q[:1]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[1, 4, 6, 4]")),
     Case("q of another D", ATTENTION, {"q": Q[..., 1:]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[2, 4, 6, 3]")),
     Case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, ("q must", "multiple of 2", "got 3")),
-    Case("one q head on two", WITH_Q, {"q": Q[:, :1]}, ValueError, ("q must", "multiple of 2", "got 1")),
     Case("no token", DENSE, {"k": K[:, :, :0]}, ValueError, (*LAYOUT, "empty", "[2, 2, 0, 4]")),
-    Case("no key feature", WITH_K, {"k": K[..., :0]}, ValueError, (*LAYOUT, "empty", "[2, 2, 6, 0]")),
-    Case("no head", WITH_K, {"k": K[:, :0]}, ValueError, (*LAYOUT, "empty", "[2, 0, 6, 4]")),
-    Case("no row", WITH_K, {"k": K[:0]}, ValueError, (*LAYOUT, "empty", "[0, 2, 6, 4]")),
     Case("no value feature", WITH_V, {"v": V[:, :, :1, :0]}, ValueError, ("v must be", "empty", "[2, 2, 1, 0]")),
     Case("no query head", WITH_Q, {"q": Q[:, :0]}, ValueError, ("q must be", "empty", "[2, 0, 6, 4]")),
     Case("k is integer", WITH_K, {"k": K.long()}, TypeError, ("k must be", FLOAT, "torch.int64")),
-    Case("k is complex", WITH_K, {"k": K.to(torch.complex64)}, TypeError, ("k must be", FLOAT, "torch.complex64")),
-    Case("k is 8-bit", WITH_K, {"k": K.to(torch.float8_e5m2)}, TypeError, ("k must be", FLOAT, "torch.float8_e5m2")),
     Case("v is integer", WITH_V, {"v": V[:, :, :1].int()}, TypeError, ("v must be", FLOAT, "torch.int32")),
     Case("q is bool", WITH_Q, {"q": Q[:, :, :1] > 0}, TypeError, ("q must be", FLOAT, "torch.bool")),
     Case("v is double", SEQUENCES, {"v": V.double()}, TypeError, ("v must", "dtype of k", "float32", "float64")),
-    Case("k is half", SEQUENCES, {"k": K.half()}, TypeError, ("v must", "dtype of k", "float16", "float32")),
     Case("q is bfloat16", ATTENTION, {"q": Q.bfloat16()}, TypeError, ("q must", "dtype of k", "float32", "bfloat16")),
     Case("v elsewhere", SEQUENCES, {"v": meta(V)}, ValueError, ("v must", "device of k", "expected cpu", "got meta")),
     Case("q elsewhere", ATTENTION, {"q": meta(Q)}, ValueError, ("q must", "device of k", "expected cpu", "got meta")),
-    Case("k elsewhere", SEQUENCES, {"k": meta(K)}, ValueError, ("v must", "device of k", "expected meta", "got cpu")),
     Case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, ("k must be", "dense", "sparse_coo")),
     Case("k is jagged", SEQUENCES, {"k": jagged()}, TypeError, ("k must be", "dense", "jagged")),
 ]
 
 PASTS = [
     Case("past is a tensor", SEQUENCES, {"past": K}, TypeError, ("past must be a pair (k_past, y_past)", "Tensor")),
-    Case("past is a number", SEQUENCES, {"past": 3}, TypeError, ("past must be a pair (k_past, y_past)", "int")),
-    Case("past is a dictionary", SEQUENCES, {"past": {"k": K, "y": V}}, TypeError, ("past must be a pair", "dict")),
     Case("past of three", SEQUENCES, {"past": (K, V, V)}, TypeError, ("past must be a pair", "length 3")),
     Case("past of Nones", SEQUENCES, {"past": (None, None)}, TypeError, ("k_past must be", "Tensor", "NoneType")),
     Case(
         "past swapped", SEQUENCES, {"past": PAST[::-1]}, ValueError, ("k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]")
-    ),
-    Case("past without a batch", SEQUENCES, {"past": (K[0], V[0])}, ValueError, ("k_past", "[B, H, S,", "[2, 6, 4]")),
-    Case(
-        "past with one row", SEQUENCES, {"past": (K[:1], V[:1])}, ValueError, ("k_past", "[2, 2, 6, 4]", "[1, 2, 6, 4]")
-    ),
-    Case(
-        "past with one head", SEQUENCES, {"past": (K, V[:, :1])}, ValueError, ("y_past", "[2, 2, 6, 3]", "[2, 1, 6, 3]")
     ),
     Case(
         "y_past too short",
@@ -138,23 +112,16 @@ PASTS = [
         ValueError,
         ("y_past", "[2, 2, 6, 3]", "[2, 2, 5, 3]"),
     ),
-    Case("y_past of another E", SEQUENCES, {"past": (K, K)}, ValueError, ("y_past", "[2, 2, 6, 3]", "[2, 2, 6, 4]")),
-    Case("k_past is integer", SEQUENCES, {"past": (K.int(), V)}, TypeError, ("k_past must be", FLOAT, "torch.int32")),
-    Case("y_past is double", SEQUENCES, {"past": (K, V.double())}, TypeError, ("y_past", "dtype of v", "float64")),
-    Case("k_past is half", SEQUENCES, {"past": (K.half(), V)}, TypeError, ("k_past", "dtype of k", "float16")),
     Case("k_past elsewhere", SEQUENCES, {"past": (meta(K), V)}, ValueError, ("k_past", "expected cpu", "got meta")),
-    Case("y_past elsewhere", SEQUENCES, {"past": (K, meta(V))}, ValueError, ("y_past", "expected cpu", "got meta")),
     Case("dense with past", ("preconditioner",), {"past": PAST}, TypeError, ("past", "unexpected")),
 ]
 
 MASKS = [
     Case("mask is a list", WITH_OPTIONS, {"key_mask": [[True] * T] * B}, TypeError, ("key_mask", "Tensor", "got list")),
-    Case("mask is float", WITH_OPTIONS, {"key_mask": MASK.float()}, TypeError, ("key_mask", "torch.bool", "float32")),
     Case("mask of 0 and 1", WITH_OPTIONS, {"key_mask": MASK.long()}, TypeError, ("key_mask", "torch.bool", "int64")),
     Case(
         "mask is square", DENSE, {"key_mask": MASK[:, None, None]}, ValueError, ("key_mask", "[2, 6]", "[2, 1, 1, 6]")
     ),
-    Case("mask of one row", DENSE, {"key_mask": MASK[0]}, ValueError, ("key_mask", "[B, S + T] = [2, 6]", "[6]")),
     Case("mask too long", DENSE, {"key_mask": MASK.repeat(1, 2)}, ValueError, ("key_mask", "[2, 6]", "[2, 12]")),
     Case(
         "mask leaves out the past",
@@ -179,16 +146,10 @@ def borders(*offsets: int) -> Tensor:
 PACKINGS = [
     packed("borders in a list", [0, 2, 6], TypeError, "torch.Tensor", "got list"),
     packed("borders are float", BORDERS.float(), TypeError, "int32 or int64", "float32"),
-    packed("borders are bool", BORDERS.bool(), TypeError, "int32 or int64", "bool"),
     packed("borders in two dimensions", BORDERS[None], ValueError, "[n + 1]", "[1, 3]"),
-    packed("one border", BORDERS[:1], ValueError, "[n + 1]", "[1]"),
-    packed("lengths for borders", borders(2, 4), ValueError, "cu_seqlens[0] = 0", "got 2"),
-    packed("first border is 1", borders(1, 2, 6), ValueError, "cu_seqlens[0] = 0", "got 1"),
     packed("last border below T", borders(0, 2, 5), ValueError, "cu_seqlens[-1] = 6", "got 5"),
-    packed("last border above T", borders(0, 2, 7), ValueError, "cu_seqlens[-1] = 6", "got 7"),
     packed("falling borders", borders(0, 4, 2, 6), ValueError, "without falling", "[1] = 4", "[2] = 2"),
     packed("falling, reference", borders(0, 4, 2, 6), ValueError, "falling", "[1] = 4", "[2] = 2", impl="reference"),
-    packed("ends late, reference", borders(0, 7), ValueError, "cu_seqlens[-1] = 6", "got 7", impl="reference"),
     packed("packed in two rows", BORDERS, ValueError, "batch size 1", "got 2", rows=2),
     packed("packed with past", BORDERS, ValueError, "past", "exclude", past=(K[:1], V[:1])),
     packed("borders elsewhere", meta(BORDERS), ValueError, "expected cpu", "got meta"),
@@ -202,45 +163,31 @@ def sharpness(id: str, value: Any, error: type[Exception], *words: str) -> Case:
 OPTIONS = [
     Case("beta is a number", WITH_OPTIONS, {"beta": 0.5}, TypeError, ("beta must be", "torch.Tensor", "got float")),
     Case("beta is integer", WITH_OPTIONS, {"beta": BETA.int()}, TypeError, ("beta must be", FLOAT, "torch.int32")),
-    Case("beta is [B, H, T, 1]", DENSE, {"beta": BETA[..., None]}, ValueError, ("beta", "[2, 2, 6]", "[2, 2, 6, 1]")),
     Case("beta is [B, T, H]", DENSE, {"beta": BETA.mT}, ValueError, ("beta", "[B, H, T] = [2, 2, 6]", "[2, 6, 2]")),
     Case("beta of the past", DECODE, {"beta": BETA}, ValueError, ("beta must be", "[2, 2, 1]", "[2, 2, 6]")),
     Case("beta elsewhere", DENSE, {"beta": meta(BETA)}, ValueError, ("beta", "expected cpu", "got meta")),
     sharpness("sharpness is 0", 0, ValueError, "positive", "got 0"),
-    sharpness("sharpness is negative", -2.0, ValueError, "positive", "got -2.0"),
     sharpness("sharpness is NaN", NAN, ValueError, "finite", "got nan"),
-    sharpness("sharpness is infinite", INF, ValueError, "finite", "got inf"),
     sharpness("sharpness is infinite in float32", 1e39, ValueError, "finite number in float32", "got 1e+39"),
     sharpness("sharpness is text", "4", TypeError, "number", "got str"),
-    sharpness("sharpness is bool", True, TypeError, "number", "got bool"),
-    sharpness("sharpness is a list", [2.0, 2.0], TypeError, "tensor [H]", "got list"),
     sharpness("sharpness is a tensor []", torch.tensor(2.0), ValueError, "[H] = [2]", "got shape []"),
-    sharpness("sharpness of four heads", torch.ones(4), ValueError, "[H] = [2]", "got shape [4]"),
     sharpness("sharpness of rows", torch.ones(B, H), ValueError, "[H] = [2]", "got shape [2, 2]"),
     sharpness("sharpness is integer", SHARPNESS.int(), TypeError, FLOAT, "torch.int32"),
     sharpness("sharpness elsewhere", meta(SHARPNESS), ValueError, "expected cpu", "got meta"),
     Case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, ("scale must be", "number", "got str")),
-    Case("scale is bool", WITH_Q, {"scale": True}, TypeError, ("scale must be", "number", "got bool")),
-    Case("scale is a tensor", WITH_Q, {"scale": SHARPNESS}, TypeError, ("scale must be", "number", "got Tensor")),
     Case("scale is NaN", WITH_Q, {"scale": NAN}, ValueError, ("scale must be", "finite", "got nan")),
-    Case("scale is infinite", WITH_Q, {"scale": INF}, ValueError, ("scale must be", "finite", "got inf")),
     Case("norm unknown", WITH_OPTIONS, {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "'l2'")),
-    Case("norm is None", WITH_OPTIONS, {"norm": None}, ValueError, ("norm must be", "'key'", "got None")),
     Case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, ("impl must be", "'auto', 'reference'", "'flash'")),
-    Case("impl is None", SEQUENCES, {"impl": None}, ValueError, ("impl must be", "'auto', 'reference'", "got None")),
     Case(
         "impl not there", SEQUENCES, {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")
     ),
     Case("SDPA's mask", ATTENTION, {"attn_mask": None}, TypeError, ("lucid_attention()", "unexpected", "attn_mask")),
-    Case("SDPA's flag", ATTENTION, {"is_causal": True}, TypeError, ("lucid_attention()", "unexpected", "is_causal")),
 ]
 
 Y, S = PAST[1], FUNCTIONS["decode"][1]["inverse_norms"]
 V1, Q1 = FUNCTIONS["decode"][1]["v"], FUNCTIONS["decode"][1]["q"]
 DECODING = [
     Case("y_past is None", DECODE, {"y_past": None}, TypeError, ("y_past must be", "torch.Tensor", "NoneType")),
-    Case("y_past is a pair", DECODE, {"y_past": PAST}, TypeError, ("y_past must be", "torch.Tensor", "tuple")),
-    Case("y_past without batch", DECODE, {"y_past": Y[0]}, ValueError, ("y_past", "[B, H, S, E]", "[2, 6, 3]")),
     Case(
         "y_past too long",
         DECODE,
@@ -248,7 +195,6 @@ DECODING = [
         ValueError,
         ("y_past", "[2, 2, 6, 3]", "[2, 2, 12, 3]"),
     ),
-    Case("y_past is integer", DECODE, {"y_past": Y.int()}, TypeError, ("y_past must be", FLOAT, "torch.int32")),
     Case("y_past is double", DECODE, {"y_past": Y.double()}, TypeError, ("y_past must have", "float32", "float64")),
     Case("y_past elsewhere", DECODE, {"y_past": meta(Y)}, ValueError, ("y_past", "expected cpu", "got meta")),
     Case(
@@ -266,32 +212,15 @@ DECODING = [
         ("inverse_norms", "[2, 2, 7]", "[2, 2, 6]"),
     ),
     Case(
-        "norms kept as [.., 1]",
-        DECODE,
-        {"inverse_norms": S[..., None]},
-        ValueError,
-        ("inverse_norms", "[2, 2, 7]", "[2, 2, 7, 1]"),
-    ),
-    Case(
-        "inverse_norms are integer",
-        DECODE,
-        {"inverse_norms": S.int()},
-        TypeError,
-        ("inverse_norms must be", "float", "torch.int32"),
-    ),
-    Case(
         "inverse_norms elsewhere",
         DECODE,
         {"inverse_norms": meta(S)},
         ValueError,
         ("inverse_norms", "expected cpu", "got meta"),
     ),
-    Case("new v elsewhere", DECODE, {"v": meta(V1)}, ValueError, ("v must", "expected cpu", "got meta")),
-    Case("new v is double", DECODE, {"v": V1.double()}, TypeError, ("v must have", "float32", "float64")),
     Case("new q is double", DECODE, {"q": Q1.double()}, TypeError, ("q must have", "float32", "float64")),
     Case("new q elsewhere", DECODE, {"q": meta(Q1)}, ValueError, ("q must", "expected cpu", "got meta")),
     Case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, ("v must be", "[B, H, 1, E]", "[2, 2, 2, 3]")),
-    Case("new value of one row", DECODE, {"v": V1[:1]}, ValueError, ("v must be", "[2, 2, 1, 3]", "[1, 2, 1, 3]")),
     Case("two new queries", DECODE, {"q": Q[:, :, :2]}, ValueError, ("q must be", "[2, 4, 1, 4]", "[2, 4, 2, 4]")),
     Case(
         "cache without the new key",

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from lucid_attention import lucid_attention
 from lucid_attention.ops.lucid.solve_op import precondition_op
 from lucid_attention.ops.softmax.attention import softmax_attention_op
-from tests.test_torch_integration import KINDS, B, D, H, S, correlated, gradients, options, problem, qkv
+from tests.test_torch_integration import B, D, H, S, correlated, options, qkv
 
 
 def solves() -> dict[str, tuple[Any, ...]]:
@@ -101,12 +99,3 @@ def test_the_readout_and_its_backward_pass_opcheck(name: str) -> None:
     torch.library.opcheck(softmax_attention_op.forward, differentiable(arguments))
     o, lse = softmax_attention_op.forward(*arguments)
     torch.library.opcheck(softmax_attention_op.backward, (torch.ones_like(o), None, o, lse, *arguments, [True] * 3))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_activation_checkpointing_gives_the_same_gradients(kind: str) -> None:
-    inputs, extra = problem(kind)
-    expected = lucid_attention(*inputs, **extra)
-    output = checkpoint(lambda *args: lucid_attention(*args, **extra), *inputs, use_reentrant=False)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))

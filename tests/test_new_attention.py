@@ -1,14 +1,15 @@
-"""A new attention is one file and one line: a toy that is only registered passes the contract, analysis and report."""
+"""A new attention is one class and one line: a toy that is only registered works in analysis, claims and report.
+
+The contract tests of tests/nn run for the same toy.
+"""
 
 import json
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lucid_attention import ATTENTIONS, LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
@@ -17,47 +18,16 @@ from lucid_lab import cli
 from lucid_lab.analysis.conditioning import condition_numbers
 from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
+from lucid_lab.claims import memory_update, needle_grid
 from lucid_lab.data.tokenizer import train
 from lucid_lab.report.figures import RESERVE, colour_of
+from lucid_lab.toys.lab import DEMO
 from tests.analysis.subjects import Plain, layers_of, tokens
-from tests.nn import (
-    contract,
-    test_contract_cache,
-    test_contract_precision,
-    test_contract_tokens,
-    test_contract_training,
-    test_contract_weights,
-)
-from tests.report.samples import memory_update
+from tests.claims.made_up import MadeUpLab, accuracies
+from tests.nn.contract import ToyAttention
+from tests.report import samples
 
 NAME = "toy"
-CONTRACT = (
-    test_contract_cache,
-    test_contract_precision,
-    test_contract_tokens,
-    test_contract_training,
-    test_contract_weights,
-)
-
-
-class ToyAttention(CausalAttention):
-    """Softmax attention over values that a gate of their own token has scaled."""
-
-    title = "gated values"
-
-    def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
-        super().__init__(hidden_size, num_heads, **options)
-        self.gate = nn.Linear(hidden_size, self.num_kv_heads)
-
-    def gates(self, x: Tensor) -> Tensor:
-        return self.gate(x).sigmoid().transpose(1, 2)
-
-    def values(self, x: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-        return v * self.gates(x)[..., None]
-
-    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
-        # P = I: W = A diag(gates).
-        return {"preconditioned": True, "strength": 0.0, "beta": self.gates(x)}
 
 
 class SilentAttention(CausalAttention):
@@ -70,48 +40,6 @@ class SilentAttention(CausalAttention):
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTIONS, NAME, ToyAttention)
-    monkeypatch.setitem(contract.CASES, NAME, (NAME, {}))
-
-
-def contract_calls() -> Iterator[Any]:
-    """Every contract test that runs for all of ATTENTIONS, with the toy in the place of the attention."""
-    for module in CONTRACT:
-        for function_name, function in vars(module).items():
-            marks = [mark for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
-            choices: list[list[dict[str, Any]]] = []
-            for mark in marks:
-                names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else None
-                names = list(mark.args[0]) if names is None else names
-                values = [value if len(names) > 1 else (value,) for value in mark.args[1]]
-                chosen = [dict(zip(names, value, strict=True)) for value in values]
-                if not {"name", "case"} & set(names):
-                    choices.append(chosen)
-                elif any(set(ATTENTIONS) <= {row.get(key) for row in chosen} for key in ("name", "case")):
-                    toys = [row | {key: NAME for key in ("name", "case") if key in row} for row in chosen]
-                    choices.append([row for at, row in enumerate(toys) if row not in toys[:at]])
-                else:
-                    break
-            else:
-                if marks and function_name.startswith("test_"):
-                    for rows in product(*choices):
-                        arguments = {key: value for row in rows for key, value in row.items()}
-                        if NAME in arguments.values():
-                            others = [str(value) for value in arguments.values() if value != NAME]
-                            yield pytest.param(function, arguments, id="-".join([function_name, *others]))
-
-
-CALLS = list(contract_calls())
-
-
-@pytest.mark.parametrize(("function", "arguments"), CALLS)
-def test_the_contract_holds(function: Any, arguments: dict[str, Any]) -> None:
-    function(**arguments)
-
-
-def test_the_contract_is_complete() -> None:
-    """Of every file with contract tests some ran, and of all files most tests."""
-    assert {call.values[0].__module__ for call in CALLS} == {module.__name__ for module in CONTRACT}
-    assert len({call.values[0] for call in CALLS}) >= 25
 
 
 def test_analysis_reads_the_layer_as_the_attention_describes_it() -> None:
@@ -154,8 +82,19 @@ def test_lucid_analyze_takes_a_checkpoint_of_it(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "maps.json").exists()
 
 
+@pytest.mark.parametrize("claim", [memory_update, needle_grid])
+def test_it_takes_part_in_claims(claim: Any) -> None:
+    named = {"lucid": 99.9, NAME: 77.7}
+    conclusion = claim.run(MadeUpLab(DEMO, accuracies(lambda toy: named.get(toy.attention, 9.0))))
+    assert conclusion.verdict == "holds"
+    rows = [row for table in conclusion.tables for row in table["rows"] if row[0] == ToyAttention.title]
+    assert rows
+    assert all("77.7 ± 0.0" in row for row in rows)
+    assert f'"name": "{ToyAttention.title}"' in json.dumps(conclusion.figures)
+
+
 def test_the_report_gives_it_a_colour_of_its_own(tmp_path: Path) -> None:
-    made = memory_update()
+    made = samples.memory_update()
     for figure in made["figures"][:2]:
         for group in figure["groups"]:
             group["bars"].append({"name": ToyAttention.title, "role": NAME, "value": 50.0, "spread": 1.0})

@@ -177,22 +177,16 @@ def test_many_gradients_at_once_equal_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
-@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_double_backward_is_refused_and_the_message_says_what_to_use(kind: str, which: str) -> None:
     inputs, options = problem(kind)
     x = inputs["qkv".index(which)]
+    if which == "q":  # the read-out alone; where it is torch's own, torch refuses
+        inputs = [x, *(each.detach() for each in inputs[1:])]
     (dx,) = torch.autograd.grad(lucid_attention(*inputs, **options).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'"):
+    torchs = "|derivative.*not implemented" if which == "q" else ""
+    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'" + torchs):
         dx.sum().backward()
-
-
-@pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
-def test_double_backward_of_the_readout_is_refused(kind: str) -> None:
-    (q, k, v), options = problem(kind)
-    output = lucid_attention(q, k.detach(), v.detach(), **options)
-    (dq,) = torch.autograd.grad(output.square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'|derivative.*not implemented"):
-        dq.sum().backward()
 
 
 @every_kind

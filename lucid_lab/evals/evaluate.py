@@ -273,6 +273,8 @@ def evaluate(
         results: Any = simple_evaluate(
             model=lm,
             tasks=made,
+            # Without it the harness reads the files of all its own tasks, for seconds.
+            task_manager=TaskManager(include_defaults=False),
             batch_size=batch_size,
             limit=limit,
             use_cache=str(out / f"answers-{answers}"),

@@ -105,12 +105,3 @@ def test_a_long_input_is_never_one_matrix(monkeypatch):
     with Watch():
         key_condition_numbers(k, [N])
     assert largest >= N * N
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [([], "at least one"), ([0, 5], "at least one"), ([99], r"got \[99\] for a shorter input")],
-)
-def test_bad_lengths_are_refused(lengths, message):
-    with pytest.raises(ValueError, match=message):
-        condition_numbers(Plain("lucid"), tokens(1, 9), lengths)

@@ -107,8 +107,3 @@ def test_the_jacobian_of_the_query_is_that_of_softmax_and_lucid_only():
         assert all(each["query_jacobian"] is None and each["off_diagonal"] > 0 for each in records)
     with pytest.raises(ValueError, match="softmax and LUCID attention only"):
         query_jacobian_norms(next(layers_of(Plain("path"), tokens(1, T))[0].heads()), torch.tensor([3]))
-
-
-def test_one_token_has_no_pairs():
-    with pytest.raises(ValueError, match="at least two tokens"):
-        jacobians(Plain("lucid"), tokens(1, 1))

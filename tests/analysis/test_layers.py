@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from lucid_lab.analysis import layer as layer_module
-from lucid_lab.analysis.capture import visit_layers
 from lucid_lab.analysis.layer import Layer
 from tests.ops import oracles
 
@@ -135,15 +134,3 @@ def test_windows_and_caps_of_an_architecture_are_followed():
         assert layer.softcap == 0.5
         mine = read(layer, rows).transpose(1, 2).flatten(2)
         torch.testing.assert_close(mine, o[:, rows], rtol=1e-5, atol=2e-6)
-
-
-def test_heads_are_shown_one_at_a_time_and_by_name():
-    seen: list[tuple[int, list[int], tuple[int, ...]]] = []
-
-    def consume(layer: Layer) -> None:
-        seen.extend((head.head, head.query_heads, tuple(head.q.shape)) for head in layer.heads([3, 1, 0]))
-
-    visit_layers(Plain("lucid"), tokens(1, T), consume)
-    assert seen == [(0, [1, 0], (2, T, 6)), (1, [3], (1, T, 6))]
-    with pytest.raises(ValueError, match=r"heads must be query heads of layer 0, 0 to 3, got 4"):
-        visit_layers(Plain("lucid"), tokens(1, T), lambda layer: next(layer.heads([4])))

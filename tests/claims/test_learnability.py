@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lucid_lab.claims import learnability
-from lucid_lab.claims.learnability import OneLayer, TwoTasks, adaptation, averaged, copied, draw
+from lucid_lab.claims.learnability import OneLayer, TwoTasks, averaged, copied, draw
 from lucid_lab.toys.lab import SMALL, Record
 
 from .made_up import MadeUpLab
@@ -56,12 +56,6 @@ def test_phase_2_begins_with_the_weights_of_phase_1(tmp_path: Path) -> None:
     assert record["off_diagonal"][2] == record["off_diagonal"][3] != record["off_diagonal"][4]
     # The record before the switch has the loss of copying, the one after it that of averaging.
     assert record["loss"][2] != record["loss"][3]
-
-
-def test_adaptation_counts_from_the_switch() -> None:
-    record = {"step": [0, 10, 10, 20, 30], "loss": [9.0, 0.01, 5.0, 0.1, 0.0999]}
-    assert adaptation(record, 10) == 20
-    assert adaptation({**record, "loss": [9.0, 0.01, 5.0, 0.2, 0.1]}, 10) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lucid_lab.claims import warm_start
-from lucid_lab.claims.warm_start import ABRUPT, CONTINUED, RAMP, go_on, move
+from lucid_lab.claims.warm_start import ABRUPT, CONTINUED, RAMP, go_on
 from lucid_lab.toys.lab import SMALL, Record
 from lucid_lab.toys.training import TINY_CHARACTER_MODEL, load_model, score, train
 
@@ -67,16 +67,3 @@ def test_the_verdict_is_what_the_records_say(small: Curves, wide: Curves, verdic
     further = [item for name, item in lab.calls if name == "go_on"]
     assert len(further) == 3 * 2 * 3
     assert all(lab.calls[int(item["trained"])][1] == item["toy"] for item in further)
-
-
-def test_costs_are_taken_seed_by_seed() -> None:
-    def records(way: str) -> list[Record]:
-        return [{"loss": [loss + 0.01 * seed for loss in HIGH[way]]} for seed in (0, 1, 2)]
-
-    cost = move(records(ABRUPT), records(CONTINUED))
-    assert [str(value) for value in (cost.jump, cost.worst, cost.end)] == [
-        "0.500 ± 0.000",
-        "0.500 ± 0.000",
-        "0.050 ± 0.000",
-    ]
-    assert str(move(records(RAMP), records(CONTINUED)).worst) == "0.300 ± 0.000"

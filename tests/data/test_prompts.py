@@ -106,10 +106,8 @@ def test_unicode_line_separators_do_not_split_a_line(tokenizer: Any, tmp_path: P
 WRONG = {
     "not JSON": ('{"prompt": "a", "answer": "b"}\n\n{"prompt"\n', r"a\.jsonl, line 3: not JSON"),
     "no answer": ('{"prompt": "a"}', r"line 1: expected .*, got no 'answer'"),
-    "a number": ('{"prompt": "a", "answer": 3}', r"line 1: expected .*, got no 'answer'"),
     "a list": ('["prompt", "answer"]', r"line 1: expected an object, got a list"),
     "deep": ("\n" + "[" * 100_000, r"a\.jsonl, line 2: not JSON.*nested too deeply"),
-    "a long number": ("1" * 5000, r"a\.jsonl, line 1: not JSON.*digits"),
     "nothing": ("\n \n", r"a\.jsonl: holds no lines"),
 }
 

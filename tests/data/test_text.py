@@ -68,13 +68,6 @@ def test_another_field_is_read_and_a_missing_one_is_refused(tmp_path: Path) -> N
         list(documents(str(tmp_path)))
 
 
-def test_the_standard_library_is_at_hand() -> None:
-    files = find_files("stdlib")
-    assert len(files) > 300
-    assert not any("/test/" in file for file in files)
-    assert '"""' in next(documents("stdlib"))
-
-
 def test_bad_lines_are_refused_or_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"text": \n{"text": 3}\n{"text": "y"}\n')
     with pytest.raises(DataError, match="must be a JSON object"):

@@ -1,18 +1,41 @@
 """Shared by the contract tests: every attention of `ATTENTIONS`, and further settings that run the whole contract.
 
-A new name in `ATTENTIONS` needs no line here; `SETTINGS` adds variations.
+A new name in `ATTENTIONS` needs no line here; `SETTINGS` adds variations. `ToyAttention` runs the contract as a new
+attention would: one class and one line.
 """
 
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lucid_attention import ATTENTIONS
+from lucid_attention import ATTENTIONS as REGISTERED
 from lucid_attention.nn.causal import CausalAttention
 
+
+class ToyAttention(CausalAttention):
+    """Softmax attention over values that a gate of their own token has scaled."""
+
+    title = "gated values"
+
+    def __init__(self, hidden_size: int, num_heads: int, **options: Any) -> None:
+        super().__init__(hidden_size, num_heads, **options)
+        self.gate = nn.Linear(hidden_size, self.num_kv_heads)
+
+    def gates(self, x: Tensor) -> Tensor:
+        return self.gate(x).sigmoid().transpose(1, 2)
+
+    def values(self, x: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        return v * self.gates(x)[..., None]
+
+    def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
+        # P = I: W = A diag(gates).
+        return {"preconditioned": True, "strength": 0.0, "beta": self.gates(x)}
+
+
+ATTENTIONS: dict[str, type[CausalAttention]] = {**REGISTERED, "toy": ToyAttention}
 B, T, HIDDEN = 3, 11, 24
 GROUPED: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2}
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lucid_attention.nn.causal import CausalAttention, Past
+from lucid_attention.nn.causal import CausalAttention
 
 B, T, HIDDEN = 2, 9, 24
 SHAPES = {
@@ -71,53 +71,3 @@ def test_it_is_scaled_dot_product_attention_on_its_projections(shape: str) -> No
     assert past.k.shape == (B, module.num_kv_heads, T, module.head_dim)
     assert past.y.shape == (B, module.num_kv_heads, T, module.value_dim)
     assert past.length == T
-
-
-@pytest.mark.parametrize("shape", ["grouped", "odd heads"])
-def test_padding_on_the_right_is_a_mask_of_keys(shape: str) -> None:
-    module, x = build(shape), inputs()
-    key_mask = torch.arange(T) < torch.tensor([[T], [T - 3]])
-    output, expected = module(x, key_mask=key_mask)[0], by_hand(module, x, CAUSAL & key_mask[:, None, None])
-    torch.testing.assert_close(output[key_mask], expected[key_mask])
-    torch.testing.assert_close(
-        gradients(module, output * key_mask[..., None]), gradients(module, expected * key_mask[..., None])
-    )
-
-
-def test_packed_documents_do_not_see_each_other() -> None:
-    module, x = build("grouped"), inputs()[:1]
-    document = torch.tensor([0, 0, 0, 0, 1, 2, 2, 2, 2])
-    output, _ = module(x, cu_seqlens=torch.tensor([0, 4, 5, 9], dtype=torch.int32))
-    expected = by_hand(module, x, CAUSAL & (document == document[:, None]))
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(gradients(module, output), gradients(module, expected))
-
-
-@pytest.mark.parametrize("sizes", [(4, 5), (1,) * T, (6, 1, 2)], ids=str)
-def test_a_cached_run_equals_the_full_pass(sizes: tuple[int, ...]) -> None:
-    module, x = build("grouped"), inputs()
-    full, whole = module(x)
-    past: Past | None = None
-    outputs = []
-    for chunk in x.split(sizes, 1):
-        output, past = module(chunk, past=past)
-        outputs.append(output)
-    assert past is not None
-    torch.testing.assert_close(torch.cat(outputs, 1), full)
-    torch.testing.assert_close((past.k, past.y), (whole.k, whole.y))
-    torch.testing.assert_close(gradients(module, torch.cat(outputs, 1)), gradients(module, full))
-
-
-def test_a_variant_overrides_what_is_stored_and_how_it_is_read() -> None:
-    class Doubled(CausalAttention):
-        def values(self, x: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
-            return 2 * v
-
-        def readout(self, q: Tensor, k: Tensor, y: Tensor, *rest: Tensor | None) -> Tensor:
-            return 3 * super().readout(q, k, y, *rest)
-
-    plain, x = build("four heads"), inputs()
-    doubled = Doubled(HIDDEN, 4).double()
-    doubled.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(doubled(x)[0], 6 * plain(x)[0])
-    torch.testing.assert_close(doubled(x)[1].y, 2 * plain(x)[1].y)

@@ -6,6 +6,7 @@ the attention and its weights. So it is measured: the module in float32, weights
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -51,12 +52,14 @@ def assert_as_good_as_rounding(ours: Results, truth: Results, others: list[Resul
 
 
 @every_case
-def test_in_bfloat16_errors_are_those_of_rounded_weights_and_inputs(case: str) -> None:
-    narrow, x = build(case).bfloat16(), inputs().bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_errors_of_16_bits_are_those_of_rounded_weights_and_inputs(case: str, dtype: torch.dtype) -> None:
+    """float16 rounds eight times finer; it must not overflow."""
+    narrow, x = build(case).to(dtype), inputs().to(dtype)
     wide = copy.deepcopy(narrow).float()
     truth, others = results(wide, x.float()), shaken(wide, x.float())
     ours = results(narrow, x)
-    assert all(each.dtype == torch.bfloat16 for each in ours.values())
+    assert all(each.dtype == dtype and each.isfinite().all() for each in ours.values())
     assert_as_good_as_rounding(ours, truth, others)
     with torch.no_grad():
         steps = {"output": in_chunks(narrow, x, [6, 1, 3, 1])[0]}
@@ -76,13 +79,3 @@ def test_autocast_narrows_the_output_and_not_the_gradients(case: str) -> None:
     assert all(grad.dtype == torch.float32 for grad in grads.values())
     assert_as_good_as_rounding({"output": output.detach(), **grads}, truth, others)
     assert_as_good_as_rounding(steps, {"output": truth["output"]}, others)
-
-
-@every_case
-def test_float16_is_finite_and_close(case: str) -> None:
-    module, x = build(case).half(), inputs().half()
-    wide = copy.deepcopy(module).float()
-    ours, truth = results(module, x), results(wide, x.float())
-    assert all(each.isfinite().all() for each in ours.values())
-    # float16 rounds eight times finer than bfloat16.
-    assert_as_good_as_rounding(ours, truth, shaken(wide, x.float()))

@@ -4,9 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lucid_attention import ATTENTIONS
-
-from .contract import every_name
+from .contract import ATTENTIONS, every_name
 
 LENGTH, SYMBOLS, WIDTH = 5, 6, 32
 

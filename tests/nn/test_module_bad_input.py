@@ -23,36 +23,20 @@ class Case(NamedTuple):
 
 CONSTRUCTIONS = [
     Case("no hidden size", {"hidden_size": 0}, ValueError, ("hidden_size must be", "positive integer", "got 0")),
-    Case("hidden size is float", {"hidden_size": 16.0}, ValueError, ("hidden_size must be", "integer", "got 16.0")),
-    Case("no heads", {"num_heads": 0}, ValueError, ("num_heads must be", "positive integer", "got 0")),
-    Case("negative heads", {"num_heads": -4}, ValueError, ("num_heads must be", "positive integer", "got -4")),
-    Case("no kv heads", {"num_kv_heads": 0}, ValueError, ("num_kv_heads must be", "positive integer", "got 0")),
-    Case("three kv heads", {"num_kv_heads": 3}, ValueError, ("multiple of num_kv_heads", "got 4 and 3")),
     Case("more kv heads", {"num_kv_heads": 8}, ValueError, ("multiple of num_kv_heads", "got 4 and 8")),
     Case("hidden size not divided", {"num_heads": 3}, ValueError, ("hidden_size 16", "multiple of num_heads 3")),
-    Case("head_dim is 0", {"head_dim": 0}, ValueError, ("head_dim must be", "positive integer", "got 0")),
-    Case("head_dim is negative", {"head_dim": -2}, ValueError, ("head_dim must be", "positive integer", "got -2")),
     Case("head_dim is float", {"head_dim": 16 / 4}, ValueError, ("head_dim must be", "integer", "got 4.0")),
     Case("odd head_dim turned", {"head_dim": 5}, ValueError, ("head_dim must be even", "got 5", "rope_base=None")),
     Case("rope_base is 0", {"rope_base": 0.0}, ValueError, ("rope_base must be", "positive", "got 0.0")),
-    Case("rope_base is negative", {"rope_base": -1.0}, ValueError, ("rope_base must be", "positive", "got -1.0")),
-    Case("rope_base is NaN", {"rope_base": NAN}, ValueError, ("rope_base must be", "positive", "got nan")),
     Case("rope_base is text", {"rope_base": "1e4"}, TypeError, ("rope_base must be", "number", "got str")),
     Case("norm unknown", {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "got 'l2'")),
     Case("impl unknown", {"impl": "cuda"}, ValueError, ("impl must be", "'auto', 'reference'", "got 'cuda'")),
     Case("impl not there", {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")),
     Case("sharpness is 0", {"sharpness": 0.0}, ValueError, ("sharpness must be", "positive", "got 0.0")),
-    Case("sharpness is negative", {"sharpness": -4}, ValueError, ("sharpness must be", "positive", "got -4")),
-    Case("sharpness is NaN", {"sharpness": NAN}, ValueError, ("sharpness must be", "finite", "got nan")),
     Case("sharpness is infinite", {"sharpness": math.inf}, ValueError, ("sharpness must be", "finite", "got inf")),
-    Case("sharpness is text", {"sharpness": "4"}, TypeError, ("sharpness must be", "number", "got str")),
-    Case("sharpness is bool", {"sharpness": True}, TypeError, ("sharpness must be", "number", "got bool")),
     Case("sharpness is a tensor", {"sharpness": torch.ones(4)}, TypeError, ("sharpness must be", "number", "Tensor")),
     Case("strength above 1", {"strength": 1.1}, ValueError, ("strength must be", "from 0 to 1", "got 1.1")),
-    Case("strength is NaN", {"strength": NAN}, ValueError, ("strength must be", "from 0 to 1", "got nan")),
     Case("strength is bool", {"strength": True}, TypeError, ("strength must be", "number", "got bool")),
-    Case("strength is None", {"strength": None}, TypeError, ("strength must be", "number", "got NoneType")),
-    Case("misspelt option", {"num_key_heads": 2}, TypeError, ("unexpected", "num_key_heads")),
 ]
 
 
@@ -75,29 +59,17 @@ ONE_ROW = Past(PAST.k[:1], PAST.y[:1], PAST.inverse_norms)
 
 CALLS = [
     Case("x is a list", {"x": [1.0]}, TypeError, ("x must be", "torch.Tensor", "got list")),
-    Case("x is None", {"x": None}, TypeError, ("x must be", "torch.Tensor", "got NoneType")),
     Case("x without a batch", {"x": X[0]}, ValueError, ("x must be", "[B, T, 16]", "[6, 16]")),
-    Case("x of another size", {"x": X[..., 1:]}, ValueError, ("x must be", "[B, T, 16]", "[2, 6, 15]")),
-    Case("x is token numbers", {"x": X[..., 0].long()}, ValueError, ("x must be", "[B, T, 16]", "[2, 6]")),
-    Case("x without tokens", {"x": X[:, :0]}, ValueError, ("empty", "0")),
     Case("mask is float", {"key_mask": MASK.float()}, TypeError, ("key_mask", "torch.bool", "torch.float32")),
-    Case("mask of 0 and 1", {"key_mask": MASK.long()}, TypeError, ("key_mask", "torch.bool", "torch.int64")),
-    Case("mask is a list", {"key_mask": [[True] * T]}, TypeError, ("key_mask", "torch.Tensor", "got list")),
     Case("mask too short", {"key_mask": MASK[:, 1:]}, ValueError, ("key_mask", "[2, 6]", "[2, 5]")),
-    Case("mask too long", {"key_mask": MASK.repeat(1, 2)}, ValueError, ("key_mask", "[2, 6]", "[2, 12]")),
-    Case("mask is square", {"key_mask": MASK[:, None, None]}, ValueError, ("key_mask", "[2, 6]", "[2, 1, 1, 6]")),
     Case("mask elsewhere", {"key_mask": MASK.to("meta")}, ValueError, ("key_mask", "expected cpu", "got meta")),
     Case("packed in two rows", {"cu_seqlens": BORDERS}, ValueError, ("cu_seqlens", "batch size 1", "got 2")),
-    Case("borders end early", {"x": X[:1], "cu_seqlens": BORDERS - 1}, ValueError, ("cu_seqlens", "got -1")),
     Case(
         "borders are float", {"x": X[:1], "cu_seqlens": BORDERS.float()}, TypeError, ("cu_seqlens", "int32", "float32")
     ),
     Case("past is a tensor", {"past": PAST.k}, TypeError, ("past must be", "Past", "Tensor")),
-    Case("past is a plain pair", {"past": PAIR}, TypeError, ("past must be", "Past", "tuple")),
-    Case("past is a number", {"past": 5}, TypeError, ("past must be", "Past", "int")),
     Case("positions in a list", {"positions": [*range(T)]}, TypeError, ("positions must be", "torch.Tensor", "list")),
     Case("positions too short", {"positions": torch.arange(T - 1)}, ValueError, ("positions", "[T]", "[6]", "[5]")),
-    Case("one position for all", {"positions": torch.tensor([3])}, ValueError, ("positions", "[T]", "[6]", "[1]")),
     Case("positions of three rows", {"positions": torch.zeros(3, T)}, ValueError, ("positions", "[2, 6]", "[3, 6]")),
 ]
 # Called with the number of new tokens: a chunk with gradients, one token with gradients, one token without.
@@ -105,12 +77,8 @@ CONTINUATIONS = [
     Case("past of another batch", {"past": ONE_ROW}, ValueError, ("k_past", "[2, 2, 5, 4]", "[1, 2, 5, 4]")),
     Case("past of other heads", {"past": Past(PAST.k[:, :1], PAST.y)}, ValueError, ("k_past", "[2, 1, 5, 4]")),
     Case(
-        "y too short", {"past": Past(PAST.k, PAST.y[:, :, 1:])}, ValueError, ("y_past", "[2, 2, 5, 4]", "[2, 2, 4, 4]")
-    ),
-    Case(
         "past is double", {"past": Past(PAST.k.double(), PAST.y.double())}, TypeError, ("k_past", "float32", "float64")
     ),
-    Case("past elsewhere", {"past": Past(*(x.to("meta") for x in PAIR))}, ValueError, ("k_past", "cpu", "got meta")),
     Case("mask without the past", {"past": PAST, "key_mask": MASK}, ValueError, ("key_mask", "[B, S + T]")),
     Case("packed with past", {"past": PAST, "cu_seqlens": BORDERS}, ValueError, ("cu_seqlens", "past", "exclude")),
 ]

@@ -96,11 +96,3 @@ def test_an_exported_program_runs_at_other_lengths() -> None:
     program = torch.export.export(module, (inputs(2, 6),), dynamic_shapes=({1: T},))
     x = inputs(2, 19)
     torch.testing.assert_close(program.module()(x)[0], module(x)[0])
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_vmap_over_batches_equals_a_loop() -> None:
-    module, x = build(learn_beta=True), inputs(6, 5).view(3, 2, 5, HIDDEN)
-    output, expected = torch.vmap(lambda each: module(each)[0])(x), torch.stack([module(each)[0] for each in x])
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(gradients(module, output), gradients(module, expected))

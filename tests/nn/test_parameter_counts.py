@@ -8,9 +8,7 @@ decides.
 import pytest
 import torch
 
-from lucid_attention import ATTENTIONS
-
-from .contract import every_name
+from .contract import ATTENTIONS, every_name
 
 # Width, query heads, key/value heads, head_dim.
 SIZES = {

@@ -8,7 +8,7 @@ import pytest
 
 from lucid_lab import cli
 from lucid_lab.report.figures import shown, tick, with_spread
-from lucid_lab.report.records import checked, read_results
+from lucid_lab.report.records import read_results
 
 from .samples import memory_update, result, write_analysis, write_evaluation, write_json, write_state, write_training
 
@@ -149,12 +149,6 @@ def test_the_published_records_are_read(tmp_path: Path) -> None:
     results = read_results([RECORDS])
     assert len(results) == len(list(RECORDS.rglob("result.json")))
     assert {made["kind"] for made in results} == {"experiment"}
-
-
-def test_numbers_that_are_not_finite_are_missing() -> None:
-    rows = [[float("nan"), 10**400], [-float("inf"), "text"]]
-    table = {"title": "", "columns": ["a", "b"], "rows": rows}
-    assert checked(result("a", tables=[table]))["tables"][0]["rows"] == [[None, None], [None, "text"]]
 
 
 def test_numbers_are_written_as_people_read_them() -> None:

@@ -1,6 +1,7 @@
 """The toy model is causal with every attention and control; the training loop is repeatable and keeps its weights."""
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lucid_lab.toys.training import (
     load_model,
     loss_of,
     score,
-    time_steps,
+    time_in_turn,
     train,
     train_steps,
 )
@@ -82,14 +83,6 @@ def test_the_token_shift_adds_the_token_before_to_keys_and_values_alone() -> Non
         assert isinstance(attention.q_proj, nn.Linear)
 
 
-def test_embeddings_of_all_columns_are_added_at_the_size_that_was_asked_for() -> None:
-    for table in small(embedding_std=0.02, width=512, head_dim=16).embeddings:
-        assert float(table.weight.detach().std()) == pytest.approx(0.02, rel=0.1)  # type: ignore[operator]
-    two, x = small(layers=0), tokens()
-    first, second = (table(x[..., i]) for i, table in enumerate(two.embeddings))
-    torch.testing.assert_close(two(x), two.out(two.norm(first + second)))
-
-
 def test_without_positions_softmax_reads_a_set_and_with_them_it_does_not() -> None:
     x = tokens()
     turned = torch.cat([x[:, :8].flip(1), x[:, 8:]], 1)
@@ -97,17 +90,6 @@ def test_without_positions_softmax_reads_a_set_and_with_them_it_does_not() -> No
         model = small("softmax", layers=1, rope=rope)
         same = torch.allclose(model(x)[:, 8], model(turned)[:, 8], atol=1e-5)
         assert same is not rope
-
-
-def test_a_layer_is_norm_attention_residual_and_the_same_with_an_mlp() -> None:
-    model, x = small(), torch.randn(2, 6, 16)
-    layer: Any = model.layers[0]
-    after = x + layer.attention(layer.norm(x))[0]
-    torch.testing.assert_close(layer(x), after + layer.mlp(after))
-    assert layer.mlp[1].out_features == 32
-    plain: Any = small(mlp=0.0).layers[0]
-    assert plain.mlp is None
-    torch.testing.assert_close(plain(x), x + plain.attention(plain.norm(x))[0])
 
 
 def test_options_reach_the_attention_and_a_misspelt_one_is_refused() -> None:
@@ -223,7 +205,37 @@ def test_lucid_learns_what_softmax_without_positions_cannot() -> None:
     assert accuracy["softmax"] < 45
 
 
-def test_more_layers_take_longer(tmp_path: Path) -> None:
-    found = time_steps(tmp_path, {"slow": TOY.but(layers=6), "fast": TOY})
-    assert found["ratio"] > 2
-    assert found["ratio"] == pytest.approx(found["milliseconds"][0] / found["milliseconds"][1])
+def test_steps_are_timed_in_turn_and_their_medians_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that each step sets forward: two steps are a warm-up, the last is an outlier."""
+    clock = [0.0]
+    monkeypatch.setattr("lucid_lab.toys.training.time.perf_counter", lambda: clock[0])
+    order: list[str] = []
+
+    def training(name: str, seconds: Sequence[float]) -> Iterator[Tensor]:
+        for each in seconds:
+            clock[0] += each
+            order.append(name)
+            yield torch.zeros(())
+
+    found = time_in_turn([training("slow", (50, 50, 3, 3, 99)), training("fast", (50, 50, 2, 2, 99))], warm_up=2)
+    assert order == ["slow", "fast"] * 5
+    assert found == {"milliseconds": [3000, 2000], "ratio": 1.5}
+
+
+def test_embeddings_of_all_columns_are_added_at_the_size_that_was_asked_for() -> None:
+    for table in small(embedding_std=0.02, width=512, head_dim=16).embeddings:
+        assert float(table.weight.detach().std()) == pytest.approx(0.02, rel=0.1)  # type: ignore[operator]
+    two, x = small(layers=0), tokens()
+    first, second = (table(x[..., i]) for i, table in enumerate(two.embeddings))
+    torch.testing.assert_close(two(x), two.out(two.norm(first + second)))
+
+
+def test_a_layer_is_norm_attention_residual_and_the_same_with_an_mlp() -> None:
+    model, x = small(), torch.randn(2, 6, 16)
+    layer: Any = model.layers[0]
+    after = x + layer.attention(layer.norm(x))[0]
+    torch.testing.assert_close(layer(x), after + layer.mlp(after))
+    assert layer.mlp[1].out_features == 32
+    plain: Any = small(mlp=0.0).layers[0]
+    assert plain.mlp is None
+    torch.testing.assert_close(plain(x), x + plain.attention(plain.norm(x))[0])
