@@ -150,39 +150,38 @@ def _prepare(
     """y of new keys and values: [B, H, T, E]. A layer that was not chosen keeps v."""
     if getattr(module, NAME, None) is None:
         return v
-    c, s = getattr(module, NAME)(k)
+    options = getattr(module, NAME)(k)
     if visible.relation is not None:
-        strength = 1.0 if s is None else float(s[0])
-        if s is not None and not bool((s == s[0]).all()):
-            raise ValueError("a tree or another dense mask needs the same strength in all heads, got different ones")
-        return precondition_related(
-            k, v, visible.relation, past=past, key_mask=visible.key_mask, sharpness=c, strength=strength
-        )
-    v, beta = _gated(k, v, s)
+        strength = options.get("strength", 1.0)
+        if isinstance(strength, Tensor):
+            if not bool((strength == strength[0]).all()):
+                raise ValueError("a tree or another dense mask needs one strength for all heads, got several")
+            options["strength"] = float(strength[0])
+        return precondition_related(k, v, visible.relation, past=past, key_mask=visible.key_mask, **options)
+    v, options = gated(v, options)
     if visible.cu_seqlens is None:
-        return precondition(k, v, past=past, key_mask=visible.key_mask, beta=beta, sharpness=c).to(k.dtype)
-    beta = None if beta is None else one_row(beta[..., None])[..., 0]
-    y = precondition(one_row(k), one_row(v), cu_seqlens=visible.cu_seqlens, beta=beta, sharpness=c).to(k.dtype)
+        return precondition(k, v, past=past, key_mask=visible.key_mask, **options).to(k.dtype)
+    if "beta" in options:
+        options["beta"] = one_row(options["beta"][..., None])[..., 0]
+    y = precondition(one_row(k), one_row(v), cu_seqlens=visible.cu_seqlens, **options).to(k.dtype)
     return separate_rows(y, k.shape[0])
 
 
-def _gated(k: Tensor, v: Tensor, s: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """v and β with which the operator computes y = v − s Σ P y: it computes y = β (v − Σ P y). s: [H]."""
-    if s is None:
-        return v, None
+def gated(v: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+    """v and options with β for a strength s: [H]: y = v − s Σ P y is β (v/s − Σ P y) with β = s, which operators do."""
+    s = options.get("strength")
+    if not isinstance(s, Tensor):
+        return v, options
     s = s[None, :, None].expand(v.shape[:3])
     wide = torch.promote_types(v.dtype, torch.float32)
-    return v.to(wide) / s[..., None].to(wide), s
+    return v.to(wide) / s[..., None].to(wide), {"sharpness": options["sharpness"], "beta": s}
 
 
 def _step(q: Tensor, module: Any, layer: Any, v: Tensor, readout: Readout, **places: Any) -> Tensor:
     """One new token in one pass over keys and y."""
     k = layer.keys
-    c, s = getattr(module, NAME)(k)
-    v, beta = _gated(k, v, s)
-    step = lucid_decode(
-        q, k, v, layer.values, layer.inverse_norms, beta=beta, scale=readout.scale, sharpness=c, **places
-    )
+    v, options = gated(v, getattr(module, NAME)(k))
+    step = lucid_decode(q, k, v, layer.values, layer.inverse_norms, scale=readout.scale, **options, **places)
     layer.store(step.y.to(k.dtype))
     return step.o.to(q.dtype)
 

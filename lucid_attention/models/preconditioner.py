@@ -78,7 +78,7 @@ class LucidSettings:
 
 
 class Preconditioner(nn.Module):
-    """The values of LUCID in one attention module, per key/value head.
+    """LUCID's numbers in one attention module, per key/value head: all that the solve needs besides keys and values.
 
     sharpness, strength: [H], buffers, or parameters if they are learned.
 
@@ -94,14 +94,18 @@ class Preconditioner(nn.Module):
     def __init__(self, heads: int, head_dim: int, settings: LucidSettings) -> None:
         super().__init__()
         self.heads, self.head_dim, self.learned = heads, head_dim, settings.learned
-        # At strength 1 the solve needs no factor. `set_values` and the configuration keep this true.
+        # Whether a graph needs the strength: at 1 the solve has no factor.
         self.gated = settings.strength != 1 or "strength" in settings.learned
+        # By name: the tensor, its version, and the number that all heads have, or None.
+        self._numbers: dict[str, tuple[Tensor, int, float | None]] = {}
         for name, value in self.initial(settings).items():
             tensor = torch.full((heads,), value)
             if name in settings.learned:
                 self.register_parameter(name, nn.Parameter(tensor))
             else:
                 self.register_buffer(name, tensor)
+        # What is loaded may differ from the configuration, as in an adapter with modules_to_save.
+        self.register_load_state_dict_post_hook(_expect_any_strength)
 
     def initial(self, settings: LucidSettings) -> dict[str, float]:
         """The values of a new model."""
@@ -116,17 +120,23 @@ class Preconditioner(nn.Module):
                 getattr(self, name).fill_(value)
         self.gated = settings.strength != 1 or "strength" in self.learned
 
-    def forward(self, k: Tensor) -> tuple[Tensor, Tensor | None]:
-        """c: [H], and s: [H] or None for 1, of the heads of k: [B, H, T, D]."""
-        c = self._of_heads(self.sharpness, k)
+    def forward(self, k: Tensor) -> dict[str, Any]:
+        """Arguments of the operators for keys k: [B, H, T, D]. strength may be a tensor [H]: see `attention.gated`."""
+        options = {"sharpness": self._of_heads("sharpness", k)}
         if "sharpness" in self.learned:
-            c = c.clamp(min=1e-2)
-        if not self.gated:
-            return c, None
-        least = LEAST_LEARNED if "strength" in self.learned else LEAST_FIXED
-        return c, self._of_heads(self.strength, k).clamp(least, 1.0)
+            options["sharpness"] = options["sharpness"].clamp(min=1e-2)
+        if self.gated or not torch.compiler.is_compiling():
+            s = self._of_heads("strength", k)
+            if isinstance(s, Tensor):
+                s = s.clamp(LEAST_LEARNED if "strength" in self.learned else LEAST_FIXED, 1.0)
+            options["strength"] = s
+        return options
 
-    def _of_heads(self, x: Tensor, k: Tensor) -> Tensor:
+    def _of_heads(self, name: str, k: Tensor) -> Any:
+        """The number that all heads have, with which the solve is faster; or a tensor of the heads of k."""
+        x = getattr(self, name)
+        if name not in self.learned and (number := self._number(name, x)) is not None:
+            return number
         if k.shape[1] == self.heads:
             return x
         # Tensor parallelism: this process has some of the heads.
@@ -134,8 +144,22 @@ class Preconditioner(nn.Module):
             raise ValueError("tensor parallelism needs one sharpness and one strength for all heads, got several")
         return x[: k.shape[1]]
 
+    def _number(self, name: str, x: Tensor) -> float | None:
+        """Read once after a change: reading waits for the device. None in a graph, which would fix the number."""
+        if torch.compiler.is_compiling() or type(x) is not Tensor or x.is_meta or x.is_inference():
+            return None
+        known = self._numbers.get(name)
+        if known is None or known[0] is not x or known[1] != x._version:
+            values = set(x.tolist())
+            known = self._numbers[name] = (x, x._version, values.pop() if len(values) == 1 else None)
+        return known[2]
+
     def extra_repr(self) -> str:
         return f"heads={self.heads}, learned={list(self.learned)}"
+
+
+def _expect_any_strength(module: Any, incompatible_keys: Any) -> None:
+    module.gated = True
 
 
 def text_config(config: Any) -> Any:

@@ -22,6 +22,10 @@ every_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 LOGITS, GRADIENTS = 2e-5, 2e-4
 
 
+def per_head(x):
+    return torch.as_tensor(x, dtype=torch.float64).view(-1, 1, 1)
+
+
 def dense(layers, strength, sharpness):
     """softmax(q kᵀ · scaling + mask) (I + s·L)⁻¹ v, with the softcaps and sinks of the architectures."""
 
@@ -32,10 +36,10 @@ def dense(layers, strength, sharpness):
         kinds = getattr(module.config, "layer_types", None)
         full = kinds is None or kinds[module.layer_idx] == "full_attention"
         if full and (layers is None or module.layer_idx in layers):
-            c = math.sqrt(k.shape[-1]) if sharpness is None else sharpness
+            c = math.sqrt(k.shape[-1]) if sharpness is None else per_head(sharpness)
             unit = torch.nn.functional.normalize(k, dim=-1)
             below = (mask > -1).tril(-1)
-            P = torch.eye(k.shape[2]).double() + strength * below * torch.exp(c * (unit @ unit.mT) - c)
+            P = torch.eye(k.shape[2]).double() + per_head(strength) * below * torch.exp(c * (unit @ unit.mT) - c)
             v = torch.linalg.inv(P) @ v
         scores = q @ k.repeat_interleave(group, 1).mT * scaling
         if softcap is not None:
@@ -101,3 +105,28 @@ def test_settings_do_to_logits_and_gradients_what_the_equation_says(name, settin
     expected = assert_equals_the_oracle(name, ids, mask.float(), settings, attention_mask=mask)
     plain = oracle_model(name)(ids, attention_mask=mask).logits.detach()
     assert relative_error(plain[mask.bool()], expected[mask.bool()]) > 0.01
+
+
+def test_heads_may_differ_and_values_changed_in_place_act_in_the_next_pass():
+    ids, settings = tokens(2, 13), {"sharpness": [1.0, 5.0], "strength": [0.5, 1.0]}
+    model, inputs = lucid_model("llama"), {"input_ids": ids, "use_cache": False}
+    model(**inputs)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.lucid.sharpness.copy_(torch.tensor(settings["sharpness"]))
+            layer.self_attn.lucid.strength.copy_(torch.tensor(settings["strength"]))
+    expected, expected_gradients = gradients(oracle_model("llama", **settings), torch.ones(2, 13), inputs)
+    found, found_gradients = gradients(model, torch.ones(2, 13), inputs)
+    assert relative_error(found, expected) < LOGITS
+    assert_same_gradients(found_gradients, expected_gradients, GRADIENTS)
+    with torch.no_grad():
+        past = model(ids[:, :9]).past_key_values
+        steps = [model(ids[:, i : i + 1], past_key_values=past).logits for i in range(9, 13)]
+    assert relative_error(torch.cat(steps, 1), expected[:, 9:]) < LOGITS
+
+
+@torch.no_grad()
+def test_the_root_of_the_head_size_written_as_a_number_is_the_default():
+    ids, default = tokens(2, 13), lucid_model("llama")
+    root = math.sqrt(default.config.head_dim)
+    assert torch.equal(lucid_model("llama", sharpness=root)(ids).logits, default(ids).logits)

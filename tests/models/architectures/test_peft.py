@@ -82,6 +82,12 @@ def test_lora_with_a_ramp_is_resumed_and_opened_with_the_sharpness_it_had(base, 
     whole.save_model(tmp_path / "adapter")
     again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     assert torch.equal(logits(again), logits(whole.model))
+    auto = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    assert torch.equal(logits(auto), logits(whole.model))
+    merged = auto.merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    assert relative_error(logits(merged), logits(whole.model)) < 1e-4
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), logits(merged))
 
 
 def test_a_ramp_whose_values_an_adapter_would_lose_is_refused(base, tmp_path):
