@@ -555,8 +555,8 @@ def bench(
         typer.Argument(
             metavar="CASE",
             show_default=False,
-            help="solve, decode, path, linear, memory, model_training, model_decode, on_device; without any, a quick "
-            "look of a minute",
+            help="solve, blocks, decode, path, linear, memory, model_training, model_decode, on_device; without any, a "
+            "quick look of a minute",
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="run all cases but on_device: more than an hour")] = False,

@@ -182,6 +182,7 @@ OPTIONS = [
         "impl not there", SEQUENCES, {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")
     ),
     Case("SDPA's mask", ATTENTION, {"attn_mask": None}, TypeError, ("lucid_attention()", "unexpected", "attn_mask")),
+    Case("SDPA's flag", ATTENTION, {"dropout_p": 0.0}, TypeError, ("lucid_attention()", "unexpected", "dropout_p")),
 ]
 
 Y, S = PAST[1], FUNCTIONS["decode"][1]["inverse_norms"]

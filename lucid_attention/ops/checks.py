@@ -178,8 +178,8 @@ def check_block(block: Any, k: Tensor, past_length: int, cu_seqlens: Any, beta: 
         )
     if beta is not None:
         raise ValueError(
-            "beta needs block=1: β is the size of one write after another, and in a block all writes are simultaneous "
-            "(diag(β) P is not symmetric, and the bound is lost); expected beta=None"
+            "beta needs block=1: β is the size of one write after another, and the tokens of a block write at the same "
+            "time, in a symmetric system that diag(β) would not leave symmetric; expected beta=None"
         )
     if norm == "row_max":
         raise ValueError(
