@@ -59,7 +59,7 @@ test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 
-test-gpu-offline: $(STAMP) ## GPU kernels without a GPU: Triton's interpreter, compilers for six architectures, the page of it
+test-gpu-offline: $(STAMP) ## GPU kernels without a GPU: Triton's interpreter, compilers for six architectures, their costs counted
 	@env $(CPU_ENV) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) $(INTERPRETED) $(ARGS)
 	@$(BIN)/python tools/gpu_offline.py
 	@$(BIN)/python tools/gpu_costs.py
