@@ -30,11 +30,15 @@ INTERPRETED := $(wildcard tests/*/interpreted_*.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs notebook test test-slow test-gpu-offline test-oldest test-oldest-torch test-newest test-vllm test-suite-hf pretrained guide browser lint format bench clean
+.PHONY: help wheel install demo docs notebook test test-slow test-gpu-offline test-oldest test-oldest-torch test-newest test-vllm test-suite-hf pretrained guide browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' Makefile
+
+wheel: ## Build dist/lucid_attention-*.whl, to install anywhere: pip install "FILE[transformers]"
+	@$(PYTHON) -m pip wheel -qq --no-input --disable-pip-version-check --no-deps -w dist .
+	@ls dist/lucid_attention-*.whl
 
 install: $(STAMP) ## Make .venv with the package, editable, and everything below needs
 
@@ -47,7 +51,7 @@ docs: $(VENV)/.docs browser ## Build the documentation into site/, strictly, and
 	@echo "The documentation: site/index.html"
 
 notebook: $(VENV)/.docs ## Execute the notebooks of examples/ and store their outputs
-	@env $(CPU_ENV) $(BIN)/python tools/notebook.py
+	@env $(CPU_ENV) PYTHONWARNINGS=ignore $(BIN)/jupyter execute --inplace --kernel_name python3 examples/*.ipynb
 
 test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) $(ARGS)
@@ -55,7 +59,7 @@ test: lint browser ## Lint, then run the tests (ARGS go to pytest)
 test-slow: $(STAMP) ## The slow proofs: kills, several processes, real compilers (ARGS go to pytest)
 	@env $(CPU_ENV) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(PARALLEL) -m slow $(ARGS)
 
-test-gpu-offline: $(STAMP) ## GPU kernels without a GPU: Triton's interpreter, compilers for six architectures, the page of it
+test-gpu-offline: $(STAMP) ## GPU kernels without a GPU: Triton's interpreter, compilers for six architectures, their costs counted
 	@env $(CPU_ENV) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(PARALLEL) $(INTERPRETED) $(ARGS)
 	@$(BIN)/python tools/gpu_offline.py
 	@$(BIN)/python tools/gpu_costs.py

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .models.ramps import SharpnessRamp, StrengthRamp, set_sharpness, set_strength
     from .models.subclasses import enable_lucid
     from .nn.attention import ATTENTIONS, LucidAttention
+    from .nn.causal import CausalAttention
     from .ops.keys import KeyMap, calibrated_key_map
     from .ops.linear.delta import delta_attention
     from .ops.linear.gla import gla_attention
@@ -22,6 +23,7 @@ del TYPE_CHECKING
 
 __all__ = [
     "ATTENTIONS",
+    "CausalAttention",
     "KeyMap",
     "LucidAttention",
     "LucidConfig",
@@ -50,6 +52,7 @@ __version__ = "0.2.0.dev0"
 # below .models needs Transformers.
 _MODULES = {
     "ATTENTIONS": ".nn.attention",
+    "CausalAttention": ".nn.causal",
     "KeyMap": ".ops.keys",
     "LucidAttention": ".nn.attention",
     "LucidConfig": ".models.decoder.configuration",
@@ -89,7 +92,7 @@ def __getattr__(name: str) -> "Any":
             raise
         extra = "[transformers]" if _MODULES[name].startswith(".models") else ""
         raise ImportError(
-            f'lucid_attention.{name} needs {package!r}: pip install "lucid-attention{extra}"'
+            f"lucid_attention.{name} needs {package!r}: in a checkout of lucid-attention, pip install '.{extra}'"
         ) from missing
     # The next access finds the name in the module, without this function.
     globals()[name] = value

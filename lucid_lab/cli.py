@@ -767,7 +767,8 @@ def main(argv: list[str] | None = None) -> int:
 def _explanation(error: Exception, name: str) -> str:
     """One line about an error: what happened, and what the user can do about it."""
     if package := missing_package(error):
-        return f"needs the package {package!r}: install the extra [{EXTRAS.get(name, 'train')}] of lucid-attention"
+        extra = EXTRAS.get(name, "train")
+        return f"needs the package {package!r}: in a checkout of lucid-attention, pip install '.[{extra}]'"
     if isinstance(error, OSError):
         return explain_os_error(error)
     if isinstance(error, ValueError | TypeError):

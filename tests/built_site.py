@@ -87,11 +87,20 @@ def test_light_and_dark_differ(page: str, browser: Browser) -> None:
     assert seen["light"][1] != seen["dark"][1]
 
 
-def test_search_finds_a_page(browser: Browser) -> None:
+@pytest.mark.parametrize("page", ["index.html", "costs.html", "guides/operator.html", "guides/add_a_variant.html"])
+def test_code_and_tables_are_not_cut_on_a_laptop(page: str, browser: Browser) -> None:
+    browser.open(SITE / page, *DESKTOP, "light")
+    boxes = "[...document.querySelectorAll('article pre > code, article .md-typeset__scrollwrap')]"
+    cut = f"{boxes}.filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.innerText.slice(0, 200))"
+    assert browser.run(cut) == []
+
+
+@pytest.mark.parametrize("word", ["sharpness", "attn_mask", "dropout", "is_causal"])
+def test_search_finds_a_page(word: str, browser: Browser) -> None:
     browser.open(SITE / "index.html", *DESKTOP, "light")
     browser.run("document.querySelector('input.md-search__input').focus()")
     browser.run(
-        "(() => { const box = document.querySelector('input.md-search__input'); box.value = 'sharpness';"
+        f"(() => {{ const box = document.querySelector('input.md-search__input'); box.value = {word!r};"
         " for (const kind of ['keyup', 'input']) box.dispatchEvent(new Event(kind, {bubbles: true})) })()"
     )
     found = "document.querySelectorAll('.md-search-result__item').length"

@@ -74,7 +74,7 @@ ERRORS: dict[str, tuple[BaseException, int, str]] = {
     "a missing package": (
         ModuleNotFoundError("no", name="tokenizers"),
         1,
-        "error: needs the package 'tokenizers': install the extra [train] of lucid-attention",
+        "error: needs the package 'tokenizers': in a checkout of lucid-attention, pip install '.[train]'",
     ),
     "a bug": (KeyError("q"), 1, "error: KeyError: 'q' (lucid --debug fail … shows where)"),
     "Ctrl-C": (KeyboardInterrupt(), 130, "stopped by Ctrl-C; the same command resumes"),

@@ -214,6 +214,7 @@ def _reference(title: str, rooms: tuple[str, ...], about: str) -> str:
         classes = [value.id for value in registry.values if isinstance(value, ast.Name)]
         names = [name if name in modules else f"nn.attention.{name}" for name in classes]
         names.sort(key=lambda name: name not in modules)
+        names.append("CausalAttention")
     entries = []
     for name in names:
         options = f"\n    options: {{{OPTIONS[name]}}}" if name in OPTIONS else ""

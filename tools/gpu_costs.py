@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# `python tools/gpu_costs.py` finds its neighbours by this folder.
+# `python tools/gpu_costs.py` finds its neighbour by this folder.
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_cases import empty
-from triton_aot import Call, calls
+from gpu_offline import Call, calls, empty
 
 from lucid_attention.ops.lucid import triton_solve
 from lucid_attention.ops.lucid.system import System
@@ -242,33 +241,22 @@ def flash(shape: Shape, gpu: Gpu, products: int) -> float:
 
 HEAD = """# What the Triton kernels should cost: a model, not a measurement
 
-Written by `python tools/gpu_costs.py`. **Nobody has run these kernels on a GPU yet**; the first measurement is to be
-compared with this page. `records/gpu/costs.json` has launches, arithmetic, traffic and times of every cell.
+Written by `python tools/gpu_costs.py`. **Nobody has run these kernels on a GPU yet.** `records/gpu/costs.json` has
+launches, arithmetic, traffic and times of every cell.
 
-The launches are those of the library for the shape and the architecture, recorded without a GPU. A launch is charged
-{gap:g} µs and the longest of three times:
-
-- its arithmetic, in whole rounds of one program per processor, at {efficiency:.0%} of the vendor's dense bfloat16 rate;
-- its traffic at the vendor's bandwidth, where a tile that several programs read counts once;
-- one program alone.
-
-A product in bf16x3 counts three times, in bf16x6 six times. Exponentials and reductions are charged to the float32
-units. The gap of {gap:g} µs is that of a CUDA graph; launched from Python, the host is slower than the GPU for short
-sequences. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged
-{flash:.0%} of the dense rate, over all query heads.
+The launches of the library are recorded without a GPU. Each is charged {gap:g} µs (the gap in a CUDA graph) and the
+longest of its arithmetic, in whole rounds of one program per processor at {efficiency:.0%} of the vendor's dense
+bfloat16 rate; its traffic at the vendor's bandwidth; one program alone. A product in bf16x3 counts three times, in
+bf16x6 six times. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged
+{flash:.0%} of the dense rate.
 
 A cell is the time over that of flash attention of the same shape, forward / backward, in bfloat16. LUCID is the solve
-and flash attention.
-
-The authors published for their own kernels (CuTe, GH200, 8 heads of 128 at 8K): forward 1.46 ms against 0.43 ms of
-flash attention 3, backward 3.01 ms against 0.90 ms. This is the number to beat. Their flash attention ran at 32 %
-of the dense rate there; this model's is faster.
+and flash attention. The authors published for their own kernels (CuTe, GH200, 8 heads of 128 at 8K): forward 1.46 ms
+against 0.43 ms of flash attention 3, backward 3.01 ms against 0.90 ms. This is the number to beat.
 """
 
-PATH_NOTE = """The kernels of PaTH and LUCID-PaTH contain the read-out. Everything is float32 in memory and
-bf16x3 or tf32x3 (counted six times) in products. Torch's own operations between the kernels (masks, exponentials and
-sums inside leaves, scalings) are charged {gap:g} µs each and their traffic. The tiles were chosen to compile without
-spills, not by this model.
+PATH_NOTE = """The kernels of PaTH and LUCID-PaTH contain the read-out; everything is float32 in memory. Torch's
+own operations between the kernels are charged {gap:g} µs each and their traffic.
 """
 
 

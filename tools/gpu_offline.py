@@ -1,48 +1,285 @@
-"""Compile every Triton kernel for every architecture, check what came out, and write docs/gpu_kernels.md.
+"""Compile every Triton kernel for GPUs that are not here, as the library launches it, and check what came out.
 
-    python tools/gpu_offline.py                    all; exits with 1 if a kernel is at fault, and writes the page
+    python tools/gpu_offline.py                    all; exits with 1 if a kernel is at fault, and writes the record
     python tools/gpu_offline.py --only sm_90       some architectures; writes nothing
     python tools/gpu_offline.py --kernels update   kernels whose name contains a word; writes nothing
 
-A kernel that spills may use all registers: it goes to the table of `ops/triton_tiles.py`, and is compiled again.
-Needs Triton and no GPU. An hour on one core; Triton keeps what it compiled, so a second run is quick.
+Operators run on the meta device; their launches are recorded and compiled ahead of time. A compiler without complaint
+proves little: a kernel beyond its tensor memory compiles to a trap without spills. So a kernel must have no stack,
+shared and tensor memory within the limits, and a matrix instruction wherever the source has a product. A kernel that
+spills may use all registers: it goes to the table of `ops/triton_tiles.py`, and is compiled again. Needs Triton and no
+GPU. An hour on one core; Triton keeps what it compiled.
 """
 
 import argparse
 import json
 import re
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
-
-# `python tools/gpu_offline.py` finds its neighbours by this folder.
-sys.path.insert(0, str(Path(__file__).parent))
-from gpu_cases import OPERATORS
-from triton_aot import TARGETS, Compiled, Launch, compiled, faults, recorded
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 from lucid_attention.ops import triton_tiles
+from lucid_attention.ops.lucid import triton_decode, triton_solve
+from lucid_attention.ops.lucid.system import Gradients, System
+from lucid_attention.ops.path import triton_decode as path_triton_decode
+from lucid_attention.ops.path import triton_pass
+from lucid_attention.ops.path.decode import PathDecoded
+from lucid_attention.ops.path.system import PathSystem
+from lucid_attention.ops.softmax.one_token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RECORD = ROOT / "docs" / "gpu_kernels.md", ROOT / "records" / "gpu" / "kernels.json"
+RECORD = ROOT / "records" / "gpu" / "kernels.json"
 SIZES = (64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+# Lengths of the cases.
+T, S = 1024, 300
+# Shared memory of a program in bytes.
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 163 * 1024),
+    "sm_89": (GPUTarget("cuda", 89, 32), 99 * 1024),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227 * 1024),
+    "sm_120": (GPUTarget("cuda", 120, 32), 99 * 1024),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
+}
+TENSOR_MEMORY_COLUMNS = 512
+MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma)")
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "u8", torch.bool: "i1",
+}  # fmt: skip
 
-HEAD = """# Kernels compiled for GPUs
 
-Written by `make test-gpu-offline` (`tools/gpu_offline.py`), with Triton {version}. Every kernel is compiled ahead of
-time as the library launches it, in every configuration, and must have no stack (no spilled
-registers), shared memory within the architecture's limit, at most 512 columns of tensor memory, and a matrix
-instruction if it multiplies. Nothing here was run on a GPU.
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with the types of its arguments, its constants and its options: what is compiled once."""
 
-A cell is the largest number of registers / KB of shared memory over head sizes 64, 128 and 256, dtypes and variants
-(packed documents, step sizes, masks, adjoint). `records/gpu/kernels.json` has every size, with warps and stages.
-"""
+    kernel: JITFunction
+    signature: tuple[tuple[str, Any], ...]
+    constants: tuple[tuple[str, Any], ...]
+    warps: int
+    stages: int
+    most_registers: int | None
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Registers, bytes of stack and of shared memory, columns of tensor memory, the matrix instruction."""
+
+    registers: int
+    stack: int
+    shared: int
+    tensor_columns: int
+    instruction: str
+    has_product: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch: its kernel, its grid, its arguments by name, and its options."""
+
+    kernel: JITFunction
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    warps: int
+    stages: int
+    most_registers: int | None
+
+
+def calls(architecture: str, function: Callable[[], object]) -> list[Call]:
+    """The launches of `function` in order, none of which happens. Its tensors are on the meta device."""
+    found: list[Call] = []
+
+    def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+        most_registers = options.pop("maxnreg", None)
+        given = dict(zip(kernel.arg_names, args, strict=False)) | options
+        assert set(given) == set(kernel.arg_names), (kernel.__name__, set(given) ^ set(kernel.arg_names))
+        found.append(Call(kernel, tuple(grid), given, warps, stages, most_registers))
+
+    with mock.patch.object(JITFunction, "run", record), mock.patch.object(triton_tiles, "forced", architecture):
+        function()
+    return found
+
+
+def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
+    """The kernels that `function` launches, each once. Its tensors are on the meta device."""
+    found: dict[Launch, None] = {}
+    for call in calls(architecture, function):
+        given, parameters = call.arguments, call.kernel.params
+        constants = {p.name: given[p.name] for p in parameters if p.is_constexpr}
+        signature = {p.name: _type(given[p.name]) for p in parameters if not p.is_constexpr}
+        options = call.warps, call.stages, call.most_registers
+        found[Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), *options)] = None
+    return list(found)
+
+
+def _type(x: Any) -> Any:
+    if isinstance(x, tuple):
+        # Triton specialises the integers of a tuple, so that another length would compile again.
+        assert all(isinstance(value, torch.Tensor | float) for value in x), x
+        return type(x)(*map(_type, x))
+    if isinstance(x, torch.Tensor):
+        return "*" + TYPES[x.dtype]
+    return "fp32" if isinstance(x, float) else "i32"
+
+
+def _flat(path: tuple[int, ...], kind: Any) -> Iterator[tuple[tuple[int, ...], str]]:
+    """The types of an argument, or of the elements of a tuple, by their place among the arguments."""
+    if isinstance(kind, tuple):
+        yield from (((*path, j), element) for j, element in enumerate(kind))
+    else:
+        yield path, kind
+
+
+def compiled(launch: Launch, architecture: str) -> Compiled:
+    target, _ = TARGETS[architecture]
+    signature = dict(launch.signature) | {name: "constexpr" for name, _ in launch.constants}
+    order = [p.name for p in launch.kernel.params]
+    types = {path: kind for i, name in enumerate(order) for path, kind in _flat((i,), signature[name])}
+    aligned = {path: [["tt.divisibility", 16]] for path, kind in types.items() if kind.startswith("*")}
+    source = ASTSource(launch.kernel, {name: signature[name] for name in order}, dict(launch.constants), aligned)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.most_registers:
+        options["maxnreg"] = launch.most_registers
+    kernel = triton.compile(source, target=target, options=options)
+    text = kernel.asm["ptx" if target.backend == "cuda" else "amdgcn"]
+    if target.backend == "cuda":
+        registers, stack = _cubin_usage(kernel.asm["cubin"])
+    else:
+        registers = int(re.findall(r"\.vgpr_count:\s*(\d+)", text)[0])
+        spilled, private = (int(re.findall(rf"\.{word}:\s*(\d+)", text)[0])
+                            for word in ("vgpr_spill_count", "private_segment_fixed_size"))  # fmt: skip
+        stack = max(spilled, private)
+    instruction = MATRIX.search(text)
+    return Compiled(
+        registers,
+        stack,
+        kernel.metadata.shared,
+        getattr(kernel.metadata, "tmem_size", None) or 0,
+        instruction.group(1) if instruction else "",
+        "tt.dot" in kernel.asm["ttir"],
+    )
+
+
+def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "kernel.cubin")
+        file.write_bytes(cubin)
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        run = subprocess.run([tool, "--dump-resource-usage", file], check=True, capture_output=True, text=True)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout)
+    assert usage, run.stdout
+    return int(usage.group(1)), int(usage.group(2))
+
+
+def faults(result: Compiled, architecture: str) -> list[str]:
+    """What is wrong with a compiled kernel; empty if nothing is."""
+    _, shared = TARGETS[architecture]
+    found = []
+    if result.stack:
+        found.append(f"{result.stack} bytes of stack")
+    if result.shared > shared:
+        found.append(f"{result.shared} bytes of shared memory, the limit is {shared}")
+    if result.tensor_columns > TENSOR_MEMORY_COLUMNS:
+        found.append(f"{result.tensor_columns} columns of tensor memory, the limit is {TENSOR_MEMORY_COLUMNS}")
+    if result.has_product and not result.instruction:
+        found.append("no matrix instruction")
+    return found
+
+
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def solve(system: System, v: Tensor, beta: bool) -> None:
+    """Forward and backward."""
+    y, z = torch.empty_like(v), torch.empty_like(v) if beta else None
+    triton_solve.forward(system, v, y, z)
+    dk_past, dy_past, dbeta = (
+        None if x is None else torch.empty_like(x) for x in (system.k_past, system.y_past, system.beta)
+    )
+    out = Gradients(torch.empty_like(v), torch.empty_like(system.k), dk_past, dy_past, dbeta, None)
+    triton_solve.backward(system, v, y, z, out)
+
+
+def plain(dtype: torch.dtype, size: int) -> None:
+    k, v = (empty(1, 8, T, size, dtype=dtype) for _ in range(2))
+    k_past, y_past = (empty(1, 8, S, size, dtype=dtype) for _ in range(2))
+    solve(System(k, k_past, y_past, sharpness=8.0), v, False)
+
+
+def packed(dtype: torch.dtype, size: int) -> None:
+    k, v = (empty(1, 8, T, size, dtype=dtype) for _ in range(2))
+    mask = empty(1, T, dtype=torch.bool)
+    borders, beta = empty(4, dtype=torch.int32), empty(1, 8, T, dtype=dtype)
+    solve(System(k, key_mask=mask, cu_seqlens=borders, beta=beta, sharpness=8.0), v, True)
+
+
+def step(dtype: torch.dtype, size: int) -> None:
+    """Growing caches, preallocated buffers and pages."""
+    q, k, v = empty(2, 32, 1, size, dtype=dtype), empty(2, 8, T, size, dtype=dtype), empty(2, 8, 1, size, dtype=dtype)
+    norms, y = empty(2, 8, T, dtype=torch.float32), empty(2, 8, T - 1, size, dtype=dtype)
+    c, mask = empty(16, 1, 1, dtype=torch.float32), empty(2, T, dtype=torch.bool)
+    beta, position = empty(2, 8, 1, dtype=dtype), empty(1, dtype=torch.int64)
+    pages, sizes = empty(64, 8, 16, size, dtype=dtype), empty(64, 8, 16, dtype=torch.float32)
+    lengths, table = empty(2, dtype=torch.int64), empty(2, 32, dtype=torch.int32)
+    growing = Token(q, k, v, y, norms, None, None, "key", c, 1.0, 0.1, None)
+    buffer = Token(q, k, v, k, norms, mask, beta, "qk", c, 1.0, 0.1, position)
+    paged = Token(q, pages, v, pages, sizes, None, None, "key", c, 1.0, 0.1, lengths)
+    triton_decode.step(growing, torch.empty_like(v), torch.empty_like(q))
+    triton_decode.step(buffer, torch.empty_like(v), torch.empty_like(q))
+    triton_decode.step(paged, pages, torch.empty_like(q), table)
+
+
+def path(dtype: torch.dtype, size: int) -> None:
+    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a mask and packed documents."""
+    q = empty(1, 16, T, size, dtype=dtype)
+    k, v, k_past, y_past = (empty(1, 8, length, size, dtype=dtype) for length in (T, T, S, S))
+    w, beta, norms = (empty(1, 8, *shape, dtype=torch.float32) for shape in ((T, size), (T,), (S,)))
+    mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
+    for solves in (False, True):
+        behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
+        alone = PathSystem(
+            q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c if solves else 8.0, solves=solves
+        )
+        for system in (behind, alone):
+            made = triton_pass.forward(system)
+            triton_pass.backward(system, made, made[0], made[2])
+
+
+def path_step(dtype: torch.dtype, size: int) -> None:
+    q, k, v = empty(2, 32, 1, size, dtype=dtype), empty(2, 8, T, size, dtype=dtype), empty(2, 8, 1, size, dtype=dtype)
+    y_past, norms = empty(2, 8, T - 1, size, dtype=dtype), empty(2, 8, T, dtype=torch.float32)
+    w, beta, product = (empty(2, 8, *shape, dtype=torch.float32) for shape in ((1, size), (1,), (size, size)))
+    mask, pending = empty(2, T, dtype=torch.bool), T // 2
+    for inverse_norms, key_mask in ((None, None), (norms, mask)):
+        token = Token(q, k, v, y_past, inverse_norms, key_mask, None, "key", 8.0, 1.0, 0.1, None)
+        live = empty(2, 8, T - 1 - pending, size, dtype=torch.float32)
+        made = PathDecoded(q, v, empty(2, 8, T - pending, size, dtype=torch.float32), product)
+        path_triton_decode.step(token, w, beta, product, live, pending, made)
+
+
+# A case is a function of dtype and head size. Add one for a new operator.
+OPERATORS: tuple[Callable[[torch.dtype, int], None], ...] = (plain, packed, step, path, path_step)
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -147,26 +384,6 @@ def record(table: Table) -> dict[str, Any]:
     return {"written_by": "tools/gpu_offline.py", "triton": triton.__version__, "entry": text, "kernels": kernels}
 
 
-def page(kept: dict[str, Any]) -> str:
-    """docs/gpu_kernels.md: the largest entry of every kernel and architecture."""
-    lines = [
-        HEAD.format(version=kept["triton"]),
-        "| kernel | " + " | ".join(TARGETS) + " |",
-        "|---" * (len(TARGETS) + 1) + "|",
-    ]
-    for kernel, architectures in kept["kernels"].items():
-        cells = []
-        for architecture in TARGETS:
-            parts = [
-                cell.split(" / ")
-                for name, cell in architectures[architecture].items()
-                if name != "instruction" and cell
-            ]
-            cells.append(" / ".join(str(max(int(part[at]) for part in parts)) for at in (0, 1)) if parts else "–")
-        lines.append(f"| `{kernel}` | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(TARGETS), default=list(TARGETS))
@@ -175,8 +392,7 @@ def main() -> int:
     table, broken = check(arguments.only, arguments.kernels, lambda line: print(line, flush=True))
     if not broken and not arguments.kernels and len(arguments.only) == len(TARGETS):
         RECORD.write_text(json.dumps(record(table), indent=1, ensure_ascii=False) + "\n")
-        PAGE.write_text(page(json.loads(RECORD.read_text())))
-        print(f"{RECORD.name} and {PAGE.name} written")
+        print(f"{RECORD.name} written")
     return 1 if broken else 0
 
 

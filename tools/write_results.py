@@ -21,22 +21,19 @@ Every claim of the paper with its verdict, from toys that learn in minutes (*sma
 are trained for longer (*hours*), and from a real pretrained model (`pretrained`). ± is the standard deviation over
 seeds. [rules.md](rules.md) names every change of a rule that was made after a result was seen.
 
-Written by `python tools/write_results.py` from `records/claims`; each record has the tables and, from 2026-11-18 on,
-the figures of its run (`lucid report records/claims` draws them). The records were made by the code of the commits
-named below, before the laboratory had its own package; the claims, arms and rules are the same since, and
-`lucid experiment NAME --scale SCALE` runs them again. Of the runs of 2026-11-16 only the published page was kept: their
-records were copied from it.
-
-Three records can only be made again with the commit 87cf805, which trained on prompts with `lucid train` and scored
-with `lucid eval`: `needle_lm-small` and `babilong-small`, whose claims have the task in words of *hours* at every scale
-since, and `longqa-small`, whose claim is gone: its stand-in for LongBench and SCROLLS taught no attention anything.
-These tasks themselves are in `lucid eval`."""
+Written by `python tools/write_results.py` from `records/claims`, which has the tables and figures of each run (`lucid
+report records/claims` draws them). The commits below made them; the claims, arms and rules are the same since, and
+`lucid experiment NAME --scale SCALE` runs them again. Of the runs of 2026-11-16 only the published page was kept.
+Three records need the commit 87cf805: `needle_lm-small`, `babilong-small` (both claims have had the task in words of
+*hours* since) and `longqa-small`, whose claim is gone, because its stand-in for LongBench and SCROLLS taught no
+attention anything."""
 
 
 def page(root: Path = ROOT) -> str:
     """The page: a table of verdicts, then the numbers behind each."""
     commits = tomllib.loads((root / RECORDS / "commits.toml").read_text())
     results = [read_json(file) for file in sorted((root / RECORDS).glob("*/result.json"))]
+    scales = {(result["name"], result["scale"]) for result in results}
     rows = ["| claim | scale | verdict | made | record |", "| --- | --- | --- | --- | --- |"]
     sections = []
     for result in results:
@@ -46,10 +43,15 @@ def page(root: Path = ROOT) -> str:
         rows.append(
             f"| {result['title']} ({_place(result)}) | {result['scale']} | {result['verdict']} | {made} | {record} |"
         )
+        larger = result["scale"] == "small" and (result["name"], "hours") in scales
+        if larger or result["verdict"] == "too small to judge":
+            continue
         paper = "" if result["paper"] in ("none", "no number given") else f" *Paper:* {result['paper']}."
-        reason = result["because"]
-        sections.append(f"**{key}: {result['verdict']}.**{paper} *Here:* {reason}")
-    made = "Made: the day, the commit of the code, the time of one core."
+        sections.append(f"**{key}: {result['verdict']}.**{paper} *Here:* {result['because']}")
+    made = (
+        "Made: the day, the commit of the code, the time of one core. Runs that a larger one replaced, or that were "
+        "too small to judge, have their numbers in the record alone."
+    )
     return "\n\n".join([INTRODUCTION, "\n".join(rows), made, "## Numbers", *sections]).replace("~", "\\~") + "\n"
 
 

@@ -10,7 +10,6 @@ import torch
 
 from lucid_attention.ops import dispatch
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
     pytest.mark.skipif(not dispatch.installed(), reason="Triton has wheels for Linux only"),
     pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION"),
@@ -18,20 +17,18 @@ pytestmark = [
 
 
 @pytest.fixture
-def tools(monkeypatch):
-    """`gpu_cases` and `triton_aot` of the folder tools."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    return [importlib.import_module(name) for name in ("gpu_cases", "triton_aot")]
+def offline():
+    """tools/gpu_offline.py."""
+    return importlib.import_module("tools.gpu_offline")
 
 
-def test_another_length_compiles_nothing_new(tools, monkeypatch):
-    cases, aot = tools
+def test_another_length_compiles_nothing_new(offline, monkeypatch):
     found = []
     for T, S in ((1024, 300), (1777, 16), (1, 1), (70000, 4096)):
-        monkeypatch.setattr(cases, "T", T)
-        monkeypatch.setattr(cases, "S", S)
-        operators = [partial(operator, torch.bfloat16, 128) for operator in cases.OPERATORS]
-        found.append({launch for call in operators for launch in aot.recorded("sm_90", call)})
+        monkeypatch.setattr(offline, "T", T)
+        monkeypatch.setattr(offline, "S", S)
+        operators = [partial(operator, torch.bfloat16, 128) for operator in offline.OPERATORS]
+        found.append({launch for call in operators for launch in offline.recorded("sm_90", call)})
     assert len(found[0]) > 10
     # One chunk has no later rows, and so fewer kernels; it has no others.
     assert found[0] == found[1] == found[3]
@@ -42,28 +39,25 @@ def test_another_length_compiles_nothing_new(tools, monkeypatch):
         assert all(p.do_not_specialize for p in numbers), launch.name
 
 
-def test_the_launches_do_not_depend_on_data(tools):
+def test_the_launches_do_not_depend_on_data(offline):
     """They are recorded on the meta device, which has none; twice the same."""
-    cases, aot = tools
-    for operator in cases.OPERATORS:
+    for operator in offline.OPERATORS:
         once, twice = (
-            [(call.kernel, call.grid) for call in aot.calls("sm_90", partial(operator, torch.float32, 64))]
+            [(call.kernel, call.grid) for call in offline.calls("sm_90", partial(operator, torch.float32, 64))]
             for _ in range(2)
         )
         assert once == twice
 
 
-def test_a_kernel_compiles_without_faults_for_an_absent_gpu(tools):
-    cases, aot = tools
-    launches = aot.recorded("sm_90", partial(cases.plain, torch.bfloat16, 64))
+def test_a_kernel_compiles_without_faults_for_an_absent_gpu(offline):
+    launches = offline.recorded("sm_90", partial(offline.plain, torch.bfloat16, 64))
     (launch,) = [launch for launch in launches if launch.name == "update_kernel"]
-    result = aot.compiled(launch, "sm_90")
-    assert aot.faults(result, "sm_90") == []
+    result = offline.compiled(launch, "sm_90")
+    assert offline.faults(result, "sm_90") == []
     assert result.instruction == "wgmma.mma_async"
 
 
-def test_faults_of_a_compiled_kernel_are_found(tools):
-    _, aot = tools
+def test_faults_of_a_compiled_kernel_are_found(offline):
     right = {
         "registers": 9,
         "stack": 0,
@@ -72,24 +66,22 @@ def test_faults_of_a_compiled_kernel_are_found(tools):
         "instruction": "mma.sync",
         "has_product": True,
     }
-    assert aot.faults(aot.Compiled(**right), "sm_89") == []
+    assert offline.faults(offline.Compiled(**right), "sm_89") == []
     for wrong in ({"stack": 8}, {"shared": 102400}, {"tensor_columns": 1024}, {"instruction": ""}):
-        assert len(aot.faults(aot.Compiled(**(right | wrong)), "sm_89")) == 1
+        assert len(offline.faults(offline.Compiled(**(right | wrong)), "sm_89")) == 1
 
 
-def test_a_kernel_that_spills_gets_all_registers_and_this_is_written_down(tools, monkeypatch, tmp_path):
-    cases, aot = tools
-    offline = importlib.import_module("gpu_offline")
+def test_a_kernel_that_spills_gets_all_registers_and_this_is_written_down(offline, monkeypatch, tmp_path):
     module, file = offline.triton_tiles, tmp_path / "triton_tiles.py"
     file.write_text(Path(module.__file__).read_text())
     monkeypatch.setattr(module, "__file__", str(file))
     monkeypatch.setattr(module, "SPILLING", {"sm_89": ["another_kernel"]})
-    for name, value in (("OPERATORS", (cases.plain,)), ("DTYPES", (torch.bfloat16,)), ("SIZES", (64,))):
+    for name, value in (("OPERATORS", (offline.plain,)), ("DTYPES", (torch.bfloat16,)), ("SIZES", (64,))):
         monkeypatch.setattr(offline, name, value)
 
     def compiled(launch, architecture):
         spills = launch.name == "update_kernel" and not launch.most_registers
-        return aot.Compiled(9, 8 if spills else 0, 9, 9, "mma.sync", True)
+        return offline.Compiled(9, 8 if spills else 0, 9, 9, "mma.sync", True)
 
     monkeypatch.setattr(offline, "compiled", compiled)
     table, broken = offline.check(["sm_80"], "", print)
