@@ -14,9 +14,9 @@ from ..causal import CausalAttention, Past
 class DeltaFormerAttention(CausalAttention):
     """Softmax attention over values from which earlier ones were taken (DeltaFormer, arXiv 2505.19488).
 
-    u_t = v_t − β_t Σ_{s<t} a_ts u_s, where a_t is a softmax over the earlier keys: the rows of LUCID's L, normalised, and
-    β only before the sum. As in flash-linear-attention keys are compared with keys; β = σ(W x + b), which they leave
-    unbounded. The solve is dense: memory grows with T², unlike LUCID's.
+    u_t = v_t − β_t Σ_{s<t} a_ts u_s, where a_t is a softmax over the earlier keys: the rows of LUCID's L on raw keys,
+    normalised, and β only before the sum. As in flash-linear-attention keys are compared with keys; β = σ(W x + b),
+    which flash-linear-attention leaves unbounded. The solve is dense: memory grows with T², unlike LUCID's.
 
     Args:
         hidden_size, num_heads, num_kv_heads, head_dim, value_dim, rope_base, qk_norm, bias: as in `CausalAttention`.

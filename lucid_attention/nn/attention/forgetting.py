@@ -26,7 +26,7 @@ class ForgettingPast(NamedTuple):
 
 
 class ForgettingAttention(CausalAttention):
-    """Softmax attention that forgets (FoX, Lin et al. 2025): the score of a key falls by log f_t at every later token t.
+    """Softmax attention that forgets (FoX, Lin et al. 2025): every later token t adds log f_t to a key's score.
 
     f = σ(W x + b), one per query head. Σ log f to the query is the same for all keys of a row, and the softmax does not
     see it, so only the key's own sum is subtracted: one more feature of the keys for every query head of a group.
@@ -41,9 +41,7 @@ class ForgettingAttention(CausalAttention):
     takes_rotary = False
     past_type = ForgettingPast
 
-    def __init__(
-        self, hidden_size: int, num_heads: int, *, rope_base: float | None = None, **options: Any
-    ) -> None:
+    def __init__(self, hidden_size: int, num_heads: int, *, rope_base: float | None = None, **options: Any) -> None:
         super().__init__(hidden_size, num_heads, rope_base=rope_base, **options)
         self.f_proj = nn.Linear(hidden_size, num_heads)
 
@@ -89,7 +87,5 @@ class ForgettingAttention(CausalAttention):
         chosen = torch.eye(G, dtype=wide, device=q.device).mul(D**0.5).repeat(H, 1)[None, :, None].expand(B, -1, T, -1)
         with no_autocast(q):
             wide_q, wide_k = torch.cat([q.to(wide), chosen], -1), torch.cat([k.to(wide), bias], -1)
-            o = softmax_attention(
-                wide_q, wide_k, v.to(wide), key_mask=key_mask, cu_seqlens=cu_seqlens, scale=D**-0.5
-            )
+            o = softmax_attention(wide_q, wide_k, v.to(wide), key_mask=key_mask, cu_seqlens=cu_seqlens, scale=D**-0.5)
         return o.to(dtype)
