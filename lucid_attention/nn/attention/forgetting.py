@@ -13,7 +13,7 @@ from ..causal import CausalAttention
 
 
 class ForgettingPast(NamedTuple):
-    """The S positions so far. k: [B, H, S, D]; y: [B, H, S, E]; log_decay: [B, H·G, S], Σ log f up to each position."""
+    """The S positions so far. k: [B, H, S, D]; y: [B, H, S, E]; log_decay: [B, H·G, S], Σ log f after each position."""
 
     k: Tensor
     y: Tensor
@@ -28,8 +28,8 @@ class ForgettingPast(NamedTuple):
 class ForgettingAttention(CausalAttention):
     """Softmax attention that forgets (FoX, Lin et al. 2025): every later token t adds log f_t to a key's score.
 
-    f = σ(W x + b), one per query head. Σ log f to the query is the same for all keys of a row, and the softmax does not
-    see it, so only the key's own sum is subtracted: one more feature of the keys for every query head of a group.
+    f = σ(W x + b), one per query head. The softmax of a row does not see log f after its query, which is the same for
+    all keys. So a key's sum may run to the last token: one more feature of the keys for every query head of a group.
     As published, FoX has no rotary embedding: the decay encodes positions.
 
     Args:
@@ -51,14 +51,16 @@ class ForgettingAttention(CausalAttention):
         check_shape("past.log_decay", past.log_decay, (B, self.num_heads, S), "[B, H·G, S]")
 
     def log_decay(self, x: Tensor, past: ForgettingPast | None, key_mask: Tensor | None) -> Tensor:
-        """Σ log f from the first position to each of the S + T, in at least float32: [B, H·G, S + T]."""
+        """Σ log f over the tokens after each of the S + T, in at least float32: [B, H·G, S + T]."""
         gate = self.f_proj(x).transpose(1, 2)
         log_f = F.logsigmoid(gate.to(torch.promote_types(gate.dtype, torch.float32)))
         S = 0 if past is None else past.length
         if key_mask is not None:
             log_f = log_f.masked_fill(~key_mask[:, None, S:], 0)
-        total = log_f.cumsum(2)
-        return total if past is None else torch.cat([past.log_decay, past.log_decay[:, :, -1:] + total], 2)
+        # Summed from the end, so that the sums of near tokens stay small and precise.
+        after = log_f.flip(2).cumsum(2).flip(2)
+        new = F.pad(after[:, :, 1:], (0, 1))
+        return new if past is None else torch.cat([past.log_decay + after[:, :, :1], new], 2)
 
     def attend(
         self,
@@ -81,8 +83,7 @@ class ForgettingAttention(CausalAttention):
         B, _, T, D = q.shape
         H, G = self.num_kv_heads, self.num_heads // self.num_kv_heads
         wide, dtype = log_decay.dtype, readout_dtype(q)
-        # Relative to the last position, where most sums are read: absolute sums grow with the length.
-        bias = (log_decay[:, :, -1:] - log_decay).unflatten(1, (H, G)).transpose(2, 3)
+        bias = log_decay.unflatten(1, (H, G)).transpose(2, 3)
         # Feature g of the keys is the sum of query head g of the group; √D undoes the scale of the scores.
         chosen = torch.eye(G, dtype=wide, device=q.device).mul(D**0.5).repeat(H, 1)[None, :, None].expand(B, -1, T, -1)
         with no_autocast(q):
