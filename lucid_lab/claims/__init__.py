@@ -38,6 +38,9 @@ CLAIMS = (
     "training_overhead",
     "decode_latency",
     "pretrained",
+    "forgetting_mqar",
+    "flip_flop",
+    "word_problems",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")

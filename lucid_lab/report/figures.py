@@ -31,6 +31,10 @@ ROLES = {
     "gla": ("#6b4fa0", "<"),
     "gsa": ("#7a4a2b", ">"),
     "sliding": ("#8b2635", "h"),
+    "forgetting": ("#00747f", "d"),
+    "deltaformer": ("#a3238e", "p"),
+    "gated": ("#4d7a12", "8"),
+    "exclusive": ("#c2185b", "H"),
     "control": ("#5b6470", "*"),
 }
 # Colours of roles that are not in ROLES, such as a new attention.

@@ -186,6 +186,17 @@ def accuracy_bars(title: str, group: Group, length: int, *, guess: bool = False,
     return bars(title, "accuracy, %", groups, range=(0, 100), note=note)
 
 
+def length_lines(title: str, group: Group, n: int, note: str = "") -> Figure:
+    """Accuracy against length, a line for every arm. Changed arms are dashed."""
+    drawn = []
+    for trained in group.values():
+        lengths = trained.arm.toy.test_lengths
+        scores = [trained.accuracy(n, length) for length in lengths]
+        drawn.append(series(trained.arm.label, trained.arm.role, lengths, scores, dashed=bool(trained.arm.change)))
+    trained_at = [(float(next(iter(group.values())).arm.toy.length), "length of training")]
+    return lines(title, "tokens", "accuracy, %", drawn, log="x", range=(0, 100), marks=trained_at, note=note)
+
+
 def accuracy_maps(title: str, group: Group, rows: str, note: str = "") -> Figure:
     """Numbers of keys against lengths, a map for every arm."""
     panels = {}

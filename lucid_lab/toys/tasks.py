@@ -4,8 +4,9 @@ The output at t is compared with labels[t]; positions with the label IGNORED are
 """
 
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from ..data import IGNORED as IGNORED
 from ..data.synthetic import Needles, overwrites
 
 TEST_SEED = 1_000_003
+# Tokens of the recall tasks.
+VOCABULARY = 512
 
 Batch = tuple[Tensor, Tensor]
 
@@ -117,8 +120,162 @@ def _windows(text: np.ndarray, starts: np.ndarray, length: int) -> Batch:
     return rows[:, :-1], rows[:, 1:]
 
 
-TASKS: dict[str, type[Overwrites] | type[NeedleRecall] | type[Characters]] = {
+class Recall:
+    """Multi-query associative recall (MQAR, Arora et al. 2023): n pairs of key and value, then each key is asked once.
+
+    Tokens are 1 … VOCABULARY/2 − 1 for keys, the rest for values; keys and values of a row are distinct. Questions
+    stand at even places after the pairs, near them by a power law (exponent 0.01 − 1); other places hold random tokens.
+    The published vocabulary is 8192. With 512, one random token in 512/n would be a key of the row and look like
+    another write, so here random tokens are none of the row's keys.
+    """
+
+    updates = 0
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        self.n, self.length = list(n), length
+        self.tables, self.answers = [VOCABULARY], VOCABULARY
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length] and [size, length]. A batch has one of n pairs."""
+        random = np.random.default_rng([seed, step])
+        return self._rows(size, int(random.choice(self.n)), self.length, random)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n pairs."""
+        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
+
+    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        updates, half = min(self.updates, n), VOCABULARY // 2
+        context = 2 * (n + updates)
+        if length % 2 or context + 2 * n > length or n >= half:
+            raise ValueError(f"length must be even and at least {context + 2 * n} for {n} pairs, got {length}")
+        keys = 1 + _distinct(size, half - 1, n, random)
+        values = half + _distinct(size, half, n + updates, random)
+        again = _distinct(size, n, updates, random)
+        rows = np.zeros((size, length), np.int64)
+        rows[:, 0 : 2 * n : 2], rows[:, 1 : 2 * n : 2] = keys, values[:, :n]
+        rows[:, 2 * n : context : 2], rows[:, 2 * n + 1 : context : 2] = (
+            np.take_along_axis(keys, again, 1),
+            values[:, n:],
+        )
+        latest = values[:, :n].copy()
+        np.put_along_axis(latest, again, values[:, n:], 1)
+        # Places without replacement and with weights x^(0.01 − 1): the largest of log weight + Gumbel noise.
+        slots = (length - context) // 2
+        chances = -0.99 * np.log(np.arange(1, slots + 1)) + random.gumbel(size=(size, slots))
+        places = context + 2 * np.argsort(-chances, 1)[:, :n]
+        # Which of the keys is asked first does not depend on the order in which they were written.
+        order = _distinct(size, n, n, random)
+        labels = np.full((size, length), IGNORED)
+        np.put_along_axis(labels, places, np.take_along_axis(latest, order, 1), 1)
+        np.put_along_axis(rows, places, np.take_along_axis(keys, order, 1), 1)
+        # Random tokens: number j of those that are not 0 and none of the row's keys.
+        others = np.sort(
+            np.arange(1, VOCABULARY) + VOCABULARY * (np.arange(1, VOCABULARY)[:, None] == keys[:, None]).any(-1)
+        )
+        noise = np.take_along_axis(others, random.integers(VOCABULARY - 1 - n, size=(size, length)), 1)
+        return torch.from_numpy(np.where(rows == 0, noise, rows)), torch.from_numpy(labels)
+
+
+class ForgettingRecall(Recall):
+    """Forgetting MQAR (zoology, 2026): after the pairs, four of the keys are written again; the last value counts."""
+
+    updates = 4
+
+
+def _distinct(size: int, choices: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """`count` different numbers below `choices` in every row: [size, count]."""
+    return random.random((size, choices)).argsort(1)[:, :count]
+
+
+class FlipFlop:
+    """The flip-flop language (Liu et al. 2023): write, ignore and read, each with a bit; a read repeats the last write.
+
+    n: percent of ignore. The first instruction is a write, the last one a read; the others write and read
+    equally often.
+    Tokens: write 0, ignore 1, read 2, bits 3 and 4. Only the bits of reads are asked for: the others are random.
+    """
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        self.n, self.length = list(n), length
+        self.tables, self.answers = [5], 5
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length] and [size, length]."""
+        random = np.random.default_rng([seed, step])
+        return self._rows(size, int(random.choice(self.n)), self.length, random)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n percent of ignore."""
+        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
+
+    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        pairs = length // 2
+        instructions = random.choice(3, size=(size, pairs), p=[0.5 - n / 200, n / 100, 0.5 - n / 200])
+        instructions[:, 0], instructions[:, -1] = 0, 2
+        bits = 3 + random.integers(2, size=(size, pairs))
+        written = np.maximum.accumulate(np.where(instructions == 0, np.arange(pairs), 0), 1)
+        bits = np.where(instructions == 2, np.take_along_axis(bits, written, 1), bits)
+        labels = np.where(instructions == 2, bits, IGNORED)
+        rows = np.stack([instructions, bits], -1).reshape(size, -1)
+        labels = np.stack([labels, np.full_like(labels, IGNORED)], -1).reshape(size, -1)
+        return torch.from_numpy(rows), torch.from_numpy(labels)
+
+
+class Words:
+    """Word problems (Merrill et al. 2024): tokens are permutations of `degree` things, answers the product so far.
+
+    even: only even permutations, the alternating group. n is not used.
+    """
+
+    degree, even = 5, True
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        self.length = length
+        self.tables = [len(products(self.degree, self.even))]
+        self.answers = self.tables[0]
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length] and [size, length]."""
+        return self._rows(size, self.length, np.random.default_rng([seed, step]))
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Random words."""
+        return self._rows(size, length, np.random.default_rng([TEST_SEED, length]))
+
+    def _rows(self, size: int, length: int, random: np.random.Generator) -> Batch:
+        table = products(self.degree, self.even)
+        rows = random.integers(len(table), size=(size, length))
+        labels = rows.copy()
+        for t in range(1, length):
+            labels[:, t] = table[labels[:, t - 1], rows[:, t]]
+        return torch.from_numpy(rows), torch.from_numpy(labels)
+
+
+class SymmetricWords(Words):
+    """Word problems of the whole symmetric group."""
+
+    even = False
+
+
+@cache
+def products(degree: int, even: bool) -> np.ndarray:
+    """The multiplication table of permutations in lexicographic order: first a, then b is number table[a, b]."""
+    group = [np.array(one) for one in permutations(range(degree))]
+    if even:
+        # The sign is that of the number of pairs out of order.
+        group = [one for one in group if (one[:, None] > one).astype(int)[np.triu_indices(degree, 1)].sum() % 2 == 0]
+    number = {tuple(one): index for index, one in enumerate(group)}
+    return np.array([[number[tuple(b[a])] for b in group] for a in group])
+
+
+TASKS: dict[str, Callable[[Sequence[int], int], Task]] = {
     "overwrites": Overwrites,
     "needles": NeedleRecall,
     "characters": Characters,
+    "mqar": Recall,
+    "forgetting_mqar": ForgettingRecall,
+    "flip_flop": FlipFlop,
+    "words_a5": Words,
+    "words_s5": SymmetricWords,
 }

@@ -272,8 +272,10 @@ def train(folder: Path, toy: Toy) -> Record:
 
 
 @torch.no_grad()
-def score(model: ToyModel, batch: Batch, at_once: int = 64) -> dict[str, float | None]:
+def score(model: ToyModel, batch: Batch) -> dict[str, float | None]:
     """Accuracy in percent and loss in nats, over the answers of a batch. A diverged model has no finite loss: None."""
+    # Some attentions have quadratic memory.
+    at_once = max(1, min(64, 2**15 // batch[0].shape[1]))
     correct, loss, count = 0, 0.0, 0
     for inputs, labels in zip(*(part.split(at_once) for part in batch), strict=True):
         has_answer = labels != IGNORED

@@ -13,6 +13,8 @@ from lucid_lab.claims import (
     compute_matched,
     condition_number,
     finetuning_length,
+    flip_flop,
+    forgetting_mqar,
     hit_rate,
     hybrid,
     length_extrapolation,
@@ -20,11 +22,14 @@ from lucid_lab.claims import (
     needle_grid,
     run_claim,
     variants,
+    word_problems,
 )
 from lucid_lab.claims.condition_number import growth, of_random_keys
 from lucid_lab.claims.hit_rate import questions
 from lucid_lab.toys.arms import chance_of_guessing
+from lucid_lab.toys.contest import TRIAL_SEED
 from lucid_lab.toys.lab import DEMO, QUICK, SMALL, SMOKE, Lab, Record, Scale
+from lucid_lab.toys.neighbours import NO_SHIFT, RATES, STUDY
 from lucid_lab.toys.tasks import IGNORED, overwrites
 from lucid_lab.toys.training import Toy
 
@@ -45,6 +50,9 @@ TOY_CLAIMS = (
     "compute_matched",
     "needle_lm",
     "babilong",
+    "forgetting_mqar",
+    "flip_flop",
+    "word_problems",
 )
 
 
@@ -89,6 +97,58 @@ def test_memory_update_holds_if_lucid_solves_it_and_softmax_is_blind(
     lucid: float, softmax: float, expected: str
 ) -> None:
     assert verdict(memory_update, by_attention(lucid, softmax)) == expected
+
+
+@pytest.mark.parametrize(
+    ("special", "rest", "expected"),
+    [
+        ({"lucid": 95}, 80, "holds"),
+        ({"lucid": 95, "forgetting": 96}, 80, "partly"),
+        ({"lucid": 80}, 80, "does not hold"),
+        ({"lucid": 60}, 50, "too small to judge"),
+    ],
+)
+def test_forgetting_mqar_holds_if_lucid_is_ahead_of_softmax_and_of_every_neighbour(
+    special: dict[str, float], rest: float, expected: str
+) -> None:
+    assert verdict(forgetting_mqar, lambda toy: special.get(toy.attention, rest)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lucid", "lucid_path", "expected"),
+    [(95, 95, "holds"), (95, 90, "partly"), (90, 95, "partly"), (90, 90, "does not hold")],
+)
+def test_flip_flop_holds_if_lucid_and_lucid_path_are_ahead_of_softmax(
+    lucid: float, lucid_path: float, expected: str
+) -> None:
+    scores = {"lucid": lucid, "lucid_path": lucid_path}
+    assert verdict(flip_flop, lambda toy: scores.get(toy.attention, 90)) == expected
+
+
+@pytest.mark.parametrize(
+    ("doubled", "softmax", "expected"), [(50, 20, "holds"), (50, 50, "partly"), (20, 10, "does not hold")]
+)
+def test_word_problems_hold_if_step_sizes_to_two_are_ahead(doubled: float, softmax: float, expected: str) -> None:
+    def accuracy(toy: Toy) -> float:
+        return softmax if toy.attention == "softmax" else doubled if "double_beta" in toy.options else 20
+
+    assert verdict(word_problems, accuracy) == expected
+
+
+def test_every_arm_of_a_study_takes_its_rate_from_the_same_grid() -> None:
+    lab = MadeUpLab(SMALL, accuracies(lambda toy: 50))
+    word_problems.run(lab)
+    trials = [toy for toy in lab.toys if toy.seed == TRIAL_SEED]
+    assert len(trials) == len(STUDY) * len(RATES)
+    for name, change in STUDY:
+        rates = {
+            toy.rate
+            for toy in trials
+            if toy.attention == name
+            and toy.token_shift == (change is not NO_SHIFT)
+            and toy.options == ({} if change is None else change.settings.get("options", {}))
+        }
+        assert rates == set(RATES)
 
 
 def test_softmax_gets_as_many_steps_as_fit_into_the_time_of_lucid() -> None:

@@ -46,6 +46,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lucid, qk": ("lucid", {"norm": "qk"}),
     "lucid, row_max": ("lucid", {"norm": "row_max"}),
     "lucid, beta": ("lucid", {"learn_beta": True}),
+    "lucid, beta to 2": ("lucid", {"learn_beta": True, "double_beta": True}),
     "lucid, sharpness": ("lucid", {"sharpness": 4.0}),
     "lucid, strength": ("lucid", {"strength": 0.5}),
     "lucid, qk, all learned": (
@@ -54,6 +55,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lucid, row_max, all learned": ("lucid", {"norm": "row_max", "learn_beta": True, "learn_sharpness": True}),
     "lucid, reference": ("lucid", {"impl": "reference", "learn_beta": True, "learn_sharpness": True}),
+    "deltaformer, beta to 2": ("deltaformer", {"double_beta": True, "rope_base": None}),
+    "forgetting, rotary": ("forgetting", {"rope_base": 1e4, "qk_norm": True}),
     "diff, qk_norm": ("diff", {"qk_norm": True, "layer_index": 3}),
     "delta, doubled": ("delta", {"double_beta": True}),
     "delta, no convolution": ("delta", {"conv_size": None}),

@@ -1,6 +1,7 @@
 """The tasks: labels are right by an independent reading of the tokens, batches depend on seed and step alone."""
 
 from collections.abc import Callable
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -69,6 +70,64 @@ def test_labels_are_what_a_reader_of_the_tokens_answers(
         assert ((labels != IGNORED).sum(1) == n).all()
         for row, answers in zip(inputs, labels, strict=True):
             assert answers.tolist() == reader(row)
+
+
+def read_recall(tokens: Tensor, n: int, updates: int) -> list[int]:
+    """The labels of the recall tasks: the pairs at the start are writes, a key after them asks."""
+    ids = tokens.tolist()
+    context = 2 * (n + updates)
+    latest = {ids[t]: ids[t + 1] for t in range(0, context, 2)}
+    assert len(latest) == n
+    return [latest.get(token, IGNORED) if t >= context else IGNORED for t, token in enumerate(ids)]
+
+
+@pytest.mark.parametrize(("task", "updates"), [("mqar", 0), ("forgetting_mqar", 4)])
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_recall_asks_every_key_once_for_its_last_value(task: str, updates: int, n: int) -> None:
+    made, updates = TASKS[task]((n,), 64), min(updates, n)
+    places: list[int] = []
+    for inputs, labels in (made.batch(64, 0, 0), made.test(64, n, 80)):
+        assert ((labels != IGNORED).sum(1) == n).all()
+        for row, answers in zip(inputs, labels, strict=True):
+            assert answers.tolist() == read_recall(row, n, updates)
+        places += (labels != IGNORED).nonzero()[:, 1].tolist()
+        assert inputs.min() > 0
+        assert inputs[:, 1 : 2 * (n + updates) : 2].min() >= 256 > inputs[:, : 2 * (n + updates) : 2].max()
+    # Questions stand at even places, the first of them more often than any other.
+    assert not any(place % 2 for place in places)
+    assert max(set(places), key=places.count) == 2 * (n + updates) or n == 9
+    with pytest.raises(ValueError, match="length must be even and at least"):
+        made.test(1, n, 4 * n + 2 * updates - 2)
+
+
+def test_a_read_of_the_flip_flop_language_repeats_the_last_write() -> None:
+    made = TASKS["flip_flop"]((80,), 200)
+    for percent, (inputs, labels) in ((80, made.batch(50, 0, 0)), (10, made.test(50, 10, 200))):
+        instructions, bits, asked = inputs[:, ::2], inputs[:, 1::2], labels[:, ::2]
+        assert ((labels != IGNORED)[:, 1::2] == 0).all()
+        assert (instructions[:, 0] == 0).all()
+        assert (instructions[:, -1] == 2).all()
+        assert abs(100 * (instructions == 1).double().mean() - percent) < 2
+        for row, values, answers in zip(instructions.tolist(), bits.tolist(), asked.tolist(), strict=True):
+            last = -1
+            for instruction, bit, answer in zip(row, values, answers, strict=True):
+                last = bit if instruction == 0 else last
+                assert answer == (last if instruction == 2 else IGNORED)
+                assert bit == last or instruction != 2
+
+
+@pytest.mark.parametrize(("task", "order"), [("words_a5", 60), ("words_s5", 120)])
+def test_answers_of_word_problems_are_products_of_matrices(task: str, order: int) -> None:
+    """The independent reading: permutation matrices; the group is found from the table by its own identity."""
+    inputs, labels = TASKS[task]((0,), 12).batch(40, 0, 0)
+    group = [p for p in permutations(range(5)) if order == 120 or np.linalg.det(np.eye(5)[list(p)]) > 0]
+    assert len(group) == order == TASKS[task]((0,), 12).answers
+    matrices = np.stack([np.eye(5)[list(p)] for p in group])
+    for row, answers in zip(inputs.numpy(), labels.numpy(), strict=True):
+        product = np.eye(5)
+        for token, answer in zip(row, answers, strict=True):
+            product = product @ matrices[token]
+            assert (product == matrices[answer]).all()
 
 
 def test_more_keys_than_writes_are_refused() -> None:

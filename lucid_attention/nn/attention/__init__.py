@@ -2,7 +2,11 @@
 
 from ..causal import CausalAttention
 from .delta import DeltaAttention
+from .deltaformer import DeltaFormerAttention
 from .diff import DiffAttention
+from .exclusive import ExclusiveAttention
+from .forgetting import ForgettingAttention
+from .gated import GatedAttention
 from .gated_delta import GatedDeltaAttention
 from .gla import GlaAttention
 from .gsa import GsaAttention
@@ -19,6 +23,10 @@ ATTENTIONS: dict[str, type[CausalAttention]] = {
     "lucid": LucidAttention,
     "path": PathAttention,
     "lucid_path": LucidPathAttention,
+    "deltaformer": DeltaFormerAttention,
+    "forgetting": ForgettingAttention,
+    "gated": GatedAttention,
+    "exclusive": ExclusiveAttention,
     "diff": DiffAttention,
     "delta": DeltaAttention,
     "gated_delta": GatedDeltaAttention,

@@ -27,6 +27,7 @@ class LucidAttention(CausalAttention):
         hidden_size, num_heads, num_kv_heads, head_dim, rope_base, bias: as in `CausalAttention`.
         norm: "key", "qk" or "row_max" (see `lucid_attention`).
         learn_beta: step sizes β = σ(W x) of the writes, per token and key/value head.
+        double_beta: with learn_beta, β = 2σ(W x), so that a write can reverse a stored value.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)); default √head_dim. About 4 makes LUCID act on large heads.
         learn_sharpness: one learned c per key/value head, starting at `sharpness`.
         strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. A schedule may set this attribute
@@ -51,6 +52,7 @@ class LucidAttention(CausalAttention):
         *,
         norm: str = "key",
         learn_beta: bool = False,
+        double_beta: bool = False,
         sharpness: float | None = None,
         learn_sharpness: bool = False,
         strength: float = 1.0,
@@ -71,6 +73,9 @@ class LucidAttention(CausalAttention):
             name = "learn_beta=True" if learn_beta else "norm='row_max'"
             raise ValueError(f"{name} needs block=1 (see `lucid_attention`), got block = {block}")
         self.block = block
+        if double_beta and not learn_beta:
+            raise ValueError("double_beta needs learn_beta=True, got learn_beta=False")
+        self.double_beta = double_beta
         self.norm, self.impl, self.fixed_sharpness, self.strength = norm, impl, sharpness, strength
         self.b_proj = nn.Linear(hidden_size, self.num_kv_heads, bias=False) if learn_beta else None
         self.log_sharpness = None
@@ -111,8 +116,11 @@ class LucidAttention(CausalAttention):
                 own.copy_(value)
 
     def beta(self, x: Tensor) -> Tensor | None:
-        """β of every token: [B, H, T] in (0, 1), or None without `learn_beta`."""
-        return None if self.b_proj is None else self.b_proj(x).sigmoid().transpose(1, 2)
+        """β of every token: [B, H, T] in (0, 1), in (0, 2) with `double_beta`, or None without `learn_beta`."""
+        if self.b_proj is None:
+            return None
+        beta: Tensor = self.b_proj(x).sigmoid().transpose(1, 2)
+        return 2 * beta if self.double_beta else beta
 
     def sharpness(self) -> float | Tensor | None:
         """c: learned [H], a number, or None for √D."""

@@ -54,7 +54,8 @@ def lucid_attention(
         key_mask: [B, S + T] bool, True where a key takes part. A masked key leaves P and the softmax, whatever it
             holds. A query that sees no key reads zero.
         cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
-        beta: [B, H, T] in [0, 1], step size of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V.
+        beta: [B, H, T], step size of each write: Y = (I + diag(β) stril P)⁻¹ diag(β) V. In [0, 1] ‖Y‖ ≤ 2‖V‖, up to
+            b < 2 ‖Y‖ ≤ 2b/(2 − b) ‖V‖; at 2, where a write reverses what was stored, growth is linear in the length.
         norm: "key" (P of keys normalised to √D, the paper's), "qk" (gain-free RMS norm of q and k in the softmax as
             well), "row_max" (P of raw keys, causal row maximum subtracted).
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), a positive number or a tensor [H]. Default √D, the paper's matrix;

@@ -1,0 +1,59 @@
+"""Word problems of A5 (Merrill et al. 2024): state tracking, a benchmark that others chose. Not in the paper.
+
+Published: words of up to 20 letters, width 512, answers at every letter. Two cores force: two layers of width 64 with
+MLPs, training at 16 letters, 1500 steps of 64 words. Tests have 1 to 16 times the letters. These settings were chosen
+with softmax attention alone.
+
+Predicted before the runs: LUCID with step sizes β ≤ 1 does no better than softmax attention, as Grazzi et al. prove for
+linear recurrences with eigenvalues in [0, 1]; β ≤ 2, as for DeltaNet, may help.
+"""
+
+from ..toys.arms import length_lines
+from ..toys.lab import Lab
+from ..toys.neighbours import EQUAL_TIME, STUDY_TOY, run_study, study_table
+from ..toys.results import Claim, Conclusion, Spread, explain_against, outcome
+
+CLAIM = Claim(
+    title="A5 word problem: step sizes to 2 track a state",
+    section="not in the paper",
+    says="A step size between 1 and 2 reverses what is stored. It lets DeltaNet track states and should help LUCID.",
+    paper="no number given",
+)
+TOY = STUDY_TOY.but(
+    task="words_a5",
+    n=(0,),
+    length=16,
+    mlp=2.0,
+    steps=1500,
+    batch=64,
+    test_n=(0,),
+    test_lengths=(16, 32, 64, 128, 256),
+)
+
+
+def judge(doubled: Spread, single: Spread, softmax: Spread, late: Spread) -> str:
+    """The verdict from accuracies at the length of training.
+
+    doubled, single: LUCID with learned β to 2 and to 1. softmax, late: softmax attention at equal steps and with the
+    time of LUCID. "holds": β to 2 is clearly ahead of all three. "partly": of β to 1, not of softmax attention.
+    Otherwise "does not hold".
+    """
+    if outcome(doubled, single) != "ahead":
+        return "does not hold"
+    return "holds" if all(outcome(doubled, one) == "ahead" for one in (softmax, late)) else "partly"
+
+
+def run(lab: Lab) -> Conclusion:
+    """All arms; below `--scale small` there is no β, and LUCID takes its place."""
+    group = run_study(lab, TOY)
+    scores = {key: one.accuracy(0, TOY.length) for key, one in group.items()}
+    doubled, single = (scores.get(key, scores["lucid"]) for key in ("lucid+beta_2", "lucid+beta"))
+    others = {one.arm.label: scores[key] for key, one in group.items() if key != "lucid+beta_2"}
+    return Conclusion(
+        ours=f"LUCID with β to 2 {doubled} %, to 1 {single} %, softmax {scores['softmax']} %",
+        verdict=judge(doubled, single, scores["softmax"], scores[EQUAL_TIME]),
+        because=f"At {TOY.length} letters. {explain_against('LUCID with β to 2', doubled, others)}",
+        seeds=len(lab.seeds),
+        figures=[length_lines(f"A5 word problem, trained at {TOY.length} letters", group, 0)],
+        tables=[study_table("A5 word problem, accuracy over all letters %", group, 0)],
+    )

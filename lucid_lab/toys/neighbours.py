@@ -1,0 +1,91 @@
+"""LUCID and its neighbours on tasks that others chose: one list of arms, each with its own learning rate.
+
+Used by `forgetting_mqar`, `flip_flop` and `word_problems`. Keys and values of all arms also see the token before: the
+published models have a short convolution. One arm shows softmax attention without it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, train_arms
+from .contest import TRIAL_SEED, late_arm
+from .lab import Lab
+from .results import Table, table
+from .training import Toy, train
+
+NO_SHIFT = Change("no_shift", "no token shift", {"token_shift": False})
+BETA = Change("beta", "β to 1", {"options": {"learn_beta": True}})
+BETA_2 = Change("beta_2", "β to 2", {"options": {"learn_beta": True, "double_beta": True}})
+DOUBLE_BETA = Change("beta_2", "β to 2", {"options": {"double_beta": True}})
+
+# (attention, change), in the order of tables.
+STUDY: tuple[tuple[str, Change | None], ...] = (
+    ("softmax", None),
+    ("softmax", NO_SHIFT),
+    ("forgetting", None),
+    ("gated", None),
+    ("exclusive", None),
+    ("deltaformer", None),
+    ("gated_delta", None),
+    ("gated_delta", DOUBLE_BETA),
+    ("path", None),
+    ("lucid", None),
+    ("lucid", LEARNED_SHARPNESS),
+    ("lucid", BETA),
+    ("lucid", BETA_2),
+    ("lucid_path", None),
+)
+FEW = ("softmax", "forgetting", "lucid")
+# Two layers; every arm takes the best of these rates, found with TRIAL_SEED in two thirds of the steps.
+STUDY_TOY = Toy(layers=2, heads=2, head_dim=32, token_shift=True)
+RATES = (3e-3, 1e-3, 1e-2)
+EQUAL_TIME = "softmax+equal_time"
+
+
+def run_study(lab: Lab, toy: Toy, study: Sequence[tuple[str, Change | None]] = STUDY) -> Group:
+    """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
+
+    Below `--scale small` there are three arms, at the first rate.
+    """
+    if lab.tiny:
+        toy = toy.but(steps=3, batch=2, test_batch=2, test_lengths=toy.test_lengths[:2])
+    if not lab.scale.every_attention:
+        study = [(name, change) for name, change in study if name in FEW and change is None]
+    arms = [arm(toy.but(attention=name), change) for name, change in study]
+    if lab.scale.every_attention:
+        arms = best_rates(lab, arms)
+    group = train_arms(lab, {"": arms})[""]
+    return group | train_arms(lab, {"": [late_arm(group["softmax"], group["lucid"])]})[""]
+
+
+def best_rates(lab: Lab, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms with the rate of the lowest training loss at the end of a trial. A diverged trial is the worst."""
+    trials = {
+        one.key: [
+            one.toy.but(rate=rate, steps=2 * one.toy.steps // 3, seed=TRIAL_SEED, test_lengths=()) for rate in RATES
+        ]
+        for one in arms
+    }
+    tuned = []
+    records = lab.map_groups(train, trials, title="learning rates")
+    for one in arms:
+        losses = [record["curve"]["loss"][-1] for record in records[one.key]]
+        best = min(range(len(RATES)), key=lambda i: (losses[i] is None, losses[i]))
+        tuned.append(replace(one, toy=one.toy.but(rate=RATES[best])))
+    return tuned
+
+
+def study_table(title: str, group: Group, n: int, note: str = "") -> Table:
+    """A row for every arm, a column for every length."""
+    lengths = group["softmax"].arm.toy.test_lengths
+    rows = [
+        [
+            one.arm.label,
+            *(one.accuracy(n, length) for length in lengths),
+            one.arm.toy.steps,
+            one.arm.toy.rate,
+            round(one.seconds),
+        ]
+        for one in group.values()
+    ]
+    return table(title, ["", *(f"{length} tokens" for length in lengths), "steps", "rate", "s"], rows, note=note)
