@@ -24,7 +24,7 @@ import transformers
 TOOLS = Path(__file__).resolve().parent
 REASONS = TOOLS / "hf_suite_reasons.toml"
 OUTCOMES = ("passed", "failed", "skipped")
-PARALLEL = 2
+PARALLEL = 1
 
 # Not in the selection: what needs several processes or devices, a compiler for minutes, files of the Hub, or compares
 # two softmax implementations that it asks for by name.
