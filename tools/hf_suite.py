@@ -72,6 +72,8 @@ COLUMNS = [
     *dropin("llama", "llama/test_modeling_llama.py::LlamaModelTest"),
     *dropin("qwen3", "qwen3/test_modeling_qwen3.py::Qwen3ModelTest"),
     *dropin("gemma3", "gemma3/test_modeling_gemma3.py::Gemma3TextModelTest"),
+    *dropin("phi3", "phi3/test_modeling_phi3.py::Phi3ModelTest", sliding_window=None),
+    *dropin("granite", "granite/test_modeling_granite.py::GraniteModelTest"),
     *dropin("mistral", "mistral/test_modeling_mistral.py::MistralModelTest", sliding_window=None),
     Column("decoder lucid", "llama sdpa", attention="lucid"),
     Column("decoder lucid_path", "llama sdpa", attention="lucid_path"),

@@ -275,34 +275,15 @@ class LucidConfig(PreTrainedConfig):
             overrides: further fields of `LucidConfig`.
         """
         _check_is_llama(config)
-        same = [
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_act",
-            "max_position_embeddings",
-            "initializer_range",
-            "rms_norm_eps",
-            "use_cache",
-            "pad_token_id",
-            "bos_token_id",
-            "eos_token_id",
-            "tie_word_embeddings",
-            "dtype",
-        ]
-        shared_fields = {name: getattr(config, name) for name in same}
-        shared_fields["head_dim"] = getattr(config, "head_dim", None)
-        shared_fields["rope_parameters"] = dict(config.rope_parameters)
+        names = [option.name for option in fields(cls) if option.name not in ("architectures", "transformers_version")]
+        shared: dict[str, Any] = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        shared["rope_parameters"] = dict(config.rope_parameters)
         if "rope_theta" in overrides:
-            shared_fields["rope_parameters"].pop("rope_theta", None)
-        shared_fields["attention_bias"] = (
-            "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
-        )
-        shared_fields["qk_norm"] = config.model_type == "qwen3"
-        return cls(**(shared_fields | {"attention": attention} | overrides))
+            shared["rope_parameters"].pop("rope_theta", None)
+        if config.model_type == "qwen2":
+            shared["attention_bias"] = "qkv"
+        shared["qk_norm"] = config.model_type == "qwen3"
+        return cls(**(shared | {"attention": attention} | overrides))
 
 
 def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:

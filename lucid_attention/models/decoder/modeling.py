@@ -88,7 +88,7 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
             cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
-            cache_layer.store(past, x.shape[1])
+            cache_layer.keep(past, x.shape[1])
         hidden_states = hidden_states + o.view_as(hidden_states)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
