@@ -159,7 +159,7 @@ def as_lucid(stock: Any) -> Any:
     if issubclass(stock, transformers.PreTrainedConfig) and stock.model_type in transformers.CONFIG_MAPPING:
         return lucid_config_class(stock.model_type)
     if issubclass(stock, transformers.PreTrainedModel) and stock.config_class is not None:
-        return lucid_model_class(stock, lucid_config_class(stock.config_class.model_type))
+        return lucid_model_class(stock, lucid_config_class(stock.config_class.model_type))  # type: ignore[arg-type]
     return stock
 
 

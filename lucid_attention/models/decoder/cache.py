@@ -82,12 +82,12 @@ class CroppableLayer(PastLayer, LucidDynamicLayer):
         """Keep the past that the module returned, of which these last tokens are new."""
         if not self.is_initialized:
             self.lazy_initialization(past.k, past.y)
-        self._append("keys", past.k[:, :, past.length - tokens :])
-        self._append("values", past.y[:, :, past.length - tokens :])
+        self._append("keys", past.k[:, :, -tokens:])
+        self._append("values", past.y[:, :, -tokens:])
         if past.inverse_norms is None or self.inverse_norms is None:
             self.inverse_norms = past.inverse_norms
         else:
-            self._append("inverse_norms", past.inverse_norms[:, :, past.length - tokens :])
+            self._append("inverse_norms", past.inverse_norms[:, :, -tokens:])
 
 
 class StateLayer(PastLayer, CacheLayerMixin):
@@ -211,12 +211,11 @@ class StaticPastLayer(PastLayer, LucidStaticLayer):
         if not self.is_initialized or self.values.shape[1] != past.y.shape[1]:
             # Differential attention has half as many values as keys, which `early_initialization` does not know.
             self.lazy_initialization(past.k, past.y)
-        new = Past(*(None if x is None else x[:, :, past.length - tokens :].detach() for x in past))
-        self.cumulative_length.add_(tokens)
-        self.write(self.keys, new.k)
-        self.write(self.values, new.y.to(self.values.dtype))
         # A module that maps its keys gives their norms.
-        self.write(self.inverse_norms, inverse_key_norms(new.k) if new.inverse_norms is None else new.inverse_norms)
+        norms = inverse_key_norms(past.k[:, :, -tokens:]) if past.inverse_norms is None else past.inverse_norms
+        self.cumulative_length.add_(tokens)
+        for buffer, x in ((self.keys, past.k), (self.values, past.y), (self.inverse_norms, norms)):
+            self.write(buffer, x[:, :, -tokens:].detach().to(buffer.dtype))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)

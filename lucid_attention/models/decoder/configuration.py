@@ -24,29 +24,12 @@ MODEL_TYPE = "lucid_attention"
 # Keys of rotary embeddings that Transformers moves into `rope_parameters`.
 ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
-KEYS_OF_TRANSFORMERS = frozenset(
-    [
-        "model_type",
-        "torch_dtype",
-        "num_labels",
-        "name_or_path",
-        "output_attentions",
-        "attn_implementation",
-        "experts_implementation",
-        "tie_last_hidden_states",
-        "is_causal",
-        "loss_type",
-        "auto_map",
-        "custom_pipelines",
-        "tokenizer_class",
-        "task_specific_params",
-        "quantization_config",
-        "distributed_config",
-        "fusion_config",
-        "transformers_weights",
-        *ROPE_KEYS,
-    ]
-)
+KEYS_OF_TRANSFORMERS = {
+    "model_type", "torch_dtype", "num_labels", "name_or_path", "output_attentions", "attn_implementation",
+    "experts_implementation", "tie_last_hidden_states", "is_causal", "loss_type", "auto_map", "custom_pipelines",
+    "tokenizer_class", "task_specific_params", "quantization_config", "distributed_config", "fusion_config",
+    "transformers_weights", *ROPE_KEYS,
+}  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
