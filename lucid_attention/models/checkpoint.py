@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ..files import read_json
+from ..files import is_device, read_json
 from ..messages import first_line
+from .decoder.configuration import MOST_LAYERS
 from .subclasses import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -37,6 +38,8 @@ def check_checkpoint(folder: Path) -> None:
             f"CHECKPOINT must be a local folder, got {str(folder)!r}, which is not one. A model of the hub can be "
             f"fetched with: hf download {name} --local-dir FOLDER"
         )
+    if devices := [path for path in folder.iterdir() if is_device(path)]:
+        raise CheckpointError(f"CHECKPOINT must hold files, got the pipe or device {str(devices[0])!r}")
     if not (folder / "config.json").is_file():
         model = folder / "model"
         hint = f". Did you mean {str(model)!r}?" if (model / "config.json").is_file() else ""
@@ -94,12 +97,16 @@ def load_config(folder: str | Path) -> Any:
     enable_lucid()
     _check_objects(Path(folder), OBJECTS)
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # Transformers passes on errors of the libraries that read the files, which have no common base class.
     except Exception as error:
         raise CheckpointError(
             f"{str(folder)!r} has a config.json that cannot be read: {short_reason(error)}"
         ) from error
+    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 0
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f"{str(folder)!r} must have at most {MOST_LAYERS} layers, got {layers}")
+    return config
 
 
 def load_skeleton(folder: str | Path) -> Any:
@@ -120,7 +127,7 @@ def load_model(folder: str | Path, dtype: str | torch.dtype = "auto", *, config:
     configuration has are new. Without it, a folder that lacks some weights is refused.
     """
     check_checkpoint(Path(folder))
-    enable_lucid()
+    load_config(folder)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True

@@ -21,6 +21,8 @@ from .rotary import check_rope_type, make_rotary
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
+# More would take minutes and all memory before anything is checked.
+MOST_LAYERS = 10_000
 # Keys of rotary embeddings that Transformers moves into `rope_parameters`.
 ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
@@ -192,6 +194,10 @@ class LucidConfig(PreTrainedConfig):
         """
         for name in ("vocab_size", "intermediate_size", "num_hidden_layers"):
             check_size(name, getattr(self, name))
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {self.num_hidden_layers}")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id must be below vocab_size = {self.vocab_size}, got {self.pad_token_id}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of Transformers, got {self.hidden_act!r}"
