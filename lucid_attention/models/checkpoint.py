@@ -61,6 +61,10 @@ def _check_objects(folder: Path, patterns: tuple[str, ...]) -> None:
             content = read_json(file)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+        for part in (content, *content.values()):
+            layers = part.get("num_hidden_layers") if isinstance(part, dict) else 0
+            if isinstance(layers, int) and layers > MOST_LAYERS:
+                raise CheckpointError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS}, got {layers}")
         files = content.get("weight_map", {}) if file.name.endswith(".index.json") else {}
         if not isinstance(files, dict) or not all(_is_name(name) for name in files.values()):
             raise CheckpointError(f"{file}: weight_map must map names of weights to names of files in the same folder")
@@ -97,16 +101,12 @@ def load_config(folder: str | Path) -> Any:
     enable_lucid()
     _check_objects(Path(folder), OBJECTS)
     try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # Transformers passes on errors of the libraries that read the files, which have no common base class.
     except Exception as error:
         raise CheckpointError(
             f"{str(folder)!r} has a config.json that cannot be read: {short_reason(error)}"
         ) from error
-    layers = getattr(config.get_text_config(decoder=True), "num_hidden_layers", None) or 0
-    if layers > MOST_LAYERS:
-        raise CheckpointError(f"{str(folder)!r} must have at most {MOST_LAYERS} layers, got {layers}")
-    return config
 
 
 def load_skeleton(folder: str | Path) -> Any:
@@ -127,7 +127,7 @@ def load_model(folder: str | Path, dtype: str | torch.dtype = "auto", *, config:
     configuration has are new. Without it, a folder that lacks some weights is refused.
     """
     check_checkpoint(Path(folder))
-    load_config(folder)
+    enable_lucid()
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True
