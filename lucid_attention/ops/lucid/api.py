@@ -10,7 +10,6 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from ...messages import did_you_mean
 from .. import blocks, checks, packing
 from ..blocks import Block
 from ..custom_op import refuse_forward_mode
@@ -121,6 +120,8 @@ def lucid_attention(
 def _check_sdpa_names(names: Mapping[str, Any]) -> None:
     for name, value in names.items():
         if name not in SdpaNames.__annotations__:
+            from ...messages import did_you_mean
+
             near = did_you_mean(name, [*Options.__annotations__, *SdpaNames.__annotations__, "scale", "impl"])
             raise TypeError(f"lucid_attention() got an unexpected keyword argument {name!r}{near}")
         if name == "attn_mask" and value is not None:
