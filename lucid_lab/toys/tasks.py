@@ -141,6 +141,8 @@ class MaskedCharacters(Characters):
     def _hide(self, rows: Tensor, n: int, random: np.random.Generator) -> Batch:
         hidden = torch.from_numpy(random.random(rows.shape) < n / 100)
         hidden[:, : self.hidden_from] = False
+        # So that every row has an answer.
+        hidden[:, -1] = True
         return rows.masked_fill(hidden, 256), rows.masked_fill(~hidden, IGNORED)
 
 
