@@ -39,7 +39,7 @@ from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
-from ..data.synthetic import MemoryUpdate, Needles
+from ..data.synthetic import LatestValue, Needles
 from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..locks import LOCK, locked
 from ..report.figures import write_png
@@ -50,7 +50,7 @@ from .recipes import Recipe, find_recipe
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.json", "metrics.jsonl", "summary.json", "model"
 # Fields that may change when a run is resumed: none of them affects what the model learns.
 MAY_CHANGE = {"about", "log_every", "evaluate_every", "save_every", "keep", "workers", "micro_batch_size"}
-SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
+SYNTHETIC: dict[str, Any] = {"needles": Needles, "latest_value": LatestValue}
 # Where the tokens of "stdlib" are saved, and the vocabulary of their tokenizer unless data_options name another.
 STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 # Added to the seed of synthetic validation items, so that no training run shares them.
@@ -108,7 +108,7 @@ def chosen_recipe(
 
 
 class Inputs(NamedTuple):
-    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for synthetic tasks."""
+    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for tasks without words."""
 
     train: Dataset[Any]
     validation: Dataset[Any]
@@ -142,6 +142,7 @@ def load_inputs(recipe: Recipe) -> Inputs:
         # Every item is new: the run is one pass.
         train: Any = make(**options, size=sequences, seed=recipe.seed)
         validation: Any = make(**options, size=recipe.evaluation_sequences, seed=recipe.seed + VALIDATION_SEED)
+        tokenizer = getattr(train, "tokenizer", None)
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
             raise DataError(f"{recipe.data}: prompts with answers are for a trained model: give one with --from")
