@@ -638,9 +638,33 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         # A pickle that nothing reads.
         (partial / "training_args.bin").unlink(missing_ok=True)
+        (partial / "README.md").write_text(model_card(recipe, summary), encoding="utf-8")
         finish_folder(partial, run / MODEL)
         role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         write_png(loss_figure(entries, role, recipe.about), run / "loss.png")
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
+
+
+def model_card(recipe: Recipe, summary: dict[str, Any]) -> str:
+    """The README.md of a trained model."""
+    attention = recipe.attention if isinstance(recipe.attention, str) else ", ".join(recipe.attention)
+    return f"""---
+library_name: transformers
+tags: [lucid-attention]
+---
+{recipe.about[0].upper()}{recipe.about[1:]}.
+
+- Attention: {attention} {recipe.attention_options or ""}
+- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}; the
+  recipe is `recipe.json` of the run
+- Parameters: {summary["parameters"]:,}; validation loss: {summary["validation_loss"]:.3f} nats
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from lucid_attention import enable_lucid
+
+    enable_lucid()
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+"""
