@@ -657,8 +657,7 @@ tags: [lucid-attention]
 {recipe.about[0].upper()}{recipe.about[1:]}.
 
 - Attention: {attention} {recipe.attention_options or ""}
-- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}; the
-  recipe is `recipe.json` of the run
+- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}
 - Parameters: {summary["parameters"]:,}; validation loss: {summary["validation_loss"]:.3f} nats
 
     from transformers import AutoModelForCausalLM, AutoTokenizer

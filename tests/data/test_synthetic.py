@@ -23,7 +23,8 @@ def test_the_needles_in_the_context_give_the_labels(options: dict[str, Any]) -> 
         ids, labels, latest = item["input_ids"].tolist(), [IGNORED] * task.length, {}
         for t, (token, following) in enumerate(pairwise(ids)):
             if 0 < token < task.first_value:
-                if task.first_value <= following < task.first_filler:
+                if token not in latest:
+                    assert task.first_value <= following < task.first_filler
                     assert t % 2 == 0
                     latest[token] = following
                 else:
@@ -33,7 +34,6 @@ def test_the_needles_in_the_context_give_the_labels(options: dict[str, Any]) -> 
         assert (min(ids), ids[-1]) == (0, 0)
         numbers.add(sum(label != IGNORED for label in labels))
     assert numbers == set(task.choices)
-    assert max(int(item["input_ids"].max()) for item in task) == task.vocab_size - 1
 
 
 def test_reading_the_words_gives_the_latest_things() -> None:
