@@ -68,7 +68,7 @@ def test_a_wrong_change_is_refused(change: str, message: str) -> None:
 )
 def test_a_model_that_cannot_be_made_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        new_config(find_recipe("tiny_needle").changed([f"model.{change}"]), vocab_size=100)
+        new_config(find_recipe("latest_value").changed([f"model.{change}"]), vocab_size=100)
 
 
 def test_two_ramps_are_refused() -> None:
