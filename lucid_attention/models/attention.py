@@ -14,7 +14,7 @@ from ..ops.lucid.api import precondition, precondition_related
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
-from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, separate_rows
+from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, read_padding, separate_rows
 from .preconditioner import NAME, heads_here
 
 # The least strength to divide by: v − s·x is v in float32 and v/s does not overflow; or the gradient of s, a difference
@@ -105,8 +105,16 @@ def lucid_attention_forward(
     query: [B, H·G, T, D]; key: [B, H, S + T, D], value: [B, H, T, E], as the cache returned them; lucid_pass: from
     `LucidModel` -> ([B, T, H·G, E], None).
     """
-    readout = Readout(module, scaling, dropout, kwargs)
+    chosen: Any = getattr(module, NAME, None)
+    options = None if chosen is None else chosen(key, heads_here(module, key))
+    readout = Readout(module, scaling, dropout, kwargs, options)
     if not sees_whole_past(module, kwargs):
+        if options is not None and not module.is_causal:
+            # An encoder: one block of tokens that see each other.
+            _check_no_cache(query, key)
+            key_mask = read_padding(attention_mask, query.shape[0], query.shape[2])
+            value = _prepare(options, key, value, Visibility(key_mask), block=None)
+            attention_mask = None if key_mask is None else key_mask[:, None, None]
         return readout.stock(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     if lucid_pass is None:
         raise ValueError(
@@ -114,16 +122,13 @@ def lucid_attention_forward(
             "architecture does not pass it on, or the model was not switched over by enable_lucid(model)"
         )
     layer = lucid_pass.layer(module.layer_idx)
-    if hasattr(module, NAME):
-        options = getattr(module, NAME)(key, heads_here(module, key))
-        readout = readout._replace(lucid=options)
-        if layer is not None:
-            layer.add_norms(options["key_map"])
+    if layer is not None and options is not None:
+        layer.add_norms(options["key_map"])
     if layer is None:
         B, T = query.shape[0], query.shape[2]
         _check_no_cache(query, key)
         visible = read_mask(attention_mask, B, T, T).with_documents(lucid_pass.documents, T)
-        o = readout(query, key, _prepare(readout.lucid, key, value, visible), visible)
+        o = readout(query, key, _prepare(options, key, value, visible), visible)
     elif isinstance(layer, LucidStaticLayer):
         o = _with_static_cache(query, value, layer, attention_mask, readout)
     else:
@@ -162,6 +167,7 @@ def _prepare(
     v: Tensor,
     visible: Visibility,
     past: tuple[Tensor, Tensor] | None = None,
+    block: int | None = 1,
 ) -> Tensor:
     """y of new keys and values: [B, H, T, E]. A layer that was not chosen keeps v."""
     if options is None:
@@ -172,7 +178,7 @@ def _prepare(
     if visible.relation is not None:
         y = precondition_related(k, x, visible.relation, past=past, key_mask=visible.key_mask, **options)
     elif visible.cu_seqlens is None:
-        y = precondition(k, x, past=past, key_mask=visible.key_mask, **options)
+        y = precondition(k, x, past=past, key_mask=visible.key_mask, block=block, **options)
     else:
         if "beta" in options:
             options["beta"] = one_row(options["beta"][..., None])[..., 0]

@@ -41,6 +41,7 @@ CLAIMS = (
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")
