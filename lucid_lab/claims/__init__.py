@@ -37,10 +37,10 @@ CLAIMS = (
     "operator_cost",
     "training_overhead",
     "decode_latency",
-    "pretrained",
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "recipe",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")
