@@ -7,8 +7,8 @@ published models have a short convolution. One arm shows softmax attention witho
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, train_arms
-from .contest import TRIAL_SEED, late_arm
+from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, equal_time, time_ratios, train_arms
+from .contest import TRIAL_SEED
 from .lab import Lab
 from .results import Table, table
 from .training import Toy, train
@@ -60,7 +60,10 @@ def run_study(
     elif lab.scale.every_attention:
         arms = best_rates(lab, arms)
     group = train_arms(lab, {"": arms})[""]
-    return group | train_arms(lab, {"": [late_arm(group["softmax"], group["lucid"])]})[""]
+    softmax, lucid = (group[name].arm.toy for name in ("softmax", "lucid"))
+    # Steps in turn: the times of whole trainings depend on what else the machine does.
+    late = equal_time(softmax, time_ratios(lab, {"": (lucid, softmax)})[""])
+    return group | train_arms(lab, {"": [late]})[""]
 
 
 def best_rates(lab: Lab, arms: Sequence[Arm]) -> list[Arm]:
