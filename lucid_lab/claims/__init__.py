@@ -40,6 +40,7 @@ CLAIMS = (
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "centring",
     "recipe",
 )
 # The claims that have runs of their own at `--scale hours`.
