@@ -42,6 +42,7 @@ CLAIMS = (
     "word_problems",
     "centring",
     "recipe",
+    "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")

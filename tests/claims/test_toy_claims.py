@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lucid_lab.claims import (
+    both_directions,
     centring,
     compute_matched,
     condition_number,
@@ -55,6 +56,7 @@ TOY_CLAIMS = (
     "flip_flop",
     "word_problems",
     "centring",
+    "both_directions",
 )
 
 
@@ -125,6 +127,17 @@ def test_flip_flop_holds_if_lucid_and_lucid_path_are_ahead_of_softmax(
 ) -> None:
     scores = {"lucid": lucid, "lucid_path": lucid_path}
     assert verdict(flip_flop, lambda toy: scores.get(toy.attention, 90)) == expected
+
+
+@pytest.mark.parametrize(
+    ("repeated", "others", "expected"),
+    [(95, 95, "holds"), (95, 90, "partly"), (95, 85, "does not hold"), (90, 90, "does not hold")],
+)
+def test_both_directions_hold_if_lucid_is_ahead_in_three_tasks(repeated: float, others: float, expected: str) -> None:
+    def accuracy(toy: Toy) -> float:
+        return 90 if "strength" in toy.options else repeated if toy.task == "repeated_keys" else others
+
+    assert verdict(both_directions, accuracy) == expected
 
 
 @pytest.mark.parametrize(
