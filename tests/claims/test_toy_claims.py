@@ -11,6 +11,7 @@ import torch
 
 from lucid_lab.claims import (
     both_directions,
+    centring,
     compute_matched,
     condition_number,
     finetuning_length,
@@ -54,6 +55,7 @@ TOY_CLAIMS = (
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "centring",
     "both_directions",
 )
 
@@ -148,9 +150,22 @@ def test_word_problems_hold_if_step_sizes_to_two_are_ahead(doubled: float, softm
     assert verdict(word_problems, accuracy) == expected
 
 
+@pytest.mark.parametrize(
+    ("mapped", "loss", "expected"), [(50, 0.9, "holds"), (50, 1.0, "partly"), (40, 1.1, "does not hold")]
+)
+def test_centring_holds_if_a_map_is_ahead_on_needles_and_text(mapped: float, loss: float, expected: str) -> None:
+    def rule(name: str, item: Any) -> Record:
+        if name == "time_steps":
+            return timed()
+        has_map = item.options.get("whiten", False)
+        return trained(item, mapped if has_map else 40, loss if has_map else 1.0)
+
+    assert centring.run(MadeUpLab(SMALL, rule)).verdict == expected
+
+
 def test_every_arm_of_a_study_takes_its_rate_from_the_same_grid() -> None:
     lab = MadeUpLab(SMALL, accuracies(lambda toy: 50))
-    word_problems.run(lab)
+    forgetting_mqar.run(lab)
     trials = [toy for toy in lab.toys if toy.seed == TRIAL_SEED]
     assert len(trials) == len(STUDY) * len(RATES)
     for name, change in STUDY:
