@@ -264,7 +264,9 @@ Lengths = Annotated[Any, _list_option(_counts, "lengths in tokens, question and 
 Needles = Annotated[Any, _list_option(_counts, "numbers of needles")]
 Samples = Annotated[int | None, _option("N", "samples for every task, length and number of needles")]
 Seed = Annotated[int | None, _option("N", "seed of the samples")]
-Variants = Annotated[Any, _list_option(_names, "tasks of sniah, mniah, longbench, scrolls, as in multikey_1,multivalue")]
+Variants = Annotated[
+    Any, _list_option(_names, "tasks of sniah, mniah, longbench, scrolls, as in multikey_1,multivalue")
+]
 Stories = Annotated[Any, _list_option(_names, "stories of babilong (default: qa1 to qa5)")]
 Hay = Annotated[
     str | None,

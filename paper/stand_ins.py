@@ -1,9 +1,9 @@
 """Stand-ins for the data of the paper's scripts, in the layouts of the real ones: python paper/stand_ins.py FOLDER
 
-    dolma/files.txt and its .json.gz files    documents of the Python library, as lines of JSON
-    essays/                                   text files
-    babilong/data/TASK/LENGTH.json            stories, a list of {"input", "question", "target"}
-    longqa/NAME.jsonl, longqa/NAME/SPLIT.jsonl   LongBench and SCROLLS
+dolma/files.txt and its .json.gz files    documents of the Python library, as lines of JSON
+essays/                                   text files
+babilong/data/TASK/LENGTH.json            stories, a list of {"input", "question", "target"}
+longqa/NAME.jsonl, longqa/NAME/SPLIT.jsonl   LongBench and SCROLLS
 """
 
 import gzip
