@@ -11,19 +11,21 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 
 PAPER_LENGTHS = (2048, 4096, 6144, 8192, 16384, 32768, 65536, 131072)
 ARMS = {
-    "Standard": "softmax", "softmax": "softmax", "Diff Trans.": "diff", "Diff": "diff", "DeltaNet": "delta", "GLA": "gla",
-    "GSA": "gsa", "PaTH": "path", "LUCID": "lucid", "LUCID-PaTH": "lucid_path", "key norm (β = 1)": "lucid",
-    "QK-Norm": "qk_norm", "max norm": "row_max", "key norm (learn β)": "learn_beta",
+    "Standard": "softmax", "softmax": "softmax", "Diff Trans.": "diff", "Diff": "diff", "DeltaNet": "delta",
+    "GLA": "gla", "GSA": "gsa", "PaTH": "path", "LUCID": "lucid", "LUCID-PaTH": "lucid_path",
+    "key norm (β = 1)": "lucid", "QK-Norm": "qk_norm", "max norm": "row_max", "key norm (learn β)": "learn_beta",
     "Standard (+10 %)": "softmax-10_percent",
 }  # fmt: skip
 DATASETS = {
-    "2WikiMQA": ("longbench", "longbench-2wikimqa", "qa_f1_score", 100), "Qasper": ("qasper", "scrolls-qasper", "f1", 1),
+    "Qasper": ("qasper", "scrolls-qasper", "f1", 1),
+    "2WikiMQA": ("longbench", "longbench-2wikimqa", "qa_f1_score", 100),
     "HotpotQA": ("longbench", "longbench-hotpotqa", "qa_f1_score", 100),
     "MultifieldQA": ("longbench", "longbench-multifieldqa_en", "qa_f1_score", 100),
     "QMSum R-1": ("qmsum", "scrolls-qmsum", "rouge1", 1), "QMSum R-L": ("qmsum", "scrolls-qmsum", "rougeL", 1),
@@ -94,10 +96,6 @@ class Runs:
         return fmean(json.loads(file.read_text())["results"]["mean_hit_rate"][measure] for file in files)
 
 
-def arm_of(name: str) -> str:
-    return ARMS[name]
-
-
 RULES: dict[str, tuple[str, list[tuple[str, Callable[..., float | str]]]]] = {
     # table of this folder: where in the paper, and patterns of the names with what we have for them
     "table1": ("Table 1", [(r"(.*), LUCID over standard, .*", lambda r, m: speed(r, PRESETS[m]))]),
@@ -115,7 +113,8 @@ RULES: dict[str, tuple[str, list[tuple[str, Callable[..., float | str]]]]] = {
     ]),
     "figure7": (r"Figure 7|A\.5", [
         (r".* lower by, (\d+) tokens", lambda r, n: lower(r, "context_4k" if n == "4096" else "context_32k")),
-        (r".* heads of 16, .*", lambda r: lower(r, "heads_of_16")), (r".* lower by, no RoPE, .*", lambda r: lower(r, "no_rope_32k")),
+        (r".* heads of 16, .*", lambda r: lower(r, "heads_of_16")),
+        (r".* lower by, no RoPE, .*", lambda r: lower(r, "no_rope_32k")),
         (r"(softmax|LUCID), loss, no RoPE, .*", lambda r, m: r.loss(f"no_rope_32k-{ARMS[m]}")),
     ]),
     "decoding": ("§2.3", [(r".*", lambda r: decoding(r))]),
@@ -166,10 +165,8 @@ def main(table: str, runs: Runs) -> None:
         ours: float | str | None = None
         for pattern, value in patterns:
             if match := re.fullmatch(pattern, number["name"]):
-                try:
+                with suppress(Missing):
                     ours = value(runs, *match.groups())
-                except Missing:
-                    pass
                 break
         rows.append(
             [number["where"], number["name"], number["value"], round(ours, 3) if isinstance(ours, float) else ours]

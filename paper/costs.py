@@ -168,7 +168,8 @@ def row(name: str, about: str, cost: Cost) -> str:
     return f"| {name} | {about} | {' | '.join(hours)} | {cost.memory / 1e9:.0f} | {cost.disk / 1e9:,.0f} |"
 
 
-HEAD = "| script | what | training, GPU hours | evaluation, GPU hours | memory of a GPU, GB | disk, GB |\n|---|---|---|---|---|---|"
+COLUMNS = ("script", "what", "training, GPU hours", "evaluation, GPU hours", "memory of a GPU, GB", "disk, GB")
+HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 def main(scripts: list[Path], show: bool) -> int:
@@ -189,7 +190,8 @@ def main(scripts: list[Path], show: bool) -> int:
     if not show and not plan.misfits:
         protocol = os.environ.get("PROTOCOL", "authors")
         text = __doc__.partition("\n\n")[2].strip() if __doc__ else ""
-        head = f"# What the paper's runs cost\n\nWritten by `python paper/costs.py`: PROTOCOL={protocol}, {gpus} GPUs of {gigabytes:g} GB."
+        made = f"PROTOCOL={protocol}, {gpus} GPUs of {gigabytes:g} GB"
+        head = f"# What the paper's runs cost\n\nWritten by `python paper/costs.py`: {made}."
         (PAPER / "costs.md").write_text(f"{head}\n{text}\n\n{table}\n")
     print("\n".join(plan.misfits), file=sys.stderr)
     return 1 if plan.misfits else 0
