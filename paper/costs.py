@@ -172,6 +172,24 @@ COLUMNS = ("script", "what", "training, GPU hours", "evaluation, GPU hours", "me
 HEAD = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
+def step_ratios() -> str:
+    """A training step with LUCID over one with softmax attention, without checkpointing."""
+    lengths, rows = (2048, 8192, 32_768, 65_536), []
+    for preset in ("paper_1b", "qwen2_5_1_5b", "paper_16_layer"):
+        cells = []
+        for length in lengths:
+            seconds = {}
+            for attention in ("softmax", "lucid"):
+                model = planned_model(replace(find_recipe("pretrain_2k"), preset=preset, attention=attention))
+                products = 6 * parameters(model)[1] * length / (WEIGHTS_SHARE * RATE)
+                solving = attention_seconds(model.config, attention, length, length, train=True, again=False)
+                seconds[attention] = products + solving
+            cells.append(f"{seconds['lucid'] / seconds['softmax']:.2f}")
+        rows.append(f"| {preset} | {' | '.join(cells)} |")
+    head = f"| training step, LUCID / softmax | {' | '.join(map(str, lengths))} |"
+    return "\n".join([head, "|---" * (1 + len(lengths)) + "|", *rows])
+
+
 def main(scripts: list[Path], show: bool) -> int:
     gpus, gigabytes = (
         int(os.environ.get("GPUS", 8)) * int(os.environ.get("NODES", 1)),
@@ -192,7 +210,7 @@ def main(scripts: list[Path], show: bool) -> int:
         text = __doc__.partition("\n\n")[2].strip() if __doc__ else ""
         made = f"PROTOCOL={protocol}, {gpus} GPUs of {gigabytes:g} GB"
         head = f"# What the paper's runs cost\n\nWritten by `python paper/costs.py`: {made}."
-        (PAPER / "costs.md").write_text(f"{head}\n{text}\n\n{table}\n")
+        (PAPER / "costs.md").write_text(f"{head}\n{text}\n\n{table}\n\n{step_ratios()}\n")
     print("\n".join(plan.misfits), file=sys.stderr)
     return 1 if plan.misfits else 0
 
