@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def value(words: list[str], name: str, default: str = "") -> str:
     return words[words.index(name) + 1] if name in words else default
 
 
+@cache
 def ratio(attention: str, length: int, kv_heads: int, backward: bool) -> float:
     """The time of an attention over that of flash attention."""
     if attention not in KERNELS:
@@ -84,10 +86,13 @@ class Plan:
     def __init__(self, gpus: int, gigabytes: float) -> None:
         self.gpus, self.gigabytes = gpus, gigabytes
         self.recipes: dict[str, Recipe] = {}
+        self.models: dict[str, Any] = {}
         self.costs: dict[str, Cost] = {}
         self.misfits: list[str] = []
 
     def add(self, line: str) -> Cost:
+        if line in self.costs:
+            return self.costs[line]
         words = shlex.split(line)[1:]
         known = {"train": self.train, "eval": self.evaluate, "tokenize": self.tokenize}
         cost = known[words[0]](words) if words[0] in known else Cost()
@@ -106,7 +111,9 @@ class Plan:
             names = ("preset", "model", "attention", "attention_options")
             recipe = replace(recipe, **{name: getattr(first, name) for name in names})
         recipe = self.recipes[out] = recipe.changed(changes, self.gpus)
-        model, parallel = planned_model(recipe), value(words, "--parallel", "ddp")
+        if out not in self.models:
+            self.models[out] = planned_model(recipe)
+        model, parallel = self.models[out], value(words, "--parallel", "ddp")
         count, used = parameters(model)
         again, attention = recipe.gradient_checkpointing, main_attention(recipe)
         seconds = (8 if again else 6) * used * recipe.tokens / (WEIGHTS_SHARE * RATE)
@@ -118,8 +125,8 @@ class Plan:
         return Cost(training=seconds / 3600, memory=memory, disk=count * (12 * recipe.keep + 4))
 
     def evaluate(self, words: list[str]) -> Cost:
-        recipe = self.recipes[words[1].removesuffix("/model")]
-        model = planned_model(recipe)
+        run = words[1].removesuffix("/model")
+        recipe, model = self.recipes[run], self.models[run]
         count, used = parameters(model)
         config, seconds, memory = model.config, 0.0, 0
         task, batch = value(words, "--tasks"), int(value(words, "--batch-size", "1"))
