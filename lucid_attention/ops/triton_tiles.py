@@ -11,6 +11,7 @@ Rules for every kernel: plain pointers, int64 offsets, no `tl.trans` of a produc
 atomics, no reading back of what the kernel wrote.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -131,6 +132,14 @@ def padded_size(size: int) -> int:
     return max(16, triton.next_power_of_2(size))
 
 
+def stride_unit(*tensors: Tensor) -> int:
+    """The largest power of two up to 16 that divides all strides but the last ones, which are 1.
+
+    Kernels take strides in multiples of it, a constant that lengths do not change: so loads of 16 bytes are possible.
+    """
+    return math.gcd(16, *(stride for x in tensors for stride in x.stride()[:-1]))
+
+
 def splits_of(n: int, places: int) -> int:
     """How many programs share the cache of a head: from shapes only, so that a CUDA graph can hold the launch."""
     wanted = min(triton.cdiv(PROGRAMS, n), triton.cdiv(places, LEAST_KEYS), MOST_SPLITS)
@@ -173,7 +182,7 @@ def score_tile(
     FEATURES: tl.constexpr,
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    WIDEN: tl.constexpr = False,
 ):
     """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64. WIDEN: multiply in float32."""
     scores = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -206,8 +215,18 @@ def unit_inverse(upper, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def exact_dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a · b. A 16-bit b is exact, so a product with its lower half would be zero: the halves of a are enough."""
+    if b.dtype == tl.float32:
+        return tl.dot(a, b, acc, input_precision=PRECISION)
+    high = a.to(b.dtype)
+    acc = tl.dot(high, b, acc)
+    return tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc)
+
+
+@triton.jit
 def softmax_step(scores, values, top, total, acc, row_of_p, PRODUCT: tl.constexpr):
-    """Take scores [ROWS, COLUMNS], exponents of 2, and their float32 values into an online softmax.
+    """Take scores [ROWS, COLUMNS], exponents of 2, and their values into an online softmax.
 
     top, total: [ROWS], maxima and sums of exponentials so far; acc: [ROWS, VALUES], their products with values. Rows of
     P (`row_of_p` [ROWS]) are not shifted: their largest exponent is that of the new key itself, 0.
@@ -216,7 +235,7 @@ def softmax_step(scores, values, top, total, acc, row_of_p, PRODUCT: tl.constexp
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - finite[:, None])
     shrink = tl.exp2(top - finite)
-    acc = tl.dot(weights, values, acc * shrink[:, None], input_precision=PRODUCT)
+    acc = exact_dot(weights, values, acc * shrink[:, None], PRODUCT)
     return highest, total * shrink + tl.sum(weights, 1), acc
 
 

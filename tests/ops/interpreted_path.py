@@ -13,7 +13,7 @@ from lucid_attention.ops.path import tree, triton_decode, triton_pass
 from lucid_attention.ops.path.api import path_triton_op
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.system import checked_path_system
-from lucid_attention.ops.path.triton_rectangles import PathTileSizes
+from lucid_attention.ops.path.triton_pass import PathTileSizes
 from lucid_attention.ops.triton_tiles import Tile
 
 from .cases import assert_as_good_as, error, keys_of, widened
@@ -22,7 +22,7 @@ from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks, packed_
 FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
 TILE = Tile(16, 16, 16, 16, out=16)
-SMALL = PathTileSizes(TILE, TILE, TILE, TILE)
+SMALL = PathTileSizes(TILE, TILE, TILE)
 BORDERS = torch.tensor([0, 37, 38, 38, 64, 70, 100])
 CASES = {
     "one token": (PathCase(T=1, B=2, G=2, beta="2"), {}),
@@ -56,8 +56,11 @@ def compare(operator, case, dtype, options, *, sharpness=True):
     ours = evaluate(call, operator, tensors, weight, impl="triton", **options)
     plain = evaluate(call, operator, tensors, weight, impl="blockwise", **options)
     expected = evaluate(truth, operator, widened(tensors), weight.double(), **options)
+    # As in the doctor: read-outs round values and weights to 16 bits, which the plain formula does not.
+    rounded = operator != "precondition" and dtype != torch.float32
+    floor = FLOOR[dtype] + (2 * torch.finfo(dtype).eps if rounded else 0)
     # The gradient of the sharpness is a sum over rows that cancels: its unit is that of a result, for every row.
-    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=FLOOR[dtype], dsharpness=0.1 * case.B * case.T)
+    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=floor, dsharpness=0.1 * case.B * case.T)
     return ours
 
 
