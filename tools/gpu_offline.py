@@ -251,16 +251,14 @@ def step(dtype: torch.dtype, size: int) -> None:
 
 
 def path(dtype: torch.dtype, size: int) -> None:
-    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a mask and packed documents."""
+    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a learned sharpness."""
     q = empty(1, 16, T, size, dtype=dtype)
     k, v, k_past, y_past = (empty(1, 8, length, size, dtype=dtype) for length in (T, T, S, S))
     w, beta, norms = (empty(1, 8, *shape, dtype=torch.float32) for shape in ((T, size), (T,), (S,)))
-    mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
+    c = empty(1, 8, dtype=torch.float32)
     for solves in (False, True):
         behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
-        alone = PathSystem(
-            q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c if solves else 8.0, solves=solves
-        )
+        alone = PathSystem(q, k, v, w, beta, sharpness=c if solves else 8.0, solves=solves)
         for system in (behind, alone):
             made = triton_pass.forward(system)
             triton_pass.backward(system, made, made[0], made[2])

@@ -86,7 +86,8 @@ def precisions(architecture: str, dtype: torch.dtype) -> Precisions:
     """
     exact = "bf16x6" if architecture.startswith("gfx") else "tf32x3"
     values = exact if dtype == torch.float32 else "bf16x3"
-    return Precisions(exact, values, "bf16x3" if dtype == torch.bfloat16 else exact, "bf16x6")
+    inverse = "bf16x6" if dtype == torch.float32 else "bf16x3"
+    return Precisions(exact, values, "bf16x3" if dtype == torch.bfloat16 else exact, inverse)
 
 
 # The architecture to assume for tensors on the meta device, where kernels are compiled for GPUs that are not here.
@@ -125,6 +126,10 @@ class Tile:
     warps: int = 4
     stages: int = 2
     out: int = 128
+
+
+# Of products of float32 matrices.
+PRODUCT_TILE = Tile(64, 64, 0, 32)
 
 
 def padded_size(size: int) -> int:
@@ -182,16 +187,12 @@ def score_tile(
     FEATURES: tl.constexpr,
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr = False,
 ):
-    """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64. WIDEN: multiply in float32."""
+    """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64."""
     scores = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, FEATURES, PIECE):
         a = key_rows(left, left_first, FEATURES, start, ROWS, PIECE)
         b = key_columns(right, right_first, FEATURES, start, COLUMNS, PIECE)
-        if WIDEN:
-            a = a.to(tl.float32)
-            b = b.to(tl.float32)
         scores = tl.dot(a, b, scores, input_precision=PRECISION)
     return scores
 
@@ -203,25 +204,15 @@ def exponentials(cosines, sharpness):
 
 
 @triton.jit
-def unit_inverse(upper, BLOCK: tl.constexpr):
-    """(I + Lᵀ)⁻ᵀ = (I + L)⁻¹ by forward substitution, from Lᵀ = `upper`: [BLOCK, BLOCK]. Other entries must be zero."""
-    rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    x = tl.where(rows == columns, 1.0, 0.0)
-    for i in range(1, BLOCK):
-        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
-        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
-    return x
-
-
-@triton.jit
 def exact_dot(a, b, acc, PRECISION: tl.constexpr):
     """acc + a · b. A 16-bit b is exact, so a product with its lower half would be zero: the halves of a are enough."""
     if b.dtype == tl.float32:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
-    high = a.to(b.dtype)
-    acc = tl.dot(high, b, acc)
-    return tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc)
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    else:
+        high = a.to(b.dtype)
+        acc = tl.dot(high, b, acc)
+        acc = tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc)
+    return acc
 
 
 @triton.jit

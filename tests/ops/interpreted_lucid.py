@@ -26,11 +26,12 @@ DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).re
 # So small that short sequences have several chunks and strips.
 SMALL = SolveTiles(
     inverse=Tile(16, 16, 16, 16),
-    merge=Tile(16, 16, 16, 16),
+    product=Tile(16, 16, 0, 16),
     solve=Tile(16, 16, 16, 0),
     update=Tile(16, 16, 16, 16),
     gradient=Tile(16, 16, 16, 16, out=16),
     block=16,
+    chunk=32,
     strip=64,
 )
 MASK = torch.arange(280).view(2, 140) % 83 > 4

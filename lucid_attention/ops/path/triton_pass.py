@@ -27,6 +27,7 @@ from ..triangular import Schedule
 from ..triton_products import TritonAlgebra
 from ..triton_tiles import (
     LOG2_E,
+    PRODUCT_TILE,
     Precisions,
     Tile,
     architecture,
@@ -64,7 +65,7 @@ def path_tiles(architecture: str, features: int, values: int) -> PathTileSizes:
     # Where matrix instructions read registers, 64 rows with 128 values spill.
     large = architecture in ("sm_90", "sm_100", "gfx942")
     return PathTileSizes(
-        product=Tile(64, 64, 0, 32),
+        product=PRODUCT_TILE,
         apply=Tile(64, 32, min(128 if large else 64, values), 32),
         pull=Tile(32, 32, 32, 32, out=min(128, features)),
     )
@@ -144,8 +145,8 @@ class TritonTree(HeadsTree):
     def attend_rectangle_backward(
         self, do: Tensor, q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        inputs = (x.to(self.dtype) for x in (do, q, k, y, o))
-        dq, dk, dy = accelerated_rectangle_backward(*inputs, lse=lse)
+        do, q, k, y, o = (x.to(self.dtype) for x in (do, q, k, y, o))
+        dq, dk, dy = accelerated_rectangle_backward(do, q, k, y, o, lse)
         return dq.float(), dk.float(), dy.float()
 
     def wide(self, x: Tensor | None) -> Any:

@@ -331,8 +331,8 @@ def attend_rectangle_backward(
     return dq, dk, dy
 
 
-# The same by the kernels of an accelerator, which have no public names either: flash attention in 16 bit, in float32 the
-# memory-efficient one, whose products are as exact as float32. For both R is a multiple of 32.
+# The same by the kernels of an accelerator, which have no public names either: flash attention in 16 bit, the
+# memory-efficient one in float32, whose products are as exact as float32. For both R is a multiple of 32.
 
 
 def accelerated_rectangle(q: Tensor, k: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
