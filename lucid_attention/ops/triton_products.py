@@ -129,7 +129,8 @@ class TritonAlgebra(Algebra):
             *(matrix.leading // SIXTEEN.value for matrix in operands),
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
-            num_warps=tile.warps, num_stages=tile.stages, **registers(path_product_kernel, out.device),
+            num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
+            **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out
 

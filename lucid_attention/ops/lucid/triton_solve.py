@@ -14,8 +14,9 @@ values and weight 0: they take no part.
 w is β, or 1, and 0 at masked positions. What is inverted is I + s L diag(w), or I + s diag(w) L for the adjoint.
 
 For 16-bit inputs a solved y is kept in float16, and a product with it is two: with the halves of L in float16. An error
-of y enters the result at most doubled, however long the sequence (`docs/mathematics.md`). So that neither overflows,
-every column of the values is scaled by a power of two to a largest entry between 1 and 2, and L by 2^15.
+of y enters the result at most doubled, however long the sequence (`docs/mathematics.md`): less than what bfloat16
+rounds. For float16 inputs a third product adds what y lost. So that neither overflows, every column of the values is
+scaled by a power of two to a largest entry between 1 and 2, and L by 2^15.
 """
 
 import math
@@ -280,8 +281,8 @@ def solve_kernel(
 
     inverses: [n, strips, rows, rows], X of the strip is at `index`; its rows are [start, start + tiles · BLOCK).
     Written twice: to `solved` [n, P, E'] for later updates (LOWER: what float16 cuts off, to `lower`), and to `out`
-    [n, T, E], without the scales. With BETA z is written as well; the adjoint, whose z is the gradient t of the right-hand side,
-    reads z and writes t·z of every row and piece of E.
+    [n, T, E], without the scales. With BETA z is written as well; the adjoint, whose z is the gradient t of the
+    right-hand side, reads z and writes t·z of every row and piece of E.
     """
     BLOCK: tl.constexpr = CONST.BLOCK
     pid = tl.program_id(0)
@@ -326,9 +327,10 @@ def solve_kernel(
 @triton.jit
 def resident_rows(x, first, ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr):
     """Rows that a program keeps for all of its tiles: all features, if they fit, otherwise none."""
+    rows = first
     if PIECE == FEATURES:
-        return key_rows(x, first, FEATURES, 0, ROWS, FEATURES)
-    return first
+        rows = key_rows(x, first, FEATURES, 0, ROWS, FEATURES)
+    return rows
 
 
 @triton.jit
@@ -338,15 +340,19 @@ def resident_scores(
 ):  # fmt: skip
     """left[rows] · right[columns]ᵀ, as `score_tile`; kept: `resident_rows` of left."""
     if PIECE == FEATURES:
-        return tl.dot(kept, key_columns(right, column, FEATURES, 0, COLUMNS, FEATURES), input_precision=PRECISION)
-    return score_tile(left, row, right, column, ROWS, COLUMNS, FEATURES, PIECE, PRECISION)
+        columns = key_columns(right, column, FEATURES, 0, COLUMNS, FEATURES)
+        scores = tl.dot(kept, columns, input_precision=PRECISION)
+    else:
+        scores = score_tile(left, row, right, column, ROWS, COLUMNS, FEATURES, PIECE, PRECISION)
+    return scores
 
 
 @triton.jit(do_not_specialize=["first", "tiles", "source", "source_end", "P"])
-def update_kernel(system, solved, residuals, first, tiles, source, source_end, P, CONST: tl.constexpr):
+def update_kernel(system, solved, lower, residuals, first, tiles, source, source_end, P, CONST: tl.constexpr):
     """residuals[target] −= s L[target, source] · solved[source], for all targets in tiles of ROWS.
 
-    Targets are after the source or, for the adjoint, before it: what L is made of is symmetric.
+    Targets are after the source or, for the adjoint, before it: what L is made of is symmetric. lower: what float16 cut
+    off from `solved`, with LOWER.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
@@ -381,8 +387,10 @@ def update_kernel(system, solved, residuals, first, tiles, source, source_end, P
             tile = tl.exp2((scores - 1.0) * c + SHIFT)
             if CONST.PACKED:
                 tile = tl.where(row_documents == tl.load(system.documents + j + columns)[None, :], tile, 0.0)
-            y = tl.load(solved + (base + j + columns)[:, None] * CONST.VALUES + wide[None, :])
-            acc = exact_dot(tile, y, acc, CONST.PRODUCT)
+            there = (base + j + columns)[:, None] * CONST.VALUES + wide[None, :]
+            acc = exact_dot(tile, tl.load(solved + there), acc, CONST.PRODUCT)
+            if CONST.LOWER:
+                acc = tl.dot(tile.to(tl.float16), tl.load(lower + there), acc)
         here = residuals + (base + target + rows)[:, None] * CONST.VALUES + wide[None, :]
         tl.store(here, tl.load(here) - (system.strength / 2**SHIFT) * acc)
 
@@ -511,6 +519,7 @@ class _Launches:
         where = architecture(system.k.device)
         self.system, self.n, self.device = system, math.prod(heads), v.device
         self.multiply: Precisions = precisions(where, dtype_of_all)
+        self.dtype = dtype_of_all
         self.solved_dtype = torch.float32 if dtype_of_all == torch.float32 else torch.float16
         self.features, self.values = padded_size(D), padded_size(v.shape[3])
         self.tiles = tiles or solve_tiles(where, dtype_of_all, self.features, self.values)
@@ -611,15 +620,18 @@ class _Launches:
         )  # fmt: skip
         return algebra.inverse_(matrices)
 
-    def update(self, solved: Tensor, residuals: Tensor, targets: tuple[int, int], source: tuple[int, int]) -> None:
+    def update(
+        self, solved: Tensor, lower: Tensor | None, residuals: Tensor, targets: tuple[int, int], source: tuple[int, int]
+    ) -> None:
         """Subtract the columns [source) of solved rows from the residuals of the rows [targets)."""
         tile = self.tiles.update
         count, width = (targets[1] - targets[0]) // tile.rows, min(tile.values, self.values)
         if count <= 0 or source[0] >= source[1]:
             return
         self._launch(
-            update_kernel, (self.n * count, self.values // width), tile, solved, residuals, targets[0], count, *source,
-            ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=width, PRODUCT=self.multiply.values,
+            update_kernel, (self.n * count, self.values // width), tile, solved, solved if lower is None else lower,
+            residuals, targets[0], count, *source, ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=width,
+            LOWER=lower is not None and self.dtype == torch.float16, PRODUCT=self.multiply.values,
         )  # fmt: skip
 
     def strip_size(self) -> int:
@@ -663,7 +675,7 @@ class _Launches:
                     strips, size // 16, low, tiles, self.first, out.shape[2], self.P, E=out.shape[3], CONST=const,
                     num_warps=tile.warps, num_stages=tile.stages, **registers(solve_kernel, self.device),
                 )  # fmt: skip
-                self.update(solved, residuals, (0, low) if adjoint else (high, self.P), (low, high))
+                self.update(solved, lower, residuals, (0, low) if adjoint else (high, self.P), (low, high))
 
     def key_gradients(self, y: Tensor, g: Tensor, lower: Tensor | None, out: Gradients) -> None:
         """Write the gradients of keys and sharpness. g, lower: [n, P, E'], overwritten in the past."""
@@ -712,8 +724,10 @@ def forward(system: System, v: Tensor, y: Tensor, z: Tensor | None, tiles: Solve
         residuals, solved = launches.value_buffer(), launches.value_buffer(launches.solved_dtype)
         launches.pack_values(v, residuals, past=False)
         launches.pack_values(system.y_past, solved, past=True)
-        launches.update(solved, residuals, (launches.first, launches.P), (0, launches.first))
-        launches.sweep(residuals, solved, None, y, z, None, adjoint=False)
+        # Scaled values of the past are exact in float16.
+        lower = torch.empty_like(solved) if launches.dtype == torch.float16 else None
+        launches.update(solved, None, residuals, (launches.first, launches.P), (0, launches.first))
+        launches.sweep(residuals, solved, lower, y, z, None, adjoint=False)
 
 
 def backward(

@@ -42,8 +42,7 @@ class StepConstants(NamedTuple):
     """What the kernels are compiled for.
 
     FEATURES, VALUES: padded D and E; WIDTH: of E, combined by one program; COLUMNS: keys of a tile; PIECE: of D,
-    multiplied at a time; UNIT: the strides of k and y are multiples of it; PRECISION, PRODUCT: of products with keys and
-    with values.
+    multiplied at a time; UNIT: of the strides of k and y; PRECISION, PRODUCT: of products with keys and with values.
     """
 
     G: int
@@ -249,6 +248,7 @@ def path_step_split_kernel(
     high = tl.minimum(low + per, count)
     k += (batch * k_stride_b + head * k_stride_h) * CONST.UNIT
     y += (batch * y_stride_b + head * y_stride_h) * CONST.UNIT
+    k_stride_t *= CONST.UNIT
     y_stride_t *= CONST.UNIT
     norms += batch * n_stride_b + head * n_stride_h
     moved += n * (live_count + 1) * CONST.D
@@ -261,7 +261,7 @@ def path_step_split_kernel(
         if CONST.MASKED:
             seen &= tl.load(mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
         top, total, acc = read_keys(
-            moving_in, k, k_stride_t * CONST.UNIT, 0, y, y_stride_t, norms, n_stride_t, tokens, seen, top, total, acc, c, CONST
+            moving_in, k, k_stride_t, 0, y, y_stride_t, norms, n_stride_t, tokens, seen, top, total, acc, c, CONST
         )  # fmt: skip
     for start in range(tl.maximum(low, pending), high, CONST.COLUMNS):
         tokens = (start + columns).to(tl.int64)
