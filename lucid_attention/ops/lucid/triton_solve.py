@@ -87,7 +87,7 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     if dtype != torch.bfloat16:
         gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64 if features <= 128 else 32)
     elif large:
-        gradient = Tile(128, 32, min(32, values), whole, warps=8, out=128)
+        gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
@@ -406,10 +406,14 @@ def column_product(system, w, acc, base, j, CONST: tl.constexpr):
 
 
 @triton.jit
-def gradient_tile(system, left, right, lower_left, lower_right, row_keys, c, base, target, j, CONST: tl.constexpr):
+def gradient_tile(
+    system, left, right, lower_left, lower_right, row_keys, row_left, row_lower, c, base, target, j,
+    CONST: tl.constexpr,
+):  # fmt: skip
     """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
 
-    Either left or right is g, whose lower half is another tensor with LOWER; the other one has none.
+    Either left or right is g, whose lower half is another tensor with LOWER; the other one has none. The tensors of
+    rows are `resident_rows`.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
@@ -419,12 +423,13 @@ def gradient_tile(system, left, right, lower_left, lower_right, row_keys, c, bas
     )  # fmt: skip
     row_norms = tl.load(system.rnorm + base + target + tl.arange(0, ROWS))[:, None]
     cosines *= row_norms * tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
-    w = score_tile(
-        left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT
+    w = resident_scores(
+        row_left, left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT
     )  # fmt: skip
     if CONST.LOWER:
-        w += score_tile(
-            lower_left, base + target, lower_right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT
+        w += resident_scores(
+            row_lower, lower_left, base + target, lower_right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH,
+            CONST.PRODUCT,
         )  # fmt: skip
     w *= exponentials(cosines, c)
     if CONST.PACKED:
@@ -465,16 +470,19 @@ def key_gradient_kernel(
     low_end = tl.where(target >= first_new, target + ROWS, low)
     sums = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
+    row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
+    row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(low, low_end, COLUMNS):
         w, cosines = gradient_tile(
-            system, gradients, values, lower, values, row_keys, c, base, target, j, CONST
+            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
         sums += tl.sum(w * (cosines - 1.0), 1)
         acc = column_product(system, w, acc, base, j, CONST)
+    row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
         w, cosines = gradient_tile(
-            system, values, gradients, values, lower, row_keys, c, base, target, j, CONST
+            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
         acc = column_product(system, w, acc, base, j, CONST)
