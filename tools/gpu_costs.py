@@ -271,11 +271,11 @@ Written by `python tools/gpu_costs.py`. **Nobody has run these kernels on a GPU 
 launches, arithmetic, traffic and times of every cell.
 
 The launches of the library are recorded without a GPU, and their kernels are compiled. Each launch is charged
-{gap:g} µs (the gap in a CUDA graph) and the longest of: the instructions that its programs issue, counted in the machine
-code; their products at the vendor's dense rate; their bytes from L2; each of the three at {efficiency:.0%}, in whole
-rounds of one program per processor; and its traffic at the vendor's bandwidth. A product in bf16x3 counts three times,
-in bf16x6 six times. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is charged
-{efficiency:.0%} of the dense rate.
+{gap:g} µs (the gap in a CUDA graph) and the longest of: the instructions that its programs issue, counted in the
+machine code; their products at the vendor's dense rate; their bytes from L2; each of the three at {efficiency:.0%}, in
+whole rounds of one program per processor; and its traffic at the vendor's bandwidth. A product in bf16x3 counts three
+times, in bf16x6 six times. Head sizes are padded to a power of two, so 68 costs as much as 128. Flash attention is
+charged {efficiency:.0%} of the dense rate.
 
 A cell is the time over that of flash attention of the same shape, forward / backward, in bfloat16. LUCID is the solve
 and flash attention. Host: milliseconds of the CPU for all launches without a CUDA graph ({host:g} µs for one of Triton,

@@ -16,12 +16,12 @@ SIXTEEN = tl.constexpr(16)
 
 @triton.jit(
     do_not_specialize=[
-        "alpha", "beta", "inner", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
+        "alpha", "beta", "inner", "tiles", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
         "out_outer", "out_inner", "a_leading", "b_leading", "c_leading", "out_leading",
     ]
 )  # fmt: skip
 def path_product_kernel(
-    a, b, c, out, alpha, beta, inner, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
+    a, b, c, out, alpha, beta, inner, tiles, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
     out_inner, a_leading, b_leading, c_leading, out_leading,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -31,12 +31,13 @@ def path_product_kernel(
     b_leading *= SIXTEEN
     c_leading *= SIXTEEN
     out_leading *= SIXTEEN
-    batch = tl.program_id(0)
+    # Only the first dimension of a grid may be larger than 65535.
+    batch = tl.program_id(0) // tiles
     first = (batch // inner).to(tl.int64)
     second = (batch % inner).to(tl.int64)
     # Offsets inside a tile have 32 bits, those of tiles 64.
-    i = (tl.program_id(1) * ROWS).to(tl.int64)
-    j = (tl.program_id(2) * COLUMNS).to(tl.int64)
+    i = (tl.program_id(0) % tiles * ROWS).to(tl.int64)
+    j = (tl.program_id(1) * COLUMNS).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     deep = tl.arange(0, DEPTH)
@@ -124,8 +125,9 @@ class TritonAlgebra(Algebra):
         assert not result.transposed
         outer, inner = result.batch
         rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
-        path_product_kernel[(outer * inner, I // rows, J // columns)](
-            a, b, added.x, out, alpha, beta, inner, K, *(stride for matrix in operands for stride in matrix.strides),
+        path_product_kernel[(outer * inner * (I // rows), J // columns)](
+            a, b, added.x, out, alpha, beta, inner, I // rows, K,
+            *(stride for matrix in operands for stride in matrix.strides),
             *(matrix.leading // SIXTEEN.value for matrix in operands),
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
