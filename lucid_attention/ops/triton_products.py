@@ -58,22 +58,22 @@ def path_product_kernel(
     tl.store(out + rows * out_leading + columns, acc)
 
 
-@triton.jit
-def inverse_kernel(matrix, SIZE: tl.constexpr):
-    """Diagonal blocks of 16 of [*, SIZE, SIZE] become (I + block)⁻¹ by forward substitution: powers of L would
-    grow although the inverse is bounded."""
+@triton.jit(do_not_specialize=["blocks"])
+def inverse_kernel(matrix, blocks):
+    """Diagonal blocks of 16 of matrices of `blocks` blocks become (I + block)⁻¹ by forward substitution: powers of L
+    would grow although the inverse is bounded."""
     rows = tl.arange(0, SIXTEEN)[:, None]
     columns = tl.arange(0, SIXTEEN)[None, :]
     pid = tl.program_id(0)
-    blocks: tl.constexpr = SIZE // SIXTEEN
-    here = matrix + (pid // blocks).to(tl.int64) * (SIZE * SIZE) + (pid % blocks) * (SIXTEEN * (SIZE + 1))
+    size = blocks * SIXTEEN
+    here = matrix + (pid // blocks).to(tl.int64) * size * size + (pid % blocks) * (SIXTEEN * (size + 1))
     # Read as its transpose, whose column i is row i of the matrix.
-    upper = tl.load(here + rows + columns * SIZE)
+    upper = tl.load(here + rows + columns * size)
     x = tl.where(rows == columns, 1.0, 0.0)
     for i in range(1, SIXTEEN):
         row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
         x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
-    tl.store(here + rows * SIZE + columns, x)
+    tl.store(here + rows * size + columns, x)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TritonAlgebra(Algebra):
         """
         m, N, _ = matrix.shape
         size = SIXTEEN.value
-        inverse_kernel[(m * (N // size),)](matrix, SIZE=N, num_warps=1, **registers(inverse_kernel, matrix.device))
+        inverse_kernel[(m * (N // size),)](matrix, N // size, num_warps=1, **registers(inverse_kernel, matrix.device))
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
             first, last, corner = pairs[..., :size, :size], pairs[..., size:, size:], pairs[..., size:, :size]
