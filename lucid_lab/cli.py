@@ -427,11 +427,11 @@ def experiment(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="run again what is kept")] = False,
     model: Annotated[
-        str, typer.Option(metavar="FOLDER", help="checkpoint for `pretrained`, see tools/get_smollm2.py")
+        str, typer.Option(metavar="FOLDER", help="checkpoint for `recipe`, see tools/get_smollm2.py")
     ] = "",
     texts: Annotated[
         str,
-        typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py"),
+        typer.Option(metavar="FOLDER", help=".txt files for `recipe`, see tools/get_texts.py"),
     ] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""

@@ -14,7 +14,7 @@ from ..ops.lucid.api import precondition, precondition_related
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
-from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, separate_rows
+from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, read_padding, separate_rows
 from .preconditioner import NAME
 
 # The least strength to divide by: v − s·x is v in float32 and v/s does not overflow; or the gradient of s, a difference
@@ -103,6 +103,12 @@ def lucid_attention_forward(
     """
     readout = Readout(module, scaling, dropout, kwargs)
     if not sees_whole_past(module, kwargs):
+        if hasattr(module, NAME) and not module.is_causal:
+            # An encoder: one block of tokens that see each other.
+            _check_no_cache(query, key)
+            key_mask = read_padding(attention_mask, query.shape[0], query.shape[2])
+            value = _prepare(module, key, value, Visibility(key_mask), block=None)
+            attention_mask = None if key_mask is None else key_mask[:, None, None]
         return readout.stock(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     if lucid_pass is None:
         raise ValueError(
@@ -150,7 +156,12 @@ def _check_no_cache(q: Tensor, k: Tensor) -> None:
 
 
 def _prepare(
-    module: Any, k: Tensor, v: Tensor, visible: Visibility, past: tuple[Tensor, Tensor] | None = None
+    module: Any,
+    k: Tensor,
+    v: Tensor,
+    visible: Visibility,
+    past: tuple[Tensor, Tensor] | None = None,
+    block: int | None = 1,
 ) -> Tensor:
     """y of new keys and values: [B, H, T, E]. A layer that was not chosen keeps v."""
     if getattr(module, NAME, None) is None:
@@ -162,7 +173,7 @@ def _prepare(
     if visible.relation is not None:
         y = precondition_related(k, x, visible.relation, past=past, key_mask=visible.key_mask, **options)
     elif visible.cu_seqlens is None:
-        y = precondition(k, x, past=past, key_mask=visible.key_mask, **options)
+        y = precondition(k, x, past=past, key_mask=visible.key_mask, block=block, **options)
     else:
         if "beta" in options:
             options["beta"] = one_row(options["beta"][..., None])[..., 0]
