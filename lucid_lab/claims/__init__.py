@@ -41,6 +41,7 @@ CLAIMS = (
     "flip_flop",
     "word_problems",
     "centring",
+    "larger_lm",
     "recipe",
     "both_directions",
 )

@@ -57,6 +57,7 @@ TOY_CLAIMS = (
     "word_problems",
     "centring",
     "both_directions",
+    "larger_lm",
 )
 
 
