@@ -147,7 +147,7 @@ def train(
         typer.Option(
             metavar="WHAT",
             help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
-            "or memory_update",
+            "or latest_value",
         ),
     ] = None,
     out: Annotated[
