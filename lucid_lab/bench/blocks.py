@@ -1,6 +1,6 @@
 """The case `blocks`: tokens that see each other. Whole sequences next to torch's bidirectional attention; blocks of 32
-tokens next to causal LUCID. `python -m lucid_lab.bench.blocks [CHECKPOINT TEXT]` prints the steps of conjugate gradients
-for made-up keys, or for those of a checkpoint that reads a file."""
+tokens next to causal LUCID. `python -m lucid_lab.bench.blocks [CHECKPOINT TEXT]` prints the steps of conjugate
+gradients for made-up keys, or for those of a checkpoint that reads a file."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -140,8 +140,9 @@ def real_heads(folder: str, text: str, N: int) -> list[tuple[Tensor, Tensor]]:
     AttentionInterface.register("keeps_keys", attend)
     AttentionMaskInterface.register("keeps_keys", sdpa_mask)
     model = AutoModel.from_pretrained(folder, attn_implementation="keeps_keys", trust_remote_code=False).float().eval()
+    length = min(N, model.config.max_position_embeddings)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    model(tokenizer(text, return_tensors="pt", truncation=True, max_length=N).input_ids)
+    model(tokenizer(text, return_tensors="pt", truncation=True, max_length=length).input_ids)
     return found[:: max(1, len(found) // 6)]
 
 
