@@ -627,9 +627,7 @@ def doctor(
     the versions of torch, Triton and lucid-attention. The proof is in ~/.cache/lucid_attention (or
     LUCID_ATTENTION_CACHE). `lucid bench` measures what they cost.
     """
-    from lucid_attention.doctor import diagnose
-
-    from .devices import find_device
+    from lucid_attention.doctor import diagnose, find_device
 
     if not diagnose(find_device(device), quick=quick, json_file=json):
         raise typer.Exit(1)

@@ -7,12 +7,12 @@ contents of the past). `CausalAttention` itself is plain softmax attention.
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import checks
 from ..ops.checks import check_size
 from ..ops.softmax.attention import softmax_attention
-from .norm import HeadNorm
 from .rotary import Rotary
 
 
@@ -187,6 +187,24 @@ class CausalAttention(nn.Module):
         own, plain = type(self), CausalAttention
         changed = own.values != plain.values or own.readout != plain.readout or own.attend != plain.attend
         return None if changed else {}
+
+
+class SoftmaxAttention(CausalAttention):
+    """Causal softmax attention: `CausalAttention` without changes."""
+
+    title = "softmax"
+
+
+class HeadNorm(nn.RMSNorm):
+    """Learned RMS norm over the last dimension, computed in at least float32, returned in the dtype of x."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """norm(x), or norm(x) · silu(gate) with a gate of the shape of x."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps)
+        if gate is not None:
+            y = y * F.silu(gate.to(wide))
+        return y.to(x.dtype)
 
 
 def split_heads(x: Tensor, size: int) -> Tensor:

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lucid_attention.doctor import find_device
 from lucid_attention.files import read_text, write_record, write_whole
+from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import (
     check_checkpoint,
     checkpoint_name,
@@ -23,9 +25,7 @@ from lucid_attention.models.checkpoint import (
 )
 
 from ..data.text import documents
-from ..devices import find_device
 from ..locks import locked
-from ..tables import text_table
 from .conditioning import condition_numbers
 from .disturbance import STRENGTHS, disturbances, disturbances_together
 from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates

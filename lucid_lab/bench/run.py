@@ -15,9 +15,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lucid_attention.files import write_whole
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 
-from ..tables import text_table
 from . import blocks, decode, linear, memory, models, path, solve
 from .gate import Shape
 from .harness import machine, threads

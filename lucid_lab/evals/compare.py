@@ -7,9 +7,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lucid_attention.files import parse_json, read_json, read_text
+from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import check_checkpoint
 
-from ..tables import text_table
 from .evaluate import RESULTS, evaluate, result_name
 
 

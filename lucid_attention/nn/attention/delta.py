@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.linear.delta import delta_attention
-from ..norm import HeadNorm
+from ..causal import HeadNorm
 from ..recurrent import RecurrentAttention
 
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from ...ops.checks import check_positive
 from ...ops.linear.gsa import gsa_attention
-from ..causal import check_size, split_heads
-from ..norm import HeadNorm
+from ..causal import HeadNorm, check_size, split_heads
 from ..recurrent import RecurrentAttention, log_sigmoid_gate
 
 
