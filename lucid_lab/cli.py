@@ -430,8 +430,7 @@ def experiment(
         str, typer.Option(metavar="FOLDER", help="checkpoint for `pretrained`, see tools/get_smollm2.py")
     ] = "",
     texts: Annotated[
-        str,
-        typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py"),
+        str, typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py")
     ] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""
@@ -604,12 +603,7 @@ def bench(
     )
 
 
-@command(
-    "doctor",
-    example="lucid doctor --json doctor.json",
-    extra="bench",
-    kept="nothing was written: run it again",
-)
+@command("doctor", example="lucid doctor --json doctor.json", extra="bench", kept="nothing was written: run it again")
 def doctor(
     device: Annotated[
         str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 (default: an accelerator if there is one)")

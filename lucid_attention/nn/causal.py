@@ -151,14 +151,7 @@ class CausalAttention(nn.Module):
         checks.check_past((past.k, past.y), k, v)
 
     def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         """From projected q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new past."""
         y = self.values(x, k, v, past, key_mask, cu_seqlens)

@@ -124,14 +124,7 @@ class RecurrentAttention(CausalAttention, ABC):
 
     @abstractmethod
     def recur(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         """From q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new state."""
 

@@ -60,9 +60,7 @@ HEAD_32 = Change("head_32", "head of 32", {"heads": 1, "head_dim": 32})
 HEAD_64 = Change("head_64", "head of 64", {"heads": 1, "head_dim": 64})
 HEAD_64_SHARP = Change("head_64_sharp", "head of 64, sharpness 4", {**HEAD_64.settings, "options": {"sharpness": 4.0}})
 HEAD_64_LEARNED = Change(
-    "head_64_learned",
-    f"head of 64, {LEARNED_SHARPNESS.title}",
-    {**HEAD_64.settings, **LEARNED_SHARPNESS.settings},
+    "head_64_learned", f"head of 64, {LEARNED_SHARPNESS.title}", {**HEAD_64.settings, **LEARNED_SHARPNESS.settings}
 )
 TITLES = {
     "family": "Two layers of attention with heads of 16, accuracy %",

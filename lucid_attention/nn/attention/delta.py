@@ -26,13 +26,7 @@ class DeltaAttention(RecurrentAttention):
     title = "DeltaNet"
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        conv_size: int | None = 4,
-        double_beta: bool = False,
-        **options: Any,
+        self, hidden_size: int, num_heads: int, *, conv_size: int | None = 4, double_beta: bool = False, **options: Any
     ) -> None:
         super().__init__(hidden_size, num_heads, conv_size=conv_size, **options)
         self.double_beta = double_beta

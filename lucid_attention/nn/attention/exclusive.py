@@ -21,14 +21,7 @@ class ExclusiveAttention(CausalAttention):
     title = "XSA"
 
     def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
         wide = torch.promote_types(o.dtype, torch.float32)

@@ -21,14 +21,7 @@ class GatedAttention(CausalAttention):
         self.g_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
     def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
         return o * self.g_proj(x).sigmoid().transpose(1, 2)[..., None], present

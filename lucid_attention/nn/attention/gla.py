@@ -28,13 +28,7 @@ class GlaAttention(RecurrentAttention):
     query_weights, kv_weights, value_ratio = 5, 3, 2
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        gate_rank: int = 16,
-        gate_temperature: float = 16.0,
-        **options: Any,
+        self, hidden_size: int, num_heads: int, *, gate_rank: int = 16, gate_temperature: float = 16.0, **options: Any
     ) -> None:
         super().__init__(hidden_size, num_heads, **options)
         check_size("gate_rank", gate_rank)
