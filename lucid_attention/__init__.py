@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .nn.causal import CausalAttention
     from .ops.keys import KeyMap, calibrated_key_map
     from .ops.linear.delta import delta_attention
-    from .ops.linear.gla import gla_attention
-    from .ops.linear.gsa import gsa_attention
+    from .ops.linear.gated import gla_attention, gsa_attention
     from .ops.lucid.api import lucid_attention, precondition, preconditioner
     from .ops.lucid.decode import inverse_key_norms, lucid_decode
     from .ops.path.api import lucid_path_attention, path_attention
@@ -63,8 +62,8 @@ _MODULES = {
     "delta_attention": ".ops.linear.delta",
     "diff_attention": ".ops.softmax.diff",
     "enable_lucid": ".models.subclasses",
-    "gla_attention": ".ops.linear.gla",
-    "gsa_attention": ".ops.linear.gsa",
+    "gla_attention": ".ops.linear.gated",
+    "gsa_attention": ".ops.linear.gated",
     "inverse_key_norms": ".ops.lucid.decode",
     "lucid_attention": ".ops.lucid.api",
     "lucid_decode": ".ops.lucid.decode",

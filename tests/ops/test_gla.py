@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lucid_attention.ops.linear.gla import gla_attention
+from lucid_attention.ops.linear.gated import gla_attention
 
 from .cases import error
 from .linear_cases import Sizes

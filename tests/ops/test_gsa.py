@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lucid_attention.ops.linear.gsa import gsa_attention
+from lucid_attention.ops.linear.gated import gsa_attention
 
 from .cases import error
 from .linear_cases import Sizes

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive
-from ...ops.linear.gla import gla_attention
+from ...ops.linear.gated import gla_attention
 from ..causal import HeadNorm, check_size, split_heads
 from ..recurrent import RecurrentAttention, log_sigmoid_gate
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive
-from ...ops.linear.gsa import gsa_attention
+from ...ops.linear.gated import gsa_attention
 from ..causal import HeadNorm, check_size, split_heads
 from ..recurrent import RecurrentAttention, log_sigmoid_gate
 
