@@ -108,15 +108,6 @@ def test_a_broken_query_at_a_masked_position_changes_nothing_else(impl, norm, fi
     assert_exact(results, clean)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_a_mask_of_ones_is_no_mask(fn, norm):
-    case = Case(T=300, B=2, G=2, D=4)
-    tensors, weight = case.tensors(), weight_for(fn, case)
-    masked = evaluate(fn, tensors, weight, norm=norm, key_mask=torch.ones(2, 300, dtype=torch.bool))
-    assert_exact(masked, evaluate(fn, tensors, weight, norm=norm))
-
-
 def test_a_mask_may_be_strided_or_expanded():
     tensors = Case(T=40, B=3, D=4).tensors()
     key_mask = (torch.rand(40) > 0.3).expand(3, 40)

@@ -154,12 +154,6 @@ def test_vmap_equals_a_loop_with_its_gradients(operator: str, kind: str) -> None
 
 @mapped
 @every_operator
-def test_vmap_with_a_number_for_the_sharpness_equals_a_loop(operator: str) -> None:
-    loop_and_map(lambda tensors: call(operator, tensors), problem(operator, "plain", sharpness=False))
-
-
-@mapped
-@every_operator
 def test_vmap_over_one_of_the_inputs_equals_a_loop(operator: str) -> None:
     inputs = {name: x.detach() for name, x in problem(operator, "past").items()}
     for name, x in inputs.items():
@@ -177,17 +171,6 @@ def test_vmap_over_packed_borders_is_refused() -> None:
     borders = torch.tensor([[0, 2, 7], [0, 3, 7]])
     with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
         torch.vmap(lambda each: path_attention(**tensors, cu_seqlens=each))(borders)
-
-
-@every_operator
-def test_many_gradients_at_once_equal_one_by_one(operator: str) -> None:
-    tensors = problem(operator, "past")
-    out = call(operator, tensors)
-    upstream = torch.randn(3, *out.shape, dtype=out.dtype)
-    leaves = list(tensors.values())
-    at_once = torch.autograd.grad(out, leaves, upstream, is_grads_batched=True, retain_graph=True)
-    one_by_one = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in upstream]
-    torch.testing.assert_close(at_once, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True)))
 
 
 def transposed(x: Tensor) -> Tensor:
