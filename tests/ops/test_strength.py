@@ -17,16 +17,7 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
-from .cases import (
-    Case,
-    assert_as_good_as,
-    assert_exact,
-    call,
-    evaluate,
-    keys_of,
-    shifted_keys,
-    widened,
-)
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, widened
 
 NORMS = ["key", "qk", "row_max"]
 OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),

@@ -171,7 +171,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(whole: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match="checkpoint-8 must hold the state of the optimizer"):
         train(small(), run)
     os.mkfifo(optimizer)
-    with pytest.raises(ValueError, match="must hold files, got the pipe or device '.*optimizer.pt'"):
+    with pytest.raises(ValueError, match=r"must hold files, got the pipe or device '.*optimizer\.pt'"):
         train(small(), run)
 
 
