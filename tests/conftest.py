@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,14 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    """A compiler that remembers no other test."""
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":

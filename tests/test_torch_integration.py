@@ -1,6 +1,6 @@
 """The operators inside torch: compile, export, vmap, double backward, autocast, grad modes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,13 +53,6 @@ def problem(kind: str, length: int = 7, dtype: torch.dtype = torch.float64) -> t
 
 def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, inputs, correlated(*output.shape, dtype=output.dtype, seed=11))
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 @every_kind

@@ -1,6 +1,5 @@
 """PaTH's operators inside torch: opcheck, compile, export, vmap, layouts, grad modes, the meta device, memory."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from lucid_attention.ops.path.api import lucid_path_attention, path_attention, p
 from lucid_attention.ops.path.decode import keys_at_end
 
 from .path_cases import NEW, OLD, OPERATORS, PathCase, call, evaluate, packed_up
+from .test_layouts import transposed
 from .test_memory import largest_allocation
 
 B, H, S = 2, 2, 5
@@ -78,13 +78,6 @@ def test_the_operator_and_its_backward_pass_opcheck(name: str, operator: str) ->
     do, dy = (torch.ones_like(x) if x.numel() else None for x in (o, y))
     needed = [isinstance(x, Tensor) for x in arguments[:9]]
     torch.library.opcheck(path_op.backward, (do, None, dy, o, lse, y, *arguments, needed))
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 @every_kind
@@ -171,10 +164,6 @@ def test_vmap_over_packed_borders_is_refused() -> None:
     borders = torch.tensor([[0, 2, 7], [0, 3, 7]])
     with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
         torch.vmap(lambda each: path_attention(**tensors, cu_seqlens=each))(borders)
-
-
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def reversed_storage(x: Tensor) -> Tensor:

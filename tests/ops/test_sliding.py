@@ -13,6 +13,7 @@ from lucid_attention.ops.softmax.attention import softmax_attention
 from lucid_attention.ops.softmax.sliding import sliding_attention
 
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
+from .test_layouts import transposed
 
 
 def dense(
@@ -146,10 +147,6 @@ def test_only_the_last_positions_of_a_past_are_read():
     torch.testing.assert_close(sliding_attention(**tensors, window=6, past=kept), o, rtol=0, atol=0)
     fewer = tuple(x[:, :, -4:] for x in past)
     assert (sliding_attention(**tensors, window=6, past=fewer) - o).abs().max() > 1e-4
-
-
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def features_first(x: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """strength: s in P = I + s · stril exp(…), from softmax attention to LUCID, with every other option."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -212,13 +211,6 @@ def test_a_bad_strength_is_explained(value, kind, message):
     for fn, args in ((lucid_attention, (q, k, v)), (precondition, (k, v)), (preconditioner, (k,)), (lucid_decode, new)):
         with pytest.raises(kind, match=message):
             fn(*args, strength=value)
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
