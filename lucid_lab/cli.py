@@ -216,14 +216,22 @@ def recipes() -> None:
 # ------------------------------------------------------------------------------------------------- evaluation
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _list_of(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
     """ "2,4,6" -> (2, 4, 6)."""
-    return tuple(int(part) for part in text.split(","))
+
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(kind(part.strip()) for part in text.split(","))
+        except ValueError:
+            values = (-1,)
+        if kind is not str and min(values) < 0:
+            raise typer.BadParameter(f"expected numbers separated by commas, such as {example}, got {text!r}")
+        return values
+
+    return parse
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """ "qa1,qa2" -> ("qa1", "qa2")."""
-    return tuple(part.strip() for part in text.split(","))
+_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -242,13 +250,13 @@ def _list_option(parser: Callable[[str], Any], text: str, metavar: str = "LIST")
     return typer.Option(parser=parser, metavar=metavar, help=text, show_default=False)
 
 
-Tasks = Annotated[Any, _list_option(_names, "names of tasks, as in sniah,mniah; list shows all")]
-Lengths = Annotated[Any, _list_option(_counts, "lengths in tokens, question and answer included")]
-Needles = Annotated[Any, _list_option(_counts, "numbers of needles")]
+Tasks = Annotated[Any, _list_option(_NAMES, "names of tasks, as in sniah,mniah; list shows all")]
+Lengths = Annotated[Any, _list_option(_INTEGERS, "lengths in tokens, question and answer included")]
+Needles = Annotated[Any, _list_option(_INTEGERS, "numbers of needles")]
 Samples = Annotated[int | None, _option("N", "samples for every task, length and number of needles")]
 Seed = Annotated[int | None, _option("N", "seed of the samples")]
-Variants = Annotated[Any, _list_option(_names, "tasks of sniah and mniah, as in multikey_1,multivalue (default: all)")]
-Stories = Annotated[Any, _list_option(_names, "stories of babilong (default: qa1 to qa5)")]
+Variants = Annotated[Any, _list_option(_NAMES, "tasks of sniah and mniah, as in multikey_1,multivalue (default: all)")]
+Stories = Annotated[Any, _list_option(_NAMES, "stories of babilong (default: qa1 to qa5)")]
 Hay = Annotated[
     str | None,
     _option("WHAT", "noise, needles, prose (Python's docstrings), essays or pg19 (from the hub), or a text or folder"),
@@ -444,22 +452,6 @@ def demo(
 # --------------------------------------------------------------------------------------------------- analysis
 
 
-def _list_of(kind: type, example: str) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        try:
-            values = [kind(part) for part in text.split(",")]
-        except ValueError:
-            values = [-1]
-        if kind is not str and min(values) < 0:
-            raise typer.BadParameter(f"expected numbers separated by commas, such as {example}, got {text!r}")
-        return values
-
-    return parse
-
-
-_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
-
-
 @command(
     "analyze",
     example="lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
@@ -469,7 +461,7 @@ _NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(
 def analyze(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights")],
     what: Annotated[
-        list | None,
+        Any,
         _list_option(
             _NAMES,
             "some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
@@ -482,20 +474,20 @@ def analyze(
     ] = None,
     length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512)")] = None,
     lengths: Annotated[
-        list | None, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
+        Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
     strengths: Annotated[
-        list | None, _list_option(_NUMBERS, "of all layers, for disturbance (default: 0.1,0.25,0.5)", "S,S")
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 0.1,0.25,0.5)", "S,S")
     ] = None,
     sharpnesses: Annotated[
-        list | None, _list_option(_NUMBERS, "of all layers, for disturbance (default: 8,4,2,1 times √D)", "C,C")
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 8,4,2,1 times √D)", "C,C")
     ] = None,
     find: Annotated[
         list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
     ] = None,
     last: Annotated[int | None, typer.Option(help="the last N tokens ask, for hit_rate (default: 1)")] = None,
-    layers: Annotated[list | None, _list_option(_INTEGERS, "counted from 0 (default: all)", "N,N")] = None,
-    heads: Annotated[list | None, _list_option(_INTEGERS, "query heads (default: all)", "N,N")] = None,
+    layers: Annotated[Any, _list_option(_INTEGERS, "counted from 0 (default: all)", "N,N")] = None,
+    heads: Annotated[Any, _list_option(_INTEGERS, "query heads (default: all)", "N,N")] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
     tokenizer: Annotated[Path | None, _option("FOLDER", "folder with a tokenizer (default: the checkpoint)")] = None,
     dtype: Annotated[
