@@ -13,7 +13,7 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=30)
 settings.load_profile("repeatable")
 
-# The tensors here are small: a second thread gains nothing, and beside another busy process its barriers cost minutes.
+# The tensors here are small: a second thread gains nothing, and next to another busy process its barriers cost minutes.
 torch.set_num_threads(1)
 
 

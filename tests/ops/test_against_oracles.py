@@ -117,5 +117,5 @@ def test_the_delta_rule_in_feature_space_gives_the_same_memory(kind):
     query = torch.randn(11, 2, dtype=torch.float64)
     read = torch.stack([sum(oracles.kernel(a, k[0, 0, j], c) * y[j] for j in range(T)) for a in query])
     torch.testing.assert_close(oracles.taylor_features(query, c) @ memory.T, read, rtol=1e-10, atol=1e-10)
-    # Both memories are Σ y_j φ_jᵀ, not only alike where we asked.
+    # Both memories are Σ y_j φ_jᵀ, not only similar where we asked.
     torch.testing.assert_close(memory, y.T @ phi, rtol=1e-10, atol=1e-10)

@@ -1,4 +1,4 @@
-"""New tokens behind a past: the same as one long pass, whatever the sizes, forward and backward."""
+"""New tokens after a past: the same as one long pass, whatever the sizes, forward and backward."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_new_tokens_see_the_past_as_the_equation_says(case, fn):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_float32_behind_a_past_is_as_good_as_the_plain_formula(case):
+def test_float32_after_a_past_is_as_good_as_the_plain_formula(case):
     tensors = case.tensors(torch.float32)
     weight = torch.randn(case.B, case.H * case.G, case.T, case.E, dtype=torch.float64)
     truth, plain = (evaluate(oracles.lucid_attention, x, weight) for x in (widened(tensors), tensors))

@@ -61,7 +61,7 @@ def test_16_bits_come_out_rounded_and_are_not_computed_with(dtype, operator, kin
 
 @pytest.mark.parametrize("impl", ["blockwise", "reference"])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_factors_in_float32_beside_16_bit_tokens_keep_their_length(operator, impl):
+def test_factors_in_float32_next_to_16_bit_tokens_keep_their_length(operator, impl):
     """β = 2 reflects only if ‖w‖ = 1: rounded to 16 bits, 600 factors would stretch or shrink the keys."""
     case = PathCase(T=600, G=2, D=16, E=8, keys="close", beta="2", H=1)
     tensors, weight = case.tensors(operator, torch.float32), case.weight(operator).bfloat16()
@@ -156,5 +156,5 @@ def test_large_scores_do_not_overflow(size):
     exact = evaluate(call, "path", wide(tensors), weight.double(), impl="reference")
     plain = evaluate(call, "path", tensors, weight, impl="reference")
     assert exact["out"].abs().max() < math.inf
-    # Scores of this size have few digits behind the point, and a softmax in parts rounds them once more.
+    # Scores of this size have few digits after the point, and a softmax in parts rounds them once more.
     assert_as_good_as(evaluate(call, "path", tensors, weight), plain, exact, multiple=10)

@@ -1,4 +1,4 @@
-"""A masked token is as if it were not there, its factor too; packed documents are as if each were alone."""
+"""A masked token is ignored, its factor too; packed documents are computed as if alone."""
 
 import math
 

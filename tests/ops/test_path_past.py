@@ -15,7 +15,7 @@ from .path_cases import OPERATORS, PathCase, call, evaluate, moved_keys, tokens
 def chunked(
     operator: str, tensors: dict, cuts: list[int], key_mask: torch.Tensor | None = None, **options
 ) -> torch.Tensor:
-    """The operator on pieces, each behind the cache that the pieces before it leave."""
+    """The operator on pieces, each after the cache that the pieces before it leave."""
     k, T = tensors["k"], tensors["k"].shape[2]
     keys, values, outputs = None, tensors["v"][:, :, :0], []
     for start, stop in zip([0, *cuts], [*cuts, T], strict=True):

@@ -91,7 +91,7 @@ def test_any_cut_into_past_and_new_tokens_gives_the_full_pass(tensors, norm, dat
 
 
 @given(problems(), norms, st.sampled_from(["left", "right", "middle", "anywhere"]), st.data())
-def test_a_masked_token_is_as_if_it_were_not_there(tensors, norm, where, data):
+def test_a_masked_token_is_ignored(tensors, norm, where, data):
     B, _, T, _ = tensors["k"].shape
     key_mask = torch.ones(B, T, dtype=torch.bool)
     for b in range(B):
@@ -114,7 +114,7 @@ def test_a_masked_token_is_as_if_it_were_not_there(tensors, norm, where, data):
 
 
 @given(problems(longest=40, batch=1), norms, st.lists(st.integers(0, 40), max_size=5))
-def test_packed_documents_are_as_if_each_were_alone(tensors, norm, cuts):
+def test_packed_documents_are_computed_as_if_alone(tensors, norm, cuts):
     T = tensors["k"].shape[2]
     borders = [0, *sorted(min(c, T) for c in cuts), T]
     packed = {"cu_seqlens": torch.tensor(borders), "norm": norm}

@@ -70,8 +70,8 @@ CASES = {
     "a long window": (Case(T=150, H=1, D=4, E=1), 149),
     "past": (Case(T=70, S=9, B=2, H=1, G=2), 5),
     "a past shorter than the window": (Case(T=70, S=3, G=2), 20),
-    "one token behind a past": (Case(T=1, S=30, B=2, G=2), 5),
-    "a chunk behind a past": (Case(T=3, S=30, B=2, G=2), 5),
+    "one token after a past": (Case(T=1, S=30, B=2, G=2), 5),
+    "a chunk after a past": (Case(T=3, S=30, B=2, G=2), 5),
 }
 every_case = pytest.mark.parametrize(("case", "window"), CASES.values(), ids=CASES)
 

@@ -122,7 +122,7 @@ def test_a_query_that_sees_nothing_reads_zero_and_passes_no_gradient(path):
         assert (x[1] == 0).all()
 
 
-def test_nan_behind_the_mask_changes_nothing(path):
+def test_nan_at_masked_keys_changes_nothing(path):
     tensors, weight = tensors_of("chunk")
     key_mask = mask_for(tensors)
     hidden = ~key_mask[:, None, :, None]
