@@ -16,7 +16,7 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
-from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, widened
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, upstream, widened
 
 NORMS = ["key", "qk", "row_max"]
 OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
@@ -24,11 +24,6 @@ OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
 every_norm = pytest.mark.parametrize("norm", NORMS)
 both_operators = pytest.mark.parametrize(("fn", "oracle"), OPERATORS)
 both_impls = pytest.mark.parametrize("impl", ["blockwise", "reference"])
-
-
-def weight_of(tensors: dict[str, Tensor], fn: object) -> Tensor:
-    rows = tensors["v" if fn is precondition else "q"]
-    return torch.randn(*rows.shape[:3], tensors["v"].shape[3], dtype=torch.float64)
 
 
 def settings(kind: str, case: Case) -> dict[str, Any]:
@@ -61,7 +56,7 @@ def test_it_is_the_equation_with_all_its_gradients(kind, fn, oracle, impl):
             continue  # ties for the maximum, where it has no derivative
         tensors = case.tensors(beta=norm != "key", sharpness=norm != "key")
         options = settings(kind, case) | {"norm": norm, "strength": s}
-        weight = weight_of(tensors, fn)
+        weight = upstream(tensors, fn)
         truth = evaluate(oracle, tensors, weight, **options)
         assert_exact(evaluate(fn, tensors, weight, impl=impl, **options), truth, tolerance=1e-10)
 
@@ -70,7 +65,7 @@ def test_it_is_the_equation_with_all_its_gradients(kind, fn, oracle, impl):
 @pytest.mark.parametrize("sharpness", [None, 0.5, 39.9, 40.1])
 def test_float32_is_as_good_as_the_plain_formula(sharpness):
     tensors = Case(T=300, D=6, keys="closest").tensors(torch.float32)
-    weight, options = weight_of(tensors, precondition), {"sharpness": sharpness, "strength": 0.4}
+    weight, options = upstream(tensors, precondition), {"sharpness": sharpness, "strength": 0.4}
     truth, plain = (evaluate(oracles.precondition, x, weight, **options) for x in (widened(tensors), tensors))
     assert_as_good_as(evaluate(precondition, tensors, weight, **options), plain, truth)
 
@@ -103,7 +98,7 @@ def test_at_zero_nothing_is_solved_and_all_gradients_are_those_of_the_equation(n
     tensors = Case(T=60, B=2, G=2, S=9, D=4).tensors(beta=True, sharpness=True)
     options = {"norm": norm, "key_mask": torch.rand(2, 69) > 0.3, "strength": 0.0}
     for fn, oracle in ((precondition, oracles.precondition), (lucid_attention, oracles.lucid_attention)):
-        weight = weight_of(tensors, fn)
+        weight = upstream(tensors, fn)
         assert_exact(evaluate(fn, tensors, weight, **options), evaluate(oracle, tensors, weight, **options))
     row = {name: x if name == "sharpness" else x[:1] for name, x in tensors.items() if "past" not in name}
     packed, weight = {"norm": norm, "cu_seqlens": torch.tensor([0, 9, 60]), "strength": 0.0}, torch.randn(1, 2, 60, 3)
