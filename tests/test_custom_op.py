@@ -10,7 +10,6 @@ from lucid_attention.ops.lucid.solve_op import precondition_op
 from lucid_attention.ops.softmax.attention import softmax_attention_op
 from tests.test_torch_integration import B, D, H, S, correlated, options, qkv
 
-
 # Arguments of `precondition_op`. fixed: the sharpness as a number; borders, length: of blocks.
 NAMES = (
     *("v", "k", "k_past", "y_past", "beta", "sharpness", "key_mask", "cu_seqlens", "strength"),
