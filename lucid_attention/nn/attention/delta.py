@@ -67,7 +67,7 @@ class DeltaAttention(RecurrentAttention):
             impl=self.impl,
         )
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         return self.o_norm(o)
 
 

@@ -53,5 +53,5 @@ class GlaAttention(RecurrentAttention):
         log_decay = log_sigmoid_gate(split_heads(self.f_proj(x), self.head_dim), self.gate_temperature)
         return gla_attention(q, k, v, log_decay, state=state, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl)
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         return self.o_norm(o, gate=split_heads(self.g_proj(x), self.value_dim))

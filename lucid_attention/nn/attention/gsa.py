@@ -70,6 +70,6 @@ class GsaAttention(RecurrentAttention):
             impl=self.impl,
         )
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         heads = F.silu(o.transpose(1, 2).flatten(2))
         return split_heads(self.o_norm(heads), self.value_dim)
