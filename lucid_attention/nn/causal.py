@@ -1,7 +1,8 @@
 """Causal attention as a module: projections, rotary embedding, grouped heads, padding, packing, cache.
 
 A variant overrides `values` (the stored values), `readout` (how queries read them) and `finish` (norm and gate of what
-they read), or `attend` (the first two, and the contents of the past). `CausalAttention` itself is plain softmax attention.
+they read), or `attend` (the first two, and the contents of the past). `CausalAttention` itself is plain softmax
+attention.
 """
 
 from typing import Any, ClassVar, NamedTuple
