@@ -145,7 +145,7 @@ def train(
         _option(
             "WHAT",
             "folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
-            "or memory_update",
+            "or latest_value",
         ),
     ] = None,
     out: Annotated[Path | None, _option("FOLDER", "folder of the run (default: runs/RECIPE-ATTENTION-SEED)")] = None,
