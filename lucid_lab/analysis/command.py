@@ -99,7 +99,9 @@ def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
 
     words = ["lucid", "analyze", short(checkpoint)]
     for name, value in given.items():
-        repeated = value if name == "find" else [",".join(map(str, value)) if isinstance(value, list) else value]
+        repeated = (
+            value if name == "find" else [",".join(map(str, value)) if isinstance(value, list | tuple) else value]
+        )
         words += [word for item in repeated for word in (f"--{name.replace('_', '-')}", short(item))]
     return shlex.join(words)
 
