@@ -1,38 +1,12 @@
 """Tiles of an exponential matrix, L_ij = alpha · exp(u_i·u_j − shift_i), for the block solver."""
 
-import ctypes
-
 import torch
 from torch import Tensor
 
-from . import numba_runtime
 from .triangular import subtract_product_
 
 # Below this shift e^c · e^−c is harmless in float32, and the factor e^−c is part of the matrix products at no cost.
 FOLDED_SHIFT = 40.0
-# Fewer elements are not worth a call of compiled code, or a second thread.
-LEAST_COMPILED, LEAST_SHARED = 16 * 1024, 64 * 1024
-
-
-class _Arguments(ctypes.Structure):
-    """Arguments of the exponential in `numba_kernels.py`."""
-
-    _fields_ = [(name, ctypes.c_int64) for name in ("address", "count", *numba_runtime.COUNTERS)]
-
-
-def exponential_(x: Tensor) -> Tensor:
-    """exp(x) in place: by compiled code if there is any, within 2e-7, else by torch."""
-    size = x.numel()
-    if size < LEAST_COMPILED or x.dtype != torch.float32 or not x.is_contiguous() or numba_runtime.obstacle(x):
-        return x.exp_()
-    function = numba_runtime.compiled(".numba_kernels", "exponential")
-    if isinstance(function, str):
-        return x.exp_()
-    arguments = _Arguments(x.data_ptr(), size)
-    address = ctypes.addressof(arguments)
-    arguments.counters = address + _Arguments.slots.offset
-    numba_runtime.run(function, address, numba_runtime.threads() if size >= LEAST_SHARED else 1)
-    return x
 
 
 class ExponentialTiles:
@@ -54,7 +28,7 @@ class ExponentialTiles:
     def exponentiate_(self, scores: Tensor, rows: slice) -> Tensor:
         if self.shift is not None:
             scores.sub_(self.shift if self.shift.shape[1] == 1 else self.shift[:, rows])
-        return exponential_(scores)
+        return scores.exp_()
 
     def operands(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
         """left: [n, R, D], right: [n, C, D], whose product is the tile's exponent."""
