@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from .. import packing
-from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
 from ..softmax.strips import attend_rectangle, attend_rectangle_backward
-from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
+from ..triangular import FOLDED_SHIFT, LOG2E, ExponentialTiles, Schedule, pick_schedule, solve_, solve_adjoint_
 from .system import DIFFERENTIABLE, PathSystem
 from .tree import TORCH, Algebra, Join, Layout, PathScores
 
@@ -411,7 +410,7 @@ class PathTiles(ExponentialTiles):
         tile = self._tile[: n * size * size].view(n, size, size)
         raw = self._batch_scores[:, block - self._batch.start, :size, :size]
         torch.mul(raw, self._columns[:, block, :, :size], out=tile)
-        return self.exponentiate_(tile, rows)
+        return self.powers_(tile.mul_(LOG2E), rows)
 
     def _batch_of(self, block: int) -> slice:
         """The blocks that are made in one batch with this one."""

@@ -113,8 +113,6 @@ def _run(
     recent: Tensor | None = None,
     norm_known: bool = True,
 ) -> Decoded:
-    import numpy as np
-
     q, k, v, position, inverse = token.q, token.k, token.v, token.position, token.inverse_norms
     (B, H, total, D), E = k.shape, v.shape[3]
     n, G = B * H, q.shape[1] // H
@@ -130,18 +128,17 @@ def _run(
 
     keys, key_strides = _memory(k)
     values, value_strides = _memory(token.y_past)
-    norms, norm_strides = np.empty(0, np.float32), (0, 0)
+    norms, norm_strides = module.floats(0), (0, 0)
     if inverse is not None and token.norm != "row_max":
         norms, norm_strides = _memory(inverse.float())
-    mask, mask_strides = (np.empty(0, np.bool_), (0,)) if token.key_mask is None else _memory(token.key_mask)
+    mask, mask_strides = (module.NO_MASK, (0,)) if token.key_mask is None else _memory(token.key_mask)
     strides = (*(x // D for x in key_strides), *(x // E for x in value_strides), *norm_strides, *mask_strides)
     sizes, kind = (H, pieces, cached, place), (token.norm != "row_max", token.norm == "qk")
-    own = np.empty((0, 0, D), np.float32)
-    moved, recent_rows, recent_keys = own, own, own
+    moved = recent_rows = recent_keys = module.floats(0, 0, D)
     if rows is not None and recent is not None:
         moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
         recent_keys = recent.numpy()
-    state, sums = np.empty((tasks, R, 4), np.float32), np.empty((tasks, even, E), np.float32)
+    state, sums = module.floats(tasks, R, 4), module.floats(tasks, even, E)
     queries, c = q.float().reshape(n, G, D).numpy(), _per_head(token.sharpness, n)
 
     def read(i: int, count: int = min(threads, tasks)) -> None:
@@ -176,6 +173,8 @@ def _constant(x: float, n: int) -> Any:
 def _memory(x: Tensor) -> tuple[Any, tuple[int, ...]]:
     """The elements of x and those between them as one array, and the strides of all dimensions but the last."""
     x = x if x.stride(-1) == 1 else x.contiguous()
-    size = 1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True))
-    flat = x.detach().as_strided((size if x.numel() else 0,), (1,))
-    return (flat if x.element_size() != 2 else flat.view(DTYPES[x.dtype])).numpy(), x.stride()[:-1]
+    strides, size = x.stride(), 1
+    for length, stride in zip(x.shape, strides, strict=True):
+        size += (length - 1) * stride
+    flat = x.as_strided((size if x.numel() else 0,), (1,))
+    return (flat if x.element_size() != 2 else flat.view(DTYPES[x.dtype])).numpy(), strides[:-1]

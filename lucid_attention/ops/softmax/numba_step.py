@@ -7,8 +7,8 @@ each key and value comes from memory once, in the dtype of the cache, for the so
 n = B·H heads have G query rows each and, if the new value is preconditioned, one more for the new key: R rows, and one
 of zeros if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
 
-What lets LLVM vectorise: two-dimensional contiguous arrays, whose index `[j, d]` needs no check of its sign; two or four
-rows and as many keys at once; a maximum of integers, because one of floats has to find NaN.
+What lets LLVM vectorise: two-dimensional contiguous arrays, whose index `[j, d]` needs no check of its sign; several
+rows and keys at once; a maximum of integers, because one of floats has to find NaN.
 """
 
 import math
@@ -26,6 +26,12 @@ F = np.float32
 ZERO, ONE, NOTHING = F(0), F(1), F(-np.inf)
 # The square of the smallest norm that is not zero.
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
+NO_MASK = np.empty(0, np.bool_)
+
+
+def floats(*shape: int) -> Any:
+    """Uninitialised float32."""
+    return np.empty(shape, F)
 
 
 def kept(function: Any) -> Any:
@@ -288,15 +294,16 @@ def read(
                     r += 4
                 if r < even:
                     scores_of_two(these[r : r + 2], some, first, step, count, scores[r : r + 2])
+                # As slices, whose indices need no check of their sign.
+                norms, visible = inverse[norm_at + at : norm_at + at + count], mask[mask_at + at : mask_at + at + count]
                 for r in range(R):
                     row, of_key = scores[r, :count], r == G and known
                     if of_key or (qk and r < G):
                         factor = ONE if of_key else root
                         for j in range(count):
-                            row[j] *= inverse[norm_at + at + j] * factor
-                    if mask.size > 0:
-                        for j in range(count):
-                            row[j] = row[j] if mask[mask_at + at + j] else NOTHING
+                            row[j] *= norms[j] * factor
+                    for j in range(visible.size):
+                        row[j] = row[j] if visible[j] else NOTHING
                     if of_key:
                         for j in range(count):
                             row[j] = exponential(row[j] - c[h])
