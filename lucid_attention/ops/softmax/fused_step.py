@@ -1,5 +1,6 @@
 """The decoding step of `numba_step.py` for tensors: when it runs, its arguments and its threads."""
 
+import gc
 import importlib
 import logging
 from functools import cache, lru_cache
@@ -39,12 +40,18 @@ def kernels(dtype: torch.dtype) -> Any:
         return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
     x = torch.zeros(1, 1, 2, 2, dtype=dtype, device="cpu")
     token = Token(x[:, :, :1], x, x[:, :, :1], x[:, :, :1], None, None, None, "key", 1.0, 1.0, 1.0, None)
+    # A compiler makes many objects that live on; looking for garbage among them is a tenth of its time.
+    collecting = gc.isenabled()
+    gc.disable()
     # Errors of a compiler have no common base class.
     try:
         _run(module, token, 1)
     except Exception as error:
         logger.warning("lucid_attention continues with torch, because Numba failed: %s", error)
         return f"Numba failed: {error}"
+    finally:
+        if collecting:
+            gc.enable()
     return module
 
 
@@ -128,11 +135,10 @@ def _run(
 
     keys, key_strides = _memory(k)
     values, value_strides = _memory(token.y_past)
-    norms, norm_strides = module.floats(0), (0, 0)
-    if inverse is not None and token.norm != "row_max":
-        norms, norm_strides = _memory(inverse.float())
+    used = None if token.norm == "row_max" else inverse
+    norms, norm_strides = (module.floats(0), (0, 0)) if used is None else _memory(used.float())
     mask, mask_strides = (module.NO_MASK, (0,)) if token.key_mask is None else _memory(token.key_mask)
-    strides = (*(x // D for x in key_strides), *(x // E for x in value_strides), *norm_strides, *mask_strides)
+    strides = (*key_strides, *value_strides, *norm_strides, *mask_strides)
     sizes, kind = (H, pieces, cached, place), (token.norm != "row_max", token.norm == "qk")
     moved = recent_rows = recent_keys = module.floats(0, 0, D)
     if rows is not None and recent is not None:
@@ -144,7 +150,7 @@ def _run(
     def read(i: int, count: int = min(threads, tasks)) -> None:
         module.read(
             *(tasks * i // count, tasks * (i + 1) // count, state, sums, queries),
-            *(keys.reshape(-1, D), values.reshape(-1, E), norms, mask, c),
+            *(keys, values, norms, mask, c),
             *(moved, recent_rows, recent_keys, strides, sizes, token.scale, kind),
         )
 

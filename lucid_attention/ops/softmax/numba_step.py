@@ -241,8 +241,8 @@ def read(
 
     state: [tasks, R, 4], written: largest score, sum of weights, score with the new key, 1/‖k‖ of the new key;
     sums: [tasks, even, E], written: weighted values. q: [n, G, D]; c: [n].
-    keys: [*, D], values: [*, E], inverse: [*] (1/‖k‖), mask: [*] (False for masked keys, or empty): the memory of a
-    cache, with strides (batch, head, token), (batch, head, token), (batch, head) and (batch).
+    keys, values, inverse (1/‖k‖), mask (False for masked keys; may be empty): the memory of a cache, with strides
+    (batch, head, token), (batch, head, token), (batch, head) and (batch).
     PaTH has rows of its own: moved, [n, even, D], for cached keys and recent_rows for recent: [n, live + 1, D], which
     are read instead of the keys after the cached ones, and end with the new key. Otherwise these are empty.
     sizes: (H, pieces, cached, place): cached keys are read, place is that of the new key. kind: whether c is the
@@ -254,10 +254,11 @@ def read(
     live, root, size = max(0, recent.shape[1] - 1), F(math.sqrt(D)), -(-cached // pieces)
     room, value_room, scores = np.empty((BLOCK, D), F), np.empty((BLOCK, E), F), np.zeros((even, BLOCK), F)
     own_rows, recent_keys = np.zeros((even, D), F), recent.reshape(-1, D)
+    keys, values, key_step, value_step = keys.reshape(-1, D), values.reshape(-1, E), strides[2] // D, strides[5] // E
     for task in range(begin, end):
         h, piece = task // pieces, task % pieces
         b, i = h // H, h % H
-        key_at, value_at = b * strides[0] + i * strides[1], b * strides[3] + i * strides[4]
+        key_at, value_at = (b * strides[0] + i * strides[1]) // D, (b * strides[3] + i * strides[4]) // E
         norm_at, mask_at = b * strides[6] + i * strides[7], b * strides[8]
         hidden = mask.size > 0 and not mask[mask_at + place]
         rows, later, result = own_rows, own_rows, state[task]
@@ -268,7 +269,7 @@ def read(
                 for d in range(D):
                     result[r, 2] += later[r, d] * recent[h, live, d]
         else:
-            new, first, _ = block(keys, key_at + place * strides[2], 1, 1, room)
+            new, first, _ = block(keys, key_at + place * key_step, 1, 1, room)
             prepare(own_rows, result, q[h], new[first], c[h], hidden, scale, kind)
         for r in range(R):
             # The row of a key whose largest exponent is known does not use it.
@@ -286,7 +287,7 @@ def read(
                 count = min(BLOCK, stop - at)
                 some, first, step, these = recent_keys, h * (live + 1) + at - cached, 1, later
                 if part == 0:
-                    some, first, step = block(keys, key_at + at * strides[2], strides[2], count, room)
+                    some, first, step = block(keys, key_at + at * key_step, key_step, count, room)
                     these = rows
                 r = 0
                 while r + 4 <= even:
@@ -311,7 +312,7 @@ def read(
                         result[r, 0], total, change = to_weights(row, result[r, 0], sums[task, r])
                         result[r, 1] = result[r, 1] * change + total
                     scores[r, count : count + 4] = ZERO
-                some, first, step = block(values, value_at + at * strides[5], strides[5], count, value_room)
+                some, first, step = block(values, value_at + at * value_step, value_step, count, value_room)
                 r = 0
                 while r + 4 <= even:
                     add_to_four(scores[r : r + 4], some, first, step, count, sums[task, r : r + 4])
