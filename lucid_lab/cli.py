@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import Annotated, Any, Literal
 
@@ -146,7 +147,7 @@ def train(
         typer.Option(
             metavar="WHAT",
             help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
-            "or memory_update",
+            "or latest_value",
         ),
     ] = None,
     out: Annotated[
@@ -426,11 +427,11 @@ def experiment(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="run again what is kept")] = False,
     model: Annotated[
-        str, typer.Option(metavar="FOLDER", help="checkpoint for `pretrained`, see tools/get_smollm2.py")
+        str, typer.Option(metavar="FOLDER", help="checkpoint for `recipe`, see tools/get_smollm2.py")
     ] = "",
     texts: Annotated[
         str,
-        typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py"),
+        typer.Option(metavar="FOLDER", help=".txt files for `recipe`, see tools/get_texts.py"),
     ] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""
@@ -741,6 +742,8 @@ def main(argv: list[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)
     try:
+        if "" in words:
+            raise typer.BadParameter("expected a value for every argument, got an empty one")
         code = int(app(args=words or ["--help"], prog_name="lucid", standalone_mode=False) or 0)
         sys.stdout.flush()
     except typer.TyperException as error:
@@ -771,6 +774,9 @@ def _explanation(error: Exception, name: str) -> str:
         return f"needs the package {package!r}: in a checkout of lucid-attention, pip install '.[{extra}]'"
     if isinstance(error, OSError):
         return explain_os_error(error)
+    if isinstance(error, UnpicklingError):
+        # torch's own text advises weights_only=False, with which the file could run code.
+        return "a file that is read is damaged, or holds something other than tensors, which could run code"
     if isinstance(error, ValueError | TypeError):
         return str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {first_line(error)} (lucid --debug {name} … shows where)"

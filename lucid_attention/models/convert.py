@@ -28,11 +28,11 @@ ATTENTIONS_OF_CONVERSION = ("lucid", "softmax")
 SOFTMAX_CONFIG = "softmax_config.json"
 # Where config.json points to code, and the code. Transformers names the package that it lacks.
 CODE_FILE = "lucid_checkpoint.py"
-CODE = """from lucid_attention.models.subclasses import lucid_config_class  # pip install lucid-attention
+CODE = """from lucid_attention.models.subclasses import lucid_config_class  # of the package lucid-attention
 
 {name} = lucid_config_class({model_type!r})
 """
-DECODER_CODE = """from lucid_attention import LucidConfig, enable_lucid  # pip install lucid-attention
+DECODER_CODE = """from lucid_attention import LucidConfig, enable_lucid  # of the package lucid-attention
 
 enable_lucid()
 """
@@ -85,6 +85,7 @@ def convert(
     else:
         settings, config = _lucid_config(source, config, given)
     files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
+    _check_links(files, source.resolve())
     _check_disk_space(files, target)
     partial = partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -189,9 +190,9 @@ def _layer_of(name: str) -> int:
 def _value(name: str, old: Tensor, config: Any, settings: LucidSettings | None) -> Tensor:
     assert settings is not None
     kind = name.rpartition(".")[2]
-    if kind in settings.learned:
-        return old
     initial = Preconditioner(kv_heads(config), head_size(config), settings).initial(settings)
+    if kind in settings.learned or kind not in initial:
+        return old
     return torch.full_like(old, initial[kind])
 
 
@@ -219,6 +220,14 @@ def _is_skipped(path: Path) -> bool:
     """Whether a file is hidden, of the old configuration, or part of a training checkpoint inside the folder."""
     nested = path.parts[0].startswith("checkpoint-") and len(path.parts) > 1
     return nested or path in (Path("config.json"), Path(CODE_FILE)) or any(part.startswith(".") for part in path.parts)
+
+
+def _check_links(files: list[Path], source: Path) -> None:
+    """Refuse links out of the checkpoint, whose targets would be copied, except to the blobs of the hub's cache."""
+    allowed = source, source.parent.parent / "blobs"
+    for path in files:
+        if not any(path.resolve().is_relative_to(folder) for folder in allowed):
+            raise ConversionError(f"{path} is a link out of CHECKPOINT, to {path.resolve()}: put the file in its place")
 
 
 def _check_disk_space(files: list[Path], target: Path) -> None:

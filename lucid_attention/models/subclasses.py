@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AttentionInterface,
@@ -43,48 +44,24 @@ from .preconditioner import (
     kv_heads,
     layer_kinds,
     lucid_layers,
+    structure,
 )
 from .sealed import register_sealed
 
 PREFIX = "lucid_"
 # Architectures that `enable_lucid()` makes known. Others are known from the first `enable_lucid(model)` on.
 ARCHITECTURES = (
-    "arcee",
-    "cohere",
-    "cohere2",
-    "ernie4_5",
-    "exaone4",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "gpt_neox",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "helium",
-    "llama",
-    "ministral",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "seed_oss",
-    "smollm3",
-    "starcoder2",
-)
+    "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox",
+    "gpt_oss", "granite", "granitemoe", "helium", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2",
+    "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
+# The same for encoders, whose attention sees both sides.
+ENCODERS = ("bert", "modernbert", "roberta")
 # The tables of Transformers in which the models of a configuration are found, by the Auto class.
 HEADS = {
     "AutoModel": "MODEL_MAPPING",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
@@ -100,33 +77,42 @@ def enable_lucid(
     strength: float = 1.0,
     sharpness: float | None = None,
     learned: Iterable[str] = (),
+    center: str = "none",
+    whiten: bool = False,
 ) -> Model | None:
     """Make LUCID's models known to the Auto classes of Transformers, and switch a model over to LUCID.
 
         enable_lucid()                                       # once per process: AutoModelForCausalLM opens checkpoints
         enable_lucid(model, layers=[4, 5])                   # an existing model becomes a LUCID model, in place
 
-    Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets layers,
-    strength and sharpness: an argument that is left out gets its default. They are saved with the model, whose class
-    and configuration are now LUCID's (`LucidLlamaForCausalLM`, `lucid_llama`).
+    Layers with full attention become LUCID; layers with a sliding window keep their attention. The layers of an
+    encoder (BERT, RoBERTa, ModernBERT) solve for all tokens at once, as block=None of `lucid_attention`. Every call
+    sets all settings: an argument that is left out gets its default. They are saved with the model, whose class and
+    configuration are now LUCID's (`LucidLlamaForCausalLM`, `lucid_llama`).
 
     Args:
         model: a Transformers model, changed in place; None to register only.
         layers: indices of layers, counted from 0; None for all with full attention.
         strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `StrengthRamp`.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
-        learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head.
+        learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head. A strength that
+            begins at 0 is a gate: exactly the original model, with a gradient.
+        center: "none", or "calibrated" or "learned": P is made of (k − μ) with a μ per layer and key/value head, a
+            buffer or a parameter, which is zero until it is trained or `model.calibrate` sets it.
+        whiten: with a center, P is made of (k − μ) M, with a matrix M next to μ, at first the identity.
 
     Returns:
         The model.
     """
     register()
-    settings = LucidSettings(layers, strength, sharpness, learned)  # type: ignore[arg-type]
+    settings = LucidSettings(layers, strength, sharpness, learned, center, whiten)  # type: ignore[arg-type]
     if model is None:
         if settings != LucidSettings():
             raise ValueError(f"enable_lucid needs a model for these settings, got none: {settings}")
         return None
     _check_model(model)
+    if "strength" in settings.learned and is_encoder(model):
+        raise ValueError("learned must not hold 'strength' for an encoder: one number for all heads is expected")
     check_layers(settings, model.config)
     if not isinstance(model, LucidModel):
         config_class: Any = lucid_config_class(type(model.config).model_type)
@@ -157,7 +143,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lucid_mask)
     register_decoder()
     register_sealed(lucid_config_class)
-    for model_type in ARCHITECTURES:
+    for model_type in ARCHITECTURES + ENCODERS:
         if model_type in CONFIG_MAPPING:
             lucid_config_class(model_type)
 
@@ -198,6 +184,8 @@ class LucidConfiguration:
 class LucidModel:
     """First base of LUCID's models. It makes the context of a pass, and chooses the layers of its cache."""
 
+    sees_both_sides = False
+
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         become_lucid(self)
@@ -223,12 +211,36 @@ class LucidModel:
         return past_key_values
 
     @torch.no_grad()
+    def calibrate(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Set center and matrix of the keys of every LUCID layer to those of the keys of sample texts.
+
+        One pass, layer by layer: the keys of a layer are those of the model whose layers below are calibrated.
+
+        input_ids: [B, T], of a few thousand tokens in all; attention_mask: [B, T], 0 at padding.
+        """
+        key_mask = None if attention_mask is None else attention_mask.bool()
+        hooks = [
+            module.register_forward_pre_hook(lambda layer, inputs: layer.calibrate(inputs[0], key_mask))
+            for module in self.modules()  # type: ignore[attr-defined]
+            if isinstance(module, Preconditioner)
+        ]
+        try:
+            self.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)  # type: ignore[attr-defined]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
         if not isinstance(module, Preconditioner):
             super()._init_weights(module)  # type: ignore[misc]
             return
         for name, value in module.initial(LucidSettings.from_dict(getattr(self.config, NAME))).items():  # type: ignore[attr-defined]
             init.constant_(getattr(module, name), value)
+        if module.center is not None:
+            init.zeros_(module.center)
+        if module.matrix is not None:
+            init.copy_(module.matrix, torch.eye(module.head_dim))
 
 
 def _checked_implementation(requested: Any, name: str) -> str:
@@ -243,7 +255,9 @@ def _checked_implementation(requested: Any, name: str) -> str:
 def become_lucid(model: Any) -> None:
     """Give a model, and the models in it, LUCID's classes, and its attentions the values of the configuration."""
     config = model.config
+    encoder = is_encoder(model)
     for module in _models_in(model):
+        module.sees_both_sides = encoder
         if not isinstance(module, LucidModel):
             stock: Any = type(module)
             module.__class__ = lucid_model_class(stock, config.__class__)
@@ -254,7 +268,7 @@ def become_lucid(model: Any) -> None:
         found = getattr(module, NAME, None)
         if module.layer_idx not in chosen:
             module._modules.pop(NAME, None)
-        elif isinstance(found, Preconditioner) and found.learned == settings.learned:
+        elif isinstance(found, Preconditioner) and found.structure == structure(settings):
             found.set_values(settings)
         else:
             place = next(module.parameters())
@@ -265,13 +279,16 @@ def become_lucid(model: Any) -> None:
 
 
 def attention_modules(model: Any) -> list[Any]:
-    """The attention modules with full attention of a decoder, in the order of its layers."""
+    """The attention modules with full attention, in the order of layers: the causal ones, or those of an encoder."""
     kinds = layer_kinds(model.config)
-    return [
-        module
-        for module in model.modules()
-        if getattr(module, "is_causal", False) and kinds[getattr(module, "layer_idx", 0)] == "full_attention"
-    ]
+    causal = [module for module in model.modules() if getattr(module, "is_causal", False)]
+    both = [module for module in model.modules() if hasattr(module, "is_causal") and hasattr(module, "layer_idx")]
+    return [module for module in causal or both if kinds[getattr(module, "layer_idx", 0)] == "full_attention"]
+
+
+def is_encoder(model: Any) -> bool:
+    """Whether the attention of a model sees both sides."""
+    return not any(module.is_causal for module in attention_modules(model))
 
 
 def _models_in(model: Any) -> list[Any]:
@@ -334,7 +351,7 @@ def _made(name: str, bases: tuple[Any, ...], **body: Any) -> Any:
 
 def __getattr__(name: str) -> Any:
     """The class of this name, for processes in which it was not made yet."""
-    for model_type in ARCHITECTURES if name.startswith("Lucid") else ():
+    for model_type in ARCHITECTURES + ENCODERS if name.startswith("Lucid") else ():
         config_class: Any = lucid_config_class(model_type)
         if name == config_class.__name__:
             return config_class
@@ -355,7 +372,7 @@ def _forward(stock: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.update(zip(names, args, strict=False))
         past = kwargs.get("past_key_values")
-        if past is None and _wants_cache(self, kwargs.get("use_cache")):
+        if past is None and not self.sees_both_sides and _wants_cache(self, kwargs.get("use_cache")):
             past = DynamicCache(config=self.config)
         if past is not None:
             adopt_cache(past, self.config)
@@ -390,7 +407,5 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"{name} has several parts; LUCID is for models of text: give its text model")
     if type(config).model_type not in CONFIG_MAPPING:
         raise ValueError(f"{name} has model_type {type(config).model_type!r}, which AutoConfig does not know")
-    if not getattr(config, "is_causal", True):
-        raise ValueError("config.is_causal is False: LUCID is for causal attention")
-    if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
-        raise ValueError(f"{name} has no causal attention with a layer_idx, or computes its attention itself")
+    if not any(hasattr(module, "is_causal") and hasattr(module, "layer_idx") for module in model.modules()):
+        raise ValueError(f"{name} has no attention with a layer_idx, or computes its attention itself")

@@ -34,7 +34,7 @@ Block = int | Tensor | None
 
 SMALL = 64
 # Columns of a panel of the factor: LAPACK, slow here, does the diagonal of a panel and matrix products all the rest.
-PANEL = 32
+PANEL = 64
 LONGEST_FACTOR = 4096
 FACTOR_ELEMENTS = LONGEST_FACTOR**2
 # Conjugate gradients stop where every column of the residual is this much shorter than its right-hand side b. Since
@@ -189,26 +189,28 @@ class DiagonalBlocks:
         """Left-looking Cholesky by panels, with the forward substitution; then the backward substitution."""
         n, m, _ = y.shape
         F = y.new_empty(n, m, m)
-        inverses = []
         identity = torch.eye(PANEL, dtype=y.dtype, device=y.device)
+        steps: list[tuple[slice, Tensor]] = []
         for here in spans(0, m, PANEL):
-            a, b = here.start, here.stop
-            panel = F[:, a:, here]
+            a, b, w = here.start, here.stop, here.stop - here.start
+            panel = y.new_empty(n, m - a, w)
             for rows in spans(a, m, self.schedule.elements // PANEL):
                 tile = tiles.make(_moved(rows, start), _moved(here, start))
-                torch.mul(tile, 0.5 * tiles.alpha, out=F[:, rows, here])
+                torch.mul(tile, 0.5 * tiles.alpha, out=panel[:, _moved(rows, -a)])
             if mask is not None:
                 panel.mul_(mask[:, a:]).mul_(mask[:, here].mT)
-            panel[:, : b - a].diagonal(dim1=1, dim2=2).fill_(1)
-            subtract_product_(panel, F[:, a:, :a], F[:, here, :a].mT, 1.0)
-            corner = torch.linalg.cholesky(panel[:, : b - a])
-            inverse = torch.linalg.solve_triangular(corner, identity[: b - a, : b - a], upper=False)
-            inverses.append(inverse)
-            F[:, b:, here] = torch.bmm(F[:, b:, here], inverse.mT)
-            subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
+            panel[:, :w].diagonal(dim1=1, dim2=2).fill_(1)
+            if a:
+                panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1)
+                subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
+            corner = torch.linalg.cholesky_ex(panel[:, :w])[0]
+            inverse = torch.linalg.solve_triangular(corner, identity[:w, :w], upper=False)
+            steps.append((here, inverse))
+            F[:, b:, here] = torch.bmm(panel[:, w:], inverse.mT)
             y[:, here] = torch.bmm(inverse, y[:, here])
-        for here, inverse in reversed(list(zip(spans(0, m, PANEL), inverses, strict=True))):
-            subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
+        for here, inverse in reversed(steps):
+            if here.stop < m:
+                subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
             y[:, here] = torch.bmm(inverse.mT, y[:, here])
 
     def _solve_by_gradients_(self, y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:

@@ -37,10 +37,12 @@ CLAIMS = (
     "operator_cost",
     "training_overhead",
     "decode_latency",
-    "pretrained",
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "centring",
+    "recipe",
+    "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
 HAVE_HOURS = ("needle_lm", "babilong", "variants")

@@ -39,7 +39,7 @@ from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
-from ..data.synthetic import MemoryUpdate, Needles
+from ..data.synthetic import LatestValue, Needles
 from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..locks import LOCK, locked
 from ..report.figures import write_png
@@ -48,9 +48,10 @@ from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.json", "metrics.jsonl", "summary.json", "model"
+TENSORBOARD = "tensorboard"
 # Fields that may change when a run is resumed: none of them affects what the model learns.
 MAY_CHANGE = {"about", "log_every", "evaluate_every", "save_every", "keep", "workers", "micro_batch_size"}
-SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
+SYNTHETIC: dict[str, Any] = {"needles": Needles, "latest_value": LatestValue}
 # Where the tokens of "stdlib" are saved, and the vocabulary of their tokenizer unless data_options name another.
 STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 # Added to the seed of synthetic validation items, so that no training run shares them.
@@ -108,7 +109,7 @@ def chosen_recipe(
 
 
 class Inputs(NamedTuple):
-    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for synthetic tasks."""
+    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for tasks without words."""
 
     train: Dataset[Any]
     validation: Dataset[Any]
@@ -142,6 +143,7 @@ def load_inputs(recipe: Recipe) -> Inputs:
         # Every item is new: the run is one pass.
         train: Any = make(**options, size=sequences, seed=recipe.seed)
         validation: Any = make(**options, size=recipe.evaluation_sequences, seed=recipe.seed + VALIDATION_SEED)
+        tokenizer = getattr(train, "tokenizer", None)
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
             raise DataError(f"{recipe.data}: prompts with answers are for a trained model: give one with --from")
@@ -257,6 +259,9 @@ def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
     except StrictDataclassError as error:
         # Its first line names the field, the last one the types.
         raise ValueError(f"model: {str(error).splitlines()[-1].strip()}") from error
+    # Transformers looks a dtype up in torch.
+    except AttributeError as error:
+        raise ValueError(f"model: {error}") from error
     return config
 
 
@@ -376,6 +381,8 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
         if keys:
             changes = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
             raise ValueError(f"{run} holds a run of another recipe: {changes}. Choose another --out, or give --restart")
+        if (run / TENSORBOARD).is_symlink():
+            raise ValueError(f"{run / TENSORBOARD} must be a folder, got a link, which leads out of the run: remove it")
     elif run.exists() and any(not path.name.startswith(LOCK) for path in run.iterdir()):
         raise ValueError(
             f"{run} must be new, empty or the folder of a run, got a folder with other files: choose another --out"
@@ -391,7 +398,7 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
     model = make_model(recipe, inputs)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / TENSORBOARD)
     stop = StopAfterStep()
     trainer = LucidTrainer(
         recipe,
@@ -637,9 +644,32 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         # A pickle that nothing reads.
         (partial / "training_args.bin").unlink(missing_ok=True)
+        (partial / "README.md").write_text(model_card(recipe, summary), encoding="utf-8")
         finish_folder(partial, run / MODEL)
         role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         write_png(loss_figure(entries, role, recipe.about), run / "loss.png")
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
+
+
+def model_card(recipe: Recipe, summary: dict[str, Any]) -> str:
+    """The README.md of a trained model."""
+    attention = recipe.attention if isinstance(recipe.attention, str) else ", ".join(recipe.attention)
+    return f"""---
+library_name: transformers
+tags: [lucid-attention]
+---
+{recipe.about[0].upper()}{recipe.about[1:]}.
+
+- Attention: {attention} {recipe.attention_options or ""}
+- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}
+- Parameters: {summary["parameters"]:,}; validation loss: {summary["validation_loss"]:.3f} nats
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from lucid_attention import enable_lucid
+
+    enable_lucid()
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+"""

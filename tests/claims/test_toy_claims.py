@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from lucid_lab.claims import (
+    both_directions,
+    centring,
     compute_matched,
     condition_number,
     finetuning_length,
@@ -53,6 +55,8 @@ TOY_CLAIMS = (
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "centring",
+    "both_directions",
 )
 
 
@@ -126,6 +130,17 @@ def test_flip_flop_holds_if_lucid_and_lucid_path_are_ahead_of_softmax(
 
 
 @pytest.mark.parametrize(
+    ("repeated", "others", "expected"),
+    [(95, 95, "holds"), (95, 90, "partly"), (95, 85, "does not hold"), (90, 90, "does not hold")],
+)
+def test_both_directions_hold_if_lucid_is_ahead_in_three_tasks(repeated: float, others: float, expected: str) -> None:
+    def accuracy(toy: Toy) -> float:
+        return 90 if "strength" in toy.options else repeated if toy.task == "repeated_keys" else others
+
+    assert verdict(both_directions, accuracy) == expected
+
+
+@pytest.mark.parametrize(
     ("doubled", "softmax", "expected"), [(50, 20, "holds"), (50, 50, "partly"), (20, 10, "does not hold")]
 )
 def test_word_problems_hold_if_step_sizes_to_two_are_ahead(doubled: float, softmax: float, expected: str) -> None:
@@ -135,9 +150,22 @@ def test_word_problems_hold_if_step_sizes_to_two_are_ahead(doubled: float, softm
     assert verdict(word_problems, accuracy) == expected
 
 
+@pytest.mark.parametrize(
+    ("mapped", "loss", "expected"), [(50, 0.9, "holds"), (50, 1.0, "partly"), (40, 1.1, "does not hold")]
+)
+def test_centring_holds_if_a_map_is_ahead_on_needles_and_text(mapped: float, loss: float, expected: str) -> None:
+    def rule(name: str, item: Any) -> Record:
+        if name == "time_steps":
+            return timed()
+        has_map = item.options.get("whiten", False)
+        return trained(item, mapped if has_map else 40, loss if has_map else 1.0)
+
+    assert centring.run(MadeUpLab(SMALL, rule)).verdict == expected
+
+
 def test_every_arm_of_a_study_takes_its_rate_from_the_same_grid() -> None:
     lab = MadeUpLab(SMALL, accuracies(lambda toy: 50))
-    word_problems.run(lab)
+    forgetting_mqar.run(lab)
     trials = [toy for toy in lab.toys if toy.seed == TRIAL_SEED]
     assert len(trials) == len(STUDY) * len(RATES)
     for name, change in STUDY:

@@ -79,7 +79,14 @@ def test_chosen_layers_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) 
     settings = convert(llama, tmp_path / "out", layers=[2], strength=0.5, sharpness=3.0)
     assert settings.layers == (2,)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": 3.0, "learned": []}
+    assert model.config.lucid == {
+        "layers": [2],
+        "strength": 0.5,
+        "sharpness": 3.0,
+        "learned": [],
+        "center": "none",
+        "whiten": False,
+    }
     assert not torch.equal(logits(tmp_path / "out"), logits(llama))
 
 
@@ -112,7 +119,14 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
     assert (after.pop("model_type"), after.pop("architectures")) == ("lucid_llama", ["LucidLlamaForCausalLM"])
-    assert after.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None, "learned": []}
+    assert after.pop("lucid") == {
+        "layers": None,
+        "strength": 1.0,
+        "sharpness": None,
+        "learned": [],
+        "center": "none",
+        "whiten": False,
+    }
     assert after.pop("attn_implementation") == "lucid"
     assert after.pop("auto_map") == {"AutoConfig": "lucid_checkpoint.LucidLlamaConfig"}
     assert after == {name: value for name, value in before.items() if name not in ("model_type", "architectures")}
@@ -169,7 +183,19 @@ def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: P
     assert not out.exists()
 
 
-def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path, tmp_path: Path) -> None:
+def test_links_of_the_cache_of_the_hub_are_followed(llama: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "0", tmp_path / "cache" / "blobs"
+    llama.rename(snapshot.parent.mkdir(parents=True) or blobs)
+    snapshot.mkdir()
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    convert(snapshot, tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"local folder.*hf download org/model"):
         convert("org/model", out)
@@ -184,6 +210,14 @@ def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path
         convert(llama, llama)
     with pytest.raises(ConversionError, match="inside"):
         convert(llama, llama / "inside")
+    monkeypatch.chdir(empty)
+    (empty / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"must have a name of its own, got '\.'"):
+        convert(llama, ".")
+    (llama / "notes.txt").symlink_to("/etc/passwd")
+    with pytest.raises(ConversionError, match="is a link out of CHECKPOINT, to /etc/passwd"):
+        convert(llama, out)
+    (llama / "notes.txt").unlink()
     with pytest.raises(ConversionError, match="0 to 2, got 3"):
         convert(llama, out, layers=[3])
     with pytest.raises(ConversionError, match="strength"):

@@ -31,7 +31,7 @@ def test_every_recipe_makes_a_model_and_survives_json(name: str) -> None:
     ],
 )
 def test_a_change_has_the_type_of_its_field(change: str, field: str, value: object) -> None:
-    assert getattr(find_recipe("tiny_needle").changed([change]), field) == value
+    assert getattr(find_recipe("latest_value").changed([change]), field) == value
 
 
 @pytest.mark.parametrize(
@@ -39,22 +39,36 @@ def test_a_change_has_the_type_of_its_field(change: str, field: str, value: obje
     [
         ("stpes=3", r"KEY of --set must be one of .*, got 'stpes' \(did you mean 'steps'\?\)"),
         ("model.hiden_size=3", r"model must be one of .*, got 'hiden_size' \(did you mean 'hidden_size'\?\)"),
-        ("steps=0", "steps must be at least 1, got 0"),
+        ("steps=0", "steps must be a finite number from 1, got 0"),
         ("steps=1.5", "steps must be of type int, got 1.5"),
         ("steps=true", "steps must be of type int, got True"),
         ("learning_rate=nan", "learning_rate must be of type float, got 'nan'"),
-        ("learning_rate=-1", "learning_rate must be at least 0"),
+        ("learning_rate=-1", "learning_rate must be a finite number from 0, got -1"),
+        ("sharpness_steps=1e999", "sharpness_steps must be a finite number from 0, got inf"),
         ("attention=lucidd", r"attention must be one of .*did you mean 'lucid'"),
         ("preset=tinny", r"preset must be one of .*did you mean 'tiny'"),
         ("precision=bf16", "precision must be one of float32, bfloat16"),
-        ("micro_batch_size=3", "batch_size must be a multiple of micro_batch_size: got 16 and 3"),
+        ("micro_batch_size=3", "batch_size must be a multiple of micro_batch_size: got 32 and 3"),
         ("steps", "a change must be KEY=VALUE, got 'steps'"),
         ("steps.a=1", "steps has no parts"),
     ],
 )
 def test_a_wrong_change_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        find_recipe("tiny_needle").changed([change])
+        find_recipe("latest_value").changed([change])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dtype=float8", "model: module 'torch' has no attribute 'float8'"),
+        ("pad_token_id=99999", "pad_token_id must be below vocab_size = 100, got 99999"),
+        ("num_hidden_layers=1000000000", "num_hidden_layers must be at most 10000, got 1000000000"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused(change: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        new_config(find_recipe("latest_value").changed([f"model.{change}"]), vocab_size=100)
 
 
 def test_two_ramps_are_refused() -> None:
@@ -70,10 +84,10 @@ def test_a_new_batch_size_brings_its_micro_batch_size(batch_size: int, processes
 
 
 def test_options_of_the_command_change_the_recipe() -> None:
-    recipe = chosen_recipe("tiny_needle", attention="softmax", data="memory_update", seed=3, changes=["steps=7"])
+    recipe = chosen_recipe("latest_value", attention="softmax", data="needles", seed=3, changes=["steps=7"])
     assert (recipe.attention, recipe.data, recipe.data_options, recipe.seed, recipe.steps) == (
         "softmax",
-        "memory_update",
+        "needles",
         {},
         3,
         7,
@@ -102,7 +116,7 @@ def test_a_dry_run_counts_the_model_and_divides_it_with_fsdp(capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "steps: 500 of 16 × 65,536 tokens, 524,288,000 in all" in out
     assert "data/dolma, which does not exist yet" in out
-    recipe = find_recipe("tiny_needle")
+    recipe = find_recipe("latest_value")
     (line, *_) = dry_run(recipe)
     from transformers import AutoModelForCausalLM
 

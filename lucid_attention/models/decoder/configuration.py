@@ -21,32 +21,17 @@ from .rotary import check_rope_type, make_rotary
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
+# More would take minutes and all memory before anything is checked.
+MOST_LAYERS = 10_000
 # Keys of rotary embeddings that Transformers moves into `rope_parameters`.
 ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
-KEYS_OF_TRANSFORMERS = frozenset(
-    [
-        "model_type",
-        "torch_dtype",
-        "num_labels",
-        "name_or_path",
-        "output_attentions",
-        "attn_implementation",
-        "experts_implementation",
-        "tie_last_hidden_states",
-        "is_causal",
-        "loss_type",
-        "auto_map",
-        "custom_pipelines",
-        "tokenizer_class",
-        "task_specific_params",
-        "quantization_config",
-        "distributed_config",
-        "fusion_config",
-        "transformers_weights",
-        *ROPE_KEYS,
-    ]
-)
+KEYS_OF_TRANSFORMERS = {
+    "model_type", "torch_dtype", "num_labels", "name_or_path", "output_attentions", "attn_implementation",
+    "experts_implementation", "tie_last_hidden_states", "is_causal", "loss_type", "auto_map", "custom_pipelines",
+    "tokenizer_class", "task_specific_params", "quantization_config", "distributed_config", "fusion_config",
+    "transformers_weights", *ROPE_KEYS,
+}  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
@@ -190,8 +175,10 @@ class LucidConfig(PreTrainedConfig):
 
         Runs when a configuration is made, loaded or saved.
         """
-        for name in ("vocab_size", "intermediate_size", "num_hidden_layers"):
+        for name in ("vocab_size", "intermediate_size"):
             check_size(name, getattr(self, name))
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id must be below vocab_size = {self.vocab_size}, got {self.pad_token_id}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of Transformers, got {self.hidden_act!r}"
@@ -210,6 +197,9 @@ class LucidConfig(PreTrainedConfig):
 
     def _check_names(self) -> list[str]:
         """Refuse attentions that do not exist. Returns the different ones."""
+        check_size("num_hidden_layers", self.num_hidden_layers)
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {self.num_hidden_layers}")
         if not isinstance(self.attention, str) and len(self.attention) != self.num_hidden_layers:
             raise ValueError(
                 f"attention must be one name or one per layer: expected {self.num_hidden_layers} names, "
@@ -275,34 +265,15 @@ class LucidConfig(PreTrainedConfig):
             overrides: further fields of `LucidConfig`.
         """
         _check_is_llama(config)
-        same = [
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_act",
-            "max_position_embeddings",
-            "initializer_range",
-            "rms_norm_eps",
-            "use_cache",
-            "pad_token_id",
-            "bos_token_id",
-            "eos_token_id",
-            "tie_word_embeddings",
-            "dtype",
-        ]
-        shared_fields = {name: getattr(config, name) for name in same}
-        shared_fields["head_dim"] = getattr(config, "head_dim", None)
-        shared_fields["rope_parameters"] = dict(config.rope_parameters)
+        names = [option.name for option in fields(cls) if option.name not in ("architectures", "transformers_version")]
+        shared: dict[str, Any] = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        shared["rope_parameters"] = dict(config.rope_parameters)
         if "rope_theta" in overrides:
-            shared_fields["rope_parameters"].pop("rope_theta", None)
-        shared_fields["attention_bias"] = (
-            "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
-        )
-        shared_fields["qk_norm"] = config.model_type == "qwen3"
-        return cls(**(shared_fields | {"attention": attention} | overrides))
+            shared["rope_parameters"].pop("rope_theta", None)
+        if config.model_type == "qwen2":
+            shared["attention_bias"] = "qkv"
+        shared["qk_norm"] = config.model_type == "qwen3"
+        return cls(**(shared | {"attention": attention} | overrides))
 
 
 def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:
