@@ -37,7 +37,7 @@ def kernels(dtype: torch.dtype) -> Any:
     try:
         module = importlib.import_module("..numba_step", __name__)
     except ImportError as missing:
-        return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
+        return f"{missing.name or missing} is not installed: in a checkout of lucid-attention, pip install '.[cpu]'"
     x = torch.zeros(1, 1, 2, 2, dtype=dtype, device="cpu")
     token = Token(x[:, :, :1], x, x[:, :, :1], x[:, :, :1], None, None, None, "key", 1.0, 1.0, 1.0, None)
     # A compiler makes many objects that live on; looking for garbage among them is a tenth of its time.
