@@ -28,6 +28,7 @@ CLAIMS = (
     "language_model",
     "warm_start",
     "variants",
+    "learned_beta",
     "finetuning_length",
     "length_extrapolation",
     "hybrid",
@@ -45,7 +46,7 @@ CLAIMS = (
     "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
-HAVE_HOURS = ("needle_lm", "babilong", "variants")
+HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta")
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."

@@ -56,6 +56,8 @@ SYNTHETIC: dict[str, Any] = {"needles": Needles, "latest_value": LatestValue}
 STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 # Added to the seed of synthetic validation items, so that no training run shares them.
 VALIDATION_SEED = 1_000_003_000_000
+# Share of a device's memory that a run can fill: CUDA itself and fragments take the rest.
+FITS = 0.9
 # Separate documents should fill a good part of a sequence from this length on.
 LONG = 4096
 
@@ -296,8 +298,9 @@ def attention_of(start: str) -> str | list[str]:
 def memory_needs(recipe: Recipe, model: Any, devices: int = 1, parallel: str = "ddp") -> dict[str, int]:
     """Bytes on each device, by part. model: also one without content. The activations are a rough estimate.
 
-    Weights, gradients and AdamW's two moments are float32. A layer keeps about 8 hidden, 3 intermediate and 4 head
-    widths per token for the backward pass; with checkpointing, its input, and one layer works at a time.
+    Weights, gradients and AdamW's two moments are float32; ddp copies the gradients once more to send them. A layer
+    keeps about 8 hidden, 3 intermediate and 4 head widths per token for the backward pass; with checkpointing, its
+    input, and one layer works at a time.
     """
     shared = devices if parallel == "fsdp" else 1
     weights = 4 * sum(parameter.numel() for parameter in model.parameters()) // shared
@@ -311,15 +314,15 @@ def memory_needs(recipe: Recipe, model: Any, devices: int = 1, parallel: str = "
     rows = min(recipe.loss_rows or tokens, tokens)
     return {
         "weights": weights,
-        "gradients": weights,
+        "gradients": weights * (2 if devices > 1 and parallel == "ddp" else 1),
         "optimiser": 2 * weights,
         "activations": inputs + layer if recipe.gradient_checkpointing else layer * layers,
         "logits": 3 * 4 * rows * config.vocab_size,
     }
 
 
-def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str]:
-    """What `--dry-run` prints: model, steps, tokens, memory of each device. Nothing is allocated or written."""
+def planned_model(recipe: Recipe) -> Any:
+    """The model of a recipe without content: shapes alone."""
     enable_lucid()
     folder = token_folder_path(recipe)
     if recipe.start is not None:
@@ -332,8 +335,23 @@ def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str
             known = {"vocab_size": _stdlib_vocabulary(recipe)}
         config = new_config(recipe, **known)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp", gigabytes_each: float | None = None) -> list[str]:
+    """What `--dry-run` prints: model, steps, tokens, memory of each device. Nothing is allocated or written.
+
+    gigabytes_each: of a device; a run that needs more than FITS of them is refused.
+    """
+    folder, model = token_folder_path(recipe), planned_model(recipe)
     needs = memory_needs(recipe, model, devices, parallel)
+    if gigabytes_each is not None and sum(needs.values()) > FITS * 1e9 * gigabytes_each:
+        way_out = "" if parallel == "fsdp" else " --parallel fsdp,"
+        raise ValueError(
+            f"{recipe.preset} needs about {gigabytes(sum(needs.values()))} on each of {devices} device(s) with "
+            f"{parallel}, and {FITS:.0%} of {gigabytes_each:g} GB can be used: take{way_out} a smaller "
+            "micro_batch_size, or more memory"
+        )
     missing = "" if folder is None or recipe.data == "stdlib" or folder.is_dir() else ", which does not exist yet"
     here = f"this machine's device has {gigabytes(machine_memory())}"
     return [
@@ -449,6 +467,7 @@ def training_arguments(
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
         adam_beta2=recipe.beta2,
+        adam_epsilon=recipe.adam_eps,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         warmup_steps=round(recipe.warmup * recipe.steps),
