@@ -130,7 +130,7 @@ def test_without_the_extra_it_is_torch(
     assert torch.equal(step(tensors, "auto").o, step(tensors, "torch").o)
     assert not runs
     assert not caplog.records
-    with pytest.raises(ValueError, match=r"impl='numba' cannot run: numba is not installed: pip install"):
+    with pytest.raises(ValueError, match=r"impl='numba' cannot run: numba is not installed: in a checkout"):
         step(tensors, "numba")
 
 
