@@ -301,7 +301,12 @@ def lucid_config_class(model_type: str) -> type[PreTrainedConfig]:
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     stock = CONFIG_MAPPING[model_type]
-    made: Any = _made(f"Lucid{stock.__name__}", (LucidConfiguration, stock), model_type=PREFIX + model_type)
+    body: dict[str, Any] = {"model_type": PREFIX + model_type}
+    plan = stock.base_model_tp_plan or {}
+    if plan.get("layers.*.self_attn.k_proj") == "colwise":
+        # Every process has all values of LUCID, and the gradients of those of its heads.
+        body["base_model_tp_plan"] = plan | {f"layers.*.self_attn.{NAME}": "replicated_with_grad_allreduce"}
+    made: Any = _made(f"Lucid{stock.__name__}", (LucidConfiguration, stock), **body)
     AutoConfig.register(PREFIX + model_type, made, exist_ok=True)
     weights = get_checkpoint_conversion_mapping(model_type)
     if weights is not None:

@@ -178,12 +178,14 @@ def _lucid_settings(module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     saved = getattr(module.config, "lucid", None) or {}
     layers, index = saved.get("layers"), getattr(module, "layer_idx", None)
     strength, sharpness = saved.get("strength", 1.0), saved.get("sharpness")
+    key_map = None
     if (own := getattr(module, "lucid", None)) is not None:
+        key_map = own.key_map
         strength = _number_or_heads(own.strength, strength, strength)
         sharpness = _number_or_heads(own.sharpness, sharpness, sharpness or math.sqrt(own.head_dim))
     chosen = saved and (layers is None or index in layers) and options.get("sliding_window") is None
     on = bool(chosen and module.config._attn_implementation == "lucid" and torch.as_tensor(strength).any())
-    return {"preconditioned": on, "sharpness": sharpness, "strength": strength if on else 1.0}
+    return {"preconditioned": on, "sharpness": sharpness, "strength": strength if on else 1.0, "key_map": key_map}
 
 
 def _layer_of(index: int, module: nn.Module, options: Mapping[str, Any], given: dict[str, Any]) -> Layer:

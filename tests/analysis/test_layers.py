@@ -79,10 +79,16 @@ def test_what_is_read_with_effective_weights_is_the_output_of_the_layer(case, pa
         torch.testing.assert_close(mine[kept], o[:, rows][kept], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid"])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid", "lucid, whitened"])
 def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
+    from lucid_attention import enable_lucid
+
+    implementation, whitened = implementation.partition(",")[::2]
     # Transformers' eager attention needs float32: its masks overflow in float64.
     model = llama(implementation).to(torch.float32 if implementation == "eager" else torch.float64)
+    if whitened:
+        enable_lucid(model, center="calibrated", whiten=True)
+        model.double().calibrate(tokens(4, T))
     ids, mask = tokens(2, T), torch.ones(2, T, dtype=torch.long)
     mask[0, :6] = 0
     outputs = []
