@@ -61,6 +61,8 @@ def lucid(
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
 ) -> None:
     """LUCID attention: softmax attention over decorrelated values."""
+    # Read when torch is imported: threads that wait leave the CPU to others (docs/costs.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 # ---------------------------------------------------------------------------------------------- text to tokens

@@ -41,11 +41,12 @@ CLAIMS = (
     "flip_flop",
     "word_problems",
     "centring",
+    "larger_lm",
     "recipe",
     "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
-HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta")
+HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta", "forgetting_mqar")
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."

@@ -156,14 +156,6 @@ def test_the_inverse_is_bounded_for_any_blocks_and_the_bound_is_tight(keys: str,
             torch.testing.assert_close(norms, torch.full_like(norms, bound))
 
 
-def test_one_block_is_ridge_regression_with_lambda_one() -> None:
-    _, k, v, _ = inputs(40, "repeated")
-    c, unit = math.sqrt(5), F.normalize(k[:, :1], dim=-1)
-    G = torch.exp(c * (unit @ unit.mT - 1))
-    y = precondition(k[:, :1], v[:, :1], block=None)
-    torch.testing.assert_close(y, 2 * torch.linalg.inv(G + torch.eye(40).double()) @ v[:, :1])
-
-
 def test_a_block_is_denoised_on_a_fixed_prefix_and_committed() -> None:
     """The decoding loop of block diffusion: the last visit of every block is what one pass over everything computes."""
     q, k, v, _ = inputs(26)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lucid_attention import lucid_attention, precondition
-from lucid_attention.ops.exponential import ExponentialTiles
+from lucid_attention.ops.triangular import ExponentialTiles
 
 from . import oracles
 from .cases import Case, along_random_directions, assert_exact, call, evaluate

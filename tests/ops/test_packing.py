@@ -5,7 +5,7 @@ import torch
 
 from lucid_attention import lucid_attention, precondition
 from lucid_attention.ops import packing
-from lucid_attention.ops.exponential import ExponentialTiles
+from lucid_attention.ops.triangular import ExponentialTiles
 
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
