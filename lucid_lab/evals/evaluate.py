@@ -27,11 +27,10 @@ from lm_eval.utils import handle_non_serializable, make_table
 from transformers import GenerationConfig
 
 from lucid_attention.files import parse_json, read_json, read_text, write_whole
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 from lucid_attention.models.checkpoint import check_checkpoint, checkpoint_name, load_model
 
 from ..locks import locked
-from ..tables import text_table
 from . import babi, longqa, needles
 from .tokens import load_tokenizer
 
