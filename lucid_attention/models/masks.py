@@ -295,9 +295,7 @@ def read_relation(shown: Tensor) -> tuple[Tensor, Tensor]:
     past, new = shown[:, 0, :, :S], shown[:, 0, :, S:]
     used = shown[:, 0].any(-1)
     if bool(new.triu(1).any()):
-        raise ValueError(
-            f"{MUST} of the sequence, got one in which a token sees a later one (bidirectional tokens, a prefix?)"
-        )
+        raise ValueError(f"{MUST} of the sequence, got one in which a token sees a later one (blocks, a prefix?)")
     own = torch.eye(T, dtype=torch.bool, device=shown.device)
     if bool((used[..., None] & own & ~new).any()):
         raise ValueError(f"{MUST} in which tokens see each other, and themselves, got a token that does not see itself")

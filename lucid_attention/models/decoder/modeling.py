@@ -31,8 +31,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ...nn.causal import CausalAttention
-from ...nn.norm import HeadNorm
+from ...nn.causal import CausalAttention, HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..cache import fill_layers
 from .cache import AttentionPass, check_cache, static_layer
