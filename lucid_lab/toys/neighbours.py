@@ -21,7 +21,8 @@ BETA_2 = Change("beta_2", "β to 2", {"options": {"learn_beta": True, "double_be
 DOUBLE_BETA = Change("beta_2", "β to 2", {"options": {"double_beta": True}})
 
 # (attention, change), in the order of tables.
-STUDY: tuple[tuple[str, Change | None], ...] = (
+Arms = Sequence[tuple[str, Change | None]]
+STUDY: Arms = (
     ("softmax", None),
     ("softmax", NO_SHIFT),
     ("forgetting", None),
@@ -43,9 +44,7 @@ RATES = (3e-3, 1e-2)
 EQUAL_TIME = "softmax+equal_time"
 
 
-def run_study(
-    lab: Lab, toy: Toy, study: Sequence[tuple[str, Change | None]] = STUDY, rates: Mapping[str, float] | None = None
-) -> Group:
+def run_study(lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float] | None = None) -> Group:
     """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
 
     rates: of another group, by key; default from trials. Below `--scale small` there are three arms, at the first rate.
