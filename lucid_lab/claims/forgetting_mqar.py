@@ -55,8 +55,8 @@ def judge(ours: Spread, standard: dict[str, Spread], others: dict[str, Spread]) 
 
     ours: LUCID with its default sharpness. standard: softmax attention with a token shift, at equal steps and at equal
     time. others: the neighbours, without further variants of LUCID. "holds": clearly ahead of all. "partly": clearly
-    ahead of softmax attention, not of all neighbours. Otherwise "does not hold"; "too small to judge" if no score
-    exceeds 60 %.
+    ahead of softmax attention at equal steps, and level at equal time or not ahead of all neighbours. Otherwise "does
+    not hold"; "too small to judge" if no score exceeds 60 %.
     """
     return judge_against(ours, standard, others, FLOOR)
 
