@@ -38,7 +38,8 @@ TOY = STUDY_TOY.but(
 )
 # Arms of `--scale small`; those of `--scale hours` are all of STUDY.
 CORE = STUDY[:5]
-# Further groups have the main arms: at `--scale small` the first of them, with softmax attention and LUCID.
+# Further groups have the main arms: at `--scale small` the first of them, with softmax attention and LUCID at
+# equal steps.
 MAIN: Arms = tuple((name, None) for name in FEW)
 PAIR: Arms = (("softmax", None), ("lucid", None))
 GROUPS: dict[str, dict[str, Any]] = {
@@ -67,7 +68,9 @@ def run(lab: Lab) -> Conclusion:
     group = run_study(lab, TOY, CORE if small else STUDY)
     rates = {key: one.arm.toy.rate for key, one in group.items()}
     names = list(GROUPS)[: 1 if small else None]
-    groups = {name: run_study(lab, TOY.but(**GROUPS[name]), PAIR if small else MAIN, rates) for name in names}
+    groups = {
+        name: run_study(lab, TOY.but(**GROUPS[name]), PAIR if small else MAIN, rates, late=not small) for name in names
+    }
     lengths = group["softmax"].arm.toy.test_lengths
 
     def score(one: Trained) -> Spread:
