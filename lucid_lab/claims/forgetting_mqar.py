@@ -67,7 +67,7 @@ def run(lab: Lab) -> Conclusion:
     small = lab.scale == SMALL
     group = run_study(lab, TOY, CORE if small else STUDY)
     rates = {key: one.arm.toy.rate for key, one in group.items()}
-    names = list(GROUPS)[: 1 if small else None]
+    names = list(GROUPS)[: 0 if small else None]
     groups = {
         name: run_study(lab, TOY.but(**GROUPS[name]), PAIR if small else MAIN, rates, late=not small) for name in names
     }
@@ -81,12 +81,12 @@ def run(lab: Lab) -> Conclusion:
     others = {one.arm.label: score(one) for key, one in group.items() if not key.startswith(("softmax", "lucid"))}
 
     told = [
-        f"{name}: " + ", ".join(f"{one.arm.label} {score(one)} %" for one in arms.values())
+        f" {name[0].upper()}{name[1:]}: " + ", ".join(f"{one.arm.label} {score(one)} %" for one in arms.values()) + "."
         for name, arms in groups.items()
     ]
     because = (
         f"Mean over {lengths[0]} to {lengths[-1]} tokens, four keys, all rewritten. "
-        f"{explain_against('LUCID', ours, standard | others)} {'; '.join(told)}."
+        f"{explain_against('LUCID', ours, standard | others)}{''.join(told)}"
     )
     return Conclusion(
         ours=f"LUCID {ours} %, softmax {score(group['softmax'])} %, at equal time {score(group[EQUAL_TIME])} %",
