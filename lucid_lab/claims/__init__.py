@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 
 from ..locks import locked
-from ..tables import text_table
 from ..toys.lab import DEMO, HOURS, QUICK, SCALES, Lab
 from ..toys.results import RESULT, Claim, Conclusion, save_result
 
