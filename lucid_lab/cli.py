@@ -108,23 +108,10 @@ def tokenize(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out lines of JSON that cannot be read")] = False,
 ) -> None:
     """Turn text into tokens for training."""
+    arguments = locals()
     from .data import tokenize as room
 
-    manifest, is_new = room.tokenize(
-        source,
-        out,
-        tokenizer=tokenizer,
-        validation=validation,
-        share=share,
-        field=field,
-        split=split,
-        config=config,
-        limit=limit,
-        limit_tokens=limit_tokens,
-        min_document_tokens=min_document_tokens,
-        seed=seed,
-        skip_bad=skip_bad,
-    )
+    manifest, is_new = room.tokenize(**arguments)
     print(f"{out}: {'written' if is_new else 'finished before, nothing to do'}")
     for name, counts in manifest["splits"].items():
         print(f"  {name:<10} {counts['tokens']:>14,} tokens in {counts['documents']:,} documents")
@@ -214,8 +201,7 @@ def recipes() -> None:
     """List the recipes."""
     from .training.recipes import RECIPES
 
-    for name, make in RECIPES.items():
-        recipe = make()
+    for name, recipe in RECIPES.items():
         print(f"{name:<13} {recipe.about}")
         print(f"{'':13} {recipe.preset}, {recipe.tokens / 1e6:,.1f}M tokens, learning rate {recipe.learning_rate:g}")
 
@@ -442,9 +428,10 @@ def experiment(
     texts: Annotated[str, _option("FOLDER", ".txt files for `recipe`, see tools/get_texts.py")] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""
+    arguments = locals()
     from .claims import run_experiments
 
-    run_experiments(names, scale=scale, out=out, processes=processes, restart=restart, model=model, texts=texts)
+    run_experiments(**arguments)
 
 
 @command("demo", example="lucid demo --full", extra="train", kept="finished runs are kept, the same command resumes")
@@ -515,10 +502,10 @@ def analyze(
 
     For a softmax model κ is that of the P that LUCID would have, and both maps are equal. lucid report draws the files.
     """
+    arguments = locals()
     from .analysis import command
 
-    options = {name: value for name, value in locals().items() if name not in ("checkpoint", "out", "command")}
-    command.analyze(checkpoint, out, **options)
+    command.analyze(**arguments)
 
 
 # ------------------------------------------------------------------------------------------- bench and doctor
@@ -564,21 +551,12 @@ def bench(
     Every contestant first has to agree with the defining equation in float64. Results are ratios within one run: a busy
     machine makes them scatter. Some virtual machines need a setting for bfloat16, which `make bench` finds.
     """
+    options = {name: value for name, value in locals().items() if name not in ("cases", "threads")}
     from .bench.run import run
 
     # An option takes one value: the other thread counts of `--threads 1 2` arrive among the cases.
     counts = [*(threads or []), *(int(word) for word in cases or [] if word.isdecimal())]
-    names = [word for word in cases or [] if not word.isdecimal()]
-    run(
-        names,
-        everything=everything,
-        thread_counts=counts,
-        device=device,
-        quick=quick,
-        resume=resume,
-        publish=publish,
-        out=out,
-    )
+    run([word for word in cases or [] if not word.isdecimal()], thread_counts=counts, **options)
 
 
 @command("doctor", example="lucid doctor --json doctor.json", extra="bench", kept="nothing was written: run it again")
@@ -672,19 +650,10 @@ def convert(
     ] = None,
 ) -> None:
     """Copy a pretrained checkpoint, with LUCID switched on, or off again."""
+    arguments = locals()
     from lucid_attention.models.convert import convert_and_report
 
-    convert_and_report(
-        checkpoint,
-        out,
-        to=to,
-        auto_map=auto_map,
-        layers=layers,
-        layers_from=layers_from,
-        most_change=most_change,
-        strength=strength,
-        sharpness=sharpness,
-    )
+    convert_and_report(**arguments)
 
 
 # ---------------------------------------------------------------------------------------- how a command ends

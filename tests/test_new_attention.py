@@ -19,7 +19,7 @@ from lucid_lab.analysis.conditioning import condition_numbers
 from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
 from lucid_lab.claims import memory_update, needle_grid
-from lucid_lab.data.tokenizer import train
+from lucid_lab.data.tokenize import train
 from lucid_lab.toys.lab import DEMO
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.claims.made_up import MadeUpLab, accuracies

@@ -51,7 +51,7 @@ def parsed(text: str) -> Any:
 
 def in_the_code(name: str, path: str) -> Any:
     if name in RECIPES:
-        value: Any = RECIPES[name]()
+        value: Any = RECIPES[name]
     else:
         value = getattr(presets, name)()
     for part in path.split("."):

@@ -19,9 +19,8 @@ from torch import Tensor
 from lucid_attention.ops import blocks
 from lucid_attention.ops.lucid.api import lucid_attention, precondition
 
-from . import gate
-from .gate import Shape
-from .harness import Run, Spread, race, ratios
+from . import harness
+from .harness import Run, Shape, Spread, race, ratios
 from .records import Case, Point, Result, Settings, Sizes
 
 _PRODUCT = blocks.DiagonalBlocks._product
@@ -61,11 +60,11 @@ def measure(shape: Shape, N: int, backward: bool, settings: Settings) -> Result:
     contestants = {SDPA: bidirectional, CHOLESKY: one_block, CG: one_block_by_gradients}
     if blocks.LONGEST_FACTOR < N:
         del contestants[CHOLESKY]
-    small = gate.inputs(*shape, min(N, 512))
-    truth = gate.evaluate(partial(lucid_attention, block=None, impl="reference"), [x.double() for x in small], True)
+    small = harness.inputs(*shape, min(N, 512))
+    truth = harness.evaluate(partial(lucid_attention, block=None, impl="reference"), [x.double() for x in small], True)
     for name, run in contestants.items():
         if name != SDPA:
-            gate.check(f"{shape}, N={N}", name, gate.evaluate(run, small, True), truth)
+            harness.check(f"{shape}, N={N}", name, harness.evaluate(run, small, True), truth)
     limits = {f"{CHOLESKY} / {SDPA}": LIMITS[backward]} if (shape, N) == (EIGHT, 512) else {}
     return _race(contestants, shape, N, backward, settings, limits)
 
@@ -80,8 +79,10 @@ def _race(
     contestants: dict[str, Any], shape: Shape, N: int, backward: bool, settings: Settings, limits: dict[str, float]
 ) -> Result:
     """The first contestant is the peer of all others."""
-    tensors = gate.inputs(*shape, N)
-    runs: dict[str, Run] = {name: partial(gate.evaluate, run, tensors, backward) for name, run in contestants.items()}
+    tensors = harness.inputs(*shape, N)
+    runs: dict[str, Run] = {
+        name: partial(harness.evaluate, run, tensors, backward) for name, run in contestants.items()
+    }
     times = race(runs, budget=settings.budget, seed=f"{shape} {N}", brief={CG}, least=settings.least)
     peer, *others = times
     return Result(
@@ -143,7 +144,7 @@ def print_steps(folder: str = "", text: str = "") -> None:
     words = Path(text).read_text() if folder else ""
     print("N", *(sharpnesses := (1.0, 2.0, 4.0, 8.0, 16.0)), sep="\t")
     for N in (512, 2048, 8192):
-        _, k, v, _ = gate.inputs(*ONE, N)
+        _, k, v, _ = harness.inputs(*ONE, N)
         heads = real_heads(folder, words, N) if folder else [(k[0, 0], v[0, 0])]
         if len(heads[0][0]) < N:
             break

@@ -11,9 +11,8 @@ from torch import Tensor
 from lucid_attention.ops.lucid.decode import inverse_key_norms, lucid_decode
 from lucid_attention.ops.softmax.attention import softmax_attention
 
-from . import gate
-from .gate import Shape
-from .harness import Run, Spread, race, ratios
+from . import harness
+from .harness import Run, Shape, Spread, race, ratios
 from .records import Case, Point, Result, Settings
 from .solve import LUCID, SDPA, SHAPES
 
@@ -105,21 +104,23 @@ DECODERS: dict[str, Callable[[Cache], Decoded]] = {
 @cache
 def check_truth(shape: Shape) -> None:
     """Compare every decoder with the definition over the whole sequence, in float64."""
-    q, k, v, _ = gate.inputs(*shape, GATE_CONTEXT + 1)
-    y, where = gate.true_values(k, v), f"decode, {shape}, context {GATE_CONTEXT}"
-    truths = [(gate.true_attention(q, k, v, solves)[:, :, -1:], (v, y)[solves][:, :, -1:]) for solves in (False, True)]
-    gate.check_sharp(where, truths[1][0], truths[0][0])
+    q, k, v, _ = harness.inputs(*shape, GATE_CONTEXT + 1)
+    y, where = harness.true_values(k, v), f"decode, {shape}, context {GATE_CONTEXT}"
+    truths = [
+        (harness.true_attention(q, k, v, solves)[:, :, -1:], (v, y)[solves][:, :, -1:]) for solves in (False, True)
+    ]
+    harness.check_sharp(where, truths[1][0], truths[0][0])
     for name, run in DECODERS.items():
         solves = name == LUCID
         cache = Cache.of(q, k, v, (v, y.float())[solves][:, :, :-1])
-        gate.check(where, name, run(cache), truths[solves], gate.DECODER_PARTS)
+        harness.check(where, name, run(cache), truths[solves], harness.DECODER_PARTS)
 
 
 @torch.no_grad()
 def measure(shape: Shape, context: int, settings: Settings) -> Result:
     """Race one step of all decoders after the gate; see `fastest_standard` for the decisive ratio."""
     check_truth(shape)
-    q, k, v, _ = gate.inputs(*shape, context + 1)
+    q, k, v, _ = harness.inputs(*shape, context + 1)
     # v stands for y in the cache: the time of a step does not depend on the values, and a real solve would take longer
     # than the benchmark.
     filled = Cache.of(q, k, v, v[:, :, :-1])
@@ -127,7 +128,7 @@ def measure(shape: Shape, context: int, settings: Settings) -> Result:
     expected = by_sdpa(filled)
     for name in (PRODUCTS, SOFTMAX_STEP):
         where = f"decode, {shape}, context {context}"
-        gate.check(where, name, DECODERS[name](filled), expected, gate.DECODER_PARTS, repr(SDPA))
+        harness.check(where, name, DECODERS[name](filled), expected, harness.DECODER_PARTS, repr(SDPA))
     runs: dict[str, Run] = {name: partial(run, filled) for name, run in DECODERS.items()}
     times = race(runs, budget=settings.budget, seed=f"{shape} {context}", least=settings.least)
     seconds = {name: Spread.of(times[name]) for name in times}

@@ -11,9 +11,8 @@ from torch import Tensor
 from lucid_attention.ops.linear.delta import delta_attention
 from lucid_attention.ops.linear.gated import gla_attention, gsa_attention
 
-from . import gate
-from .gate import Shape
-from .harness import Run, Spread, race, ratios
+from . import harness
+from .harness import Run, Shape, Spread, race, ratios
 from .records import Case, Point, Result, Settings
 from .solve import PASSES, SDPA, sdpa
 
@@ -50,7 +49,7 @@ def inputs(name: str, shape: Shape, N: int) -> list[Tensor]:
 
     Decays are like those of trained models: log-sigmoids, made slower.
     """
-    q, k, v, do = gate.inputs(*shape, N)
+    q, k, v, do = harness.inputs(*shape, N)
     k, random = F.normalize(k, dim=-1), torch.Generator().manual_seed(N + 2)
     beta = torch.rand(k.shape[:3], generator=random)
     decay = F.logsigmoid(torch.randn(k.shape[:3], generator=random)) / DECAY
@@ -66,17 +65,17 @@ def inputs(name: str, shape: Shape, N: int) -> list[Tensor]:
 
 def evaluate(run: Callable[..., Any], tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
     """The output of a member and, if `backward`, the gradients of all its inputs."""
-    return gate.evaluate(lambda *arguments: run(*arguments)[0], tensors, backward)
+    return harness.evaluate(lambda *arguments: run(*arguments)[0], tensors, backward)
 
 
 @cache
 def check_truth(shape: Shape, N: int, backward: bool) -> None:
     """Compare every member with its token-by-token recurrence in float64."""
-    parts = (*gate.ATTENTION_PARTS, *["the gradient of a gate"] * 2)
+    parts = (*harness.ATTENTION_PARTS, *["the gradient of a gate"] * 2)
     for name, run in MEMBERS.items():
         tensors = inputs(name, shape, N)
         truth = evaluate(REFERENCES[name], [x.double() for x in tensors], backward)
-        gate.check(f"linear, {shape}, N={N}", name, evaluate(run, tensors, backward), truth, parts)
+        harness.check(f"linear, {shape}, N={N}", name, evaluate(run, tensors, backward), truth, parts)
 
 
 def measure(N: int, *, backward: bool, grows: bool, settings: Settings) -> Result:
@@ -89,7 +88,7 @@ def measure(N: int, *, backward: bool, grows: bool, settings: Settings) -> Resul
         if grows:
             runs[f"{name} at N/2"] = partial(evaluate, run, inputs(name, SHAPE, N // 2), backward)
     if not backward or N <= PEER_LENGTH:
-        runs[SDPA] = partial(gate.evaluate, sdpa, gate.inputs(*SHAPE, N), backward)
+        runs[SDPA] = partial(harness.evaluate, sdpa, harness.inputs(*SHAPE, N), backward)
     # Twice the usual budget: many contestants share it, and the limit is close to the expected ratio of 2.
     times = race(runs, budget=2 * settings.budget, seed=f"linear {N}", brief={SDPA}, least=settings.least)
     measured: dict[str, Spread] = {}

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import torch
 
-from . import gate, path, solve
-from .gate import Shape
-from .harness import Spread
+from . import harness, path, solve
+from .harness import Shape, Spread
 from .records import Case, Point, Result, Settings
 from .solve import DENSE, LUCID, PASSES, SDPA
 
@@ -58,7 +57,7 @@ def measure_cost(job: Job) -> tuple[float, float]:
 def _call(job: Job) -> Callable[[], object]:
     if job.name in path.ATTENTIONS:
         return partial(path.evaluate, job.name, path.inputs(job.shape, job.N), job.backward)
-    return partial(gate.evaluate, solve.CONTESTANTS[job.name], gate.inputs(*job.shape, job.N), job.backward)
+    return partial(harness.evaluate, solve.CONTESTANTS[job.name], harness.inputs(*job.shape, job.N), job.backward)
 
 
 def _status(name: str) -> float:

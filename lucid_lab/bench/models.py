@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lucid_attention.doctor import find_device
 
-from . import gate
+from . import harness
 from .harness import Run, Spread, device_clock, race, ratios
 from .records import Case, Point, Result, Settings, Sizes
 from .solve import LUCID, SDPA
@@ -207,7 +207,7 @@ def _true_forward(
     if kinds is not None and kinds[module.layer_idx] == SLIDING:
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling, **others)
     assert abs(scaling * k.shape[-1] ** 0.5 - 1) < 1e-6
-    return gate.true_attention(q, k, v, solves).transpose(1, 2).contiguous(), None
+    return harness.true_attention(q, k, v, solves).transpose(1, 2).contiguous(), None
 
 
 def _true_twin(model: Any, solves: bool) -> Any:
@@ -243,16 +243,16 @@ def check(shape: ModelShape) -> None:
     x = torch.randn(1, PREFILL + STEPS, small.hidden, generator=random) + 5 * torch.randn(1, 1, small.hidden)
     do = torch.randn(1, PREFILL + STEPS, small.vocab, generator=random)
     softmax, lucid = (_step(_true_twin(model, solves), x.double(), do) for solves in (False, True))
-    gate.check_sharp(where, lucid[0], softmax[0])
-    gate.check(where, AT_STRENGTH_0, _step(with_lucid(model, 0.0), x, do), softmax, PARTS)
+    harness.check_sharp(where, lucid[0], softmax[0])
+    harness.check(where, AT_STRENGTH_0, _step(with_lucid(model, 0.0), x, do), softmax, PARTS)
     for name, tested, truth in ((SDPA, model, softmax), (LUCID, with_lucid(model), lucid)):
-        gate.check(where, name, _step(tested, x, do), truth, PARTS)
+        harness.check(where, name, _step(tested, x, do), truth, PARTS)
         for kind in (DYNAMIC, STATIC):
             past = empty_cache(tested, kind, PREFILL + STEPS)
             with torch.no_grad():
                 parts = x.split([PREFILL, *[1] * STEPS], 1)
                 o = torch.cat([tested(inputs_embeds=part, past_key_values=past).logits for part in parts], 1)
-            gate.check(where, name, (o,), truth, (f"its output from a {kind} cache",))
+            harness.check(where, name, (o,), truth, (f"its output from a {kind} cache",))
 
 
 def _measured(shape: ModelShape, settings: Settings, whole: bool) -> tuple[torch.device, ModelShape]:
@@ -298,7 +298,7 @@ def measure_decoding(shape: ModelShape, kind: str, context: int, settings: Setti
     caches = {name: filled_cache(model, kind, context, room) for name, model in contestants.items()}
     first = {name: (generate(model, caches[name], token, 1),) for name, model in contestants.items()}
     where = f"{shape.name}, {kind} cache"
-    gate.check(where, AT_STRENGTH_0, first[AT_STRENGTH_0], first[SDPA], against=repr(SDPA))
+    harness.check(where, AT_STRENGTH_0, first[AT_STRENGTH_0], first[SDPA], against=repr(SDPA))
     del caches[AT_STRENGTH_0]
     runs: dict[str, Run] = {name: partial(generate, contestants[name], caches[name], token, count) for name in caches}
     times = _race(runs, device, settings)

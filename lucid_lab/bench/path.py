@@ -16,10 +16,9 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention
 from lucid_attention.ops.path.decode import APPLY_EVERY, apply_factors, identity_factors, path_decode
 
-from . import gate
+from . import harness
 from .decode import DECODERS, TORCH, Cache
-from .gate import Shape
-from .harness import Run, Spread, race, ratios
+from .harness import Run, Shape, Spread, race, ratios
 from .records import Case, Point, Result, Settings, Sizes
 from .solve import PASSES, SDPA, sdpa
 
@@ -31,7 +30,7 @@ CONTEXTS, QUICK_CONTEXTS = (4096, 32768), (512,)
 GATE_LENGTH = 300
 # Up to this length one head is checked at the length of the point.
 DENSE_LENGTH = 2048
-PARTS = (*gate.ATTENTION_PARTS, "the gradient of w", "the gradient of β")
+PARTS = (*harness.ATTENTION_PARTS, "the gradient of w", "the gradient of β")
 LEAF = 64
 # The limit of a pass is this multiple of the counted ratio. The limits of decoding are for the longest context.
 SLACK, DECODE_LIMITS = 1.4, {PATH: 1.15, LUCID_PATH: 1.25}
@@ -52,7 +51,7 @@ def inputs(shape: Shape, N: int, far: bool = False) -> list[Tensor]:
     Uniform β forgets a key, and an error in it, after some hundred tokens. With `far`, the heads 0, 2, 4, … forget
     nothing: their β is either 2 (a reflection) or near 0.
     """
-    q, k, v, do = gate.inputs(*shape, N)
+    q, k, v, do = harness.inputs(*shape, N)
     random = torch.Generator().manual_seed(N + 1)
     w = F.normalize(torch.randn(k.shape, generator=random), dim=-1)
     beta = 2 * torch.rand(k.shape[:3], generator=random)
@@ -65,8 +64,8 @@ def inputs(shape: Shape, N: int, far: bool = False) -> list[Tensor]:
 def evaluate(name: str, tensors: Sequence[Tensor], backward: bool) -> tuple[Tensor, ...]:
     """The output and, if `backward`, the gradients of q, k, v, w, β; of q, k, v for torch's attention."""
     if name == SDPA:
-        return gate.evaluate(sdpa, [*tensors[:3], tensors[-1]], backward)
-    return gate.evaluate(ATTENTIONS[name], tensors, backward)
+        return harness.evaluate(sdpa, [*tensors[:3], tensors[-1]], backward)
+    return harness.evaluate(ATTENTIONS[name], tensors, backward)
 
 
 @functools.cache
@@ -74,12 +73,12 @@ def check_truth(shape: Shape, N: int, backward: bool) -> None:
     """Compare both operators and torch's attention with the dense formulas in float64."""
     tensors, where = inputs(shape, N, far=True), f"path, {shape}, N={N}"
     wide = [x.double() for x in tensors]
-    truths = {SDPA: gate.evaluate(partial(gate.true_attention, solves=False), [*wide[:3], wide[-1]], backward)}
-    truths |= {name: gate.evaluate(reference, wide, backward) for name, reference in REFERENCES.items()}
-    gate.check_sharp(where, truths[PATH][0], truths[SDPA][0])
-    gate.check_sharp(where, truths[LUCID_PATH][0], truths[PATH][0])
+    truths = {SDPA: harness.evaluate(partial(harness.true_attention, solves=False), [*wide[:3], wide[-1]], backward)}
+    truths |= {name: harness.evaluate(reference, wide, backward) for name, reference in REFERENCES.items()}
+    harness.check_sharp(where, truths[PATH][0], truths[SDPA][0])
+    harness.check_sharp(where, truths[LUCID_PATH][0], truths[PATH][0])
     for name, truth in truths.items():
-        gate.check(where, name, evaluate(name, tensors, backward), truth, PARTS)
+        harness.check(where, name, evaluate(name, tensors, backward), truth, PARTS)
 
 
 def flop_ratio(name: str, shape: Shape, N: int, backward: bool) -> float:
@@ -137,7 +136,7 @@ def check_step(shape: Shape, context: int, cache: Cache, w: Tensor, beta: Tensor
         expected = reference(*new, past=pasts[name])
         o = path_step(cache, w, beta, identity_factors(cache.k), name == LUCID_PATH)
         cache.k[:, :, :context] = keys
-        gate.check(f"path, {shape}, context {context}", name, (o,), (expected,))
+        harness.check(f"path, {shape}, context {context}", name, (o,), (expected,))
 
 
 @torch.no_grad()

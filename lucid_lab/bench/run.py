@@ -17,8 +17,7 @@ from lucid_attention.messages import did_you_mean, text_table
 
 from ..locks import locked
 from . import blocks, decode, linear, memory, models, path, solve
-from .gate import Shape
-from .harness import machine, threads
+from .harness import Shape, machine, threads
 from .records import Case, CaseFile, Point, Result, Settings, Sizes, page, spread_text, table
 
 CASES: dict[str, Case] = {

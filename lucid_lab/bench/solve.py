@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lucid_attention.ops.lucid.api import lucid_attention, precondition
 
-from . import gate
-from .gate import Shape
-from .harness import Run, Spread, race, ratios
+from . import harness
+from .harness import Run, Shape, Spread, race, ratios
 from .records import Case, Point, Result, Settings, Sizes
 
 SDPA, LUCID, DENSE = "SDPA", "LUCID", "dense solve"
@@ -51,11 +50,13 @@ CONTESTANTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @cache
 def check_truth(shape: Shape, N: int, backward: bool, dtype: torch.dtype, names: tuple[str, ...]) -> None:
     """Compare every contestant with the definition in float64: outputs and, if `backward`, all gradients."""
-    tensors, where = gate.inputs(*shape, N, dtype), f"{shape}, N={N}"
-    truths = [gate.evaluate(partial(gate.true_attention, solves=solves), tensors, backward) for solves in (False, True)]
-    gate.check_sharp(where, truths[1][0], truths[0][0], dtype)
+    tensors, where = harness.inputs(*shape, N, dtype), f"{shape}, N={N}"
+    truths = [
+        harness.evaluate(partial(harness.true_attention, solves=solves), tensors, backward) for solves in (False, True)
+    ]
+    harness.check_sharp(where, truths[1][0], truths[0][0], dtype)
     for name in names:
-        gate.check(where, name, gate.evaluate(CONTESTANTS[name], tensors, backward), truths[name != SDPA])
+        harness.check(where, name, harness.evaluate(CONTESTANTS[name], tensors, backward), truths[name != SDPA])
 
 
 def measure(
@@ -72,8 +73,8 @@ def measure(
     names = tuple(names)
     check_truth(shape, GATE_LENGTH, backward, dtype, names)
     check_truth(Shape(shape.D, 1, 1), min(N, GATE_LENGTHS[backward]), backward, dtype, names)
-    tensors = gate.inputs(*shape, N, dtype)
-    runs: dict[str, Run] = {name: partial(gate.evaluate, CONTESTANTS[name], tensors, backward) for name in names}
+    tensors = harness.inputs(*shape, N, dtype)
+    runs: dict[str, Run] = {name: partial(harness.evaluate, CONTESTANTS[name], tensors, backward) for name in names}
     times = race(runs, budget=settings.budget, seed=f"{shape} {N}", brief={DENSE}, least=settings.least)
     main = f"{LUCID} / {SDPA}"
     return Result(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import decode
-from ..bench.gate import Shape
+from ..bench.harness import Shape
 from ..bench.models import DYNAMIC, FULL, GEMMA_1B, PAPER_1B, QWEN, RATIO, STATIC, measure_decoding
 from ..bench.records import Result, Settings
 from ..bench.solve import LUCID, SDPA

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench import solve
-from ..bench.gate import Shape
+from ..bench.harness import Shape
 from ..bench.models import RATIO
 from ..bench.records import Result, Settings
 from ..bench.solve import LUCID, SDPA

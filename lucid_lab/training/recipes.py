@@ -162,9 +162,65 @@ def _parse(text: str, old: Any) -> Any:
     return int(value) if type(old) is int and isinstance(value, float) and value.is_integer() else value
 
 
-def tiny_lm() -> Recipe:
-    """A small language model on the Python standard library: minutes on two cores, no download."""
-    return Recipe(
+# The paper's pretraining (§4.1): 11 000 steps of 256 sequences of 2048 tokens of Dolma, 5.8 billion tokens.
+PRETRAIN_2K = Recipe(
+    about="the paper's pretraining: 1B model, Dolma, 11 000 steps × 256 × 2048 tokens",
+    preset="paper_1b",
+    data="data/dolma",
+    sequence_length=2048,
+    separate_documents=False,
+    steps=11_000,
+    batch_size=256,
+    micro_batch_size=8,
+    learning_rate=5e-4,
+    adam_eps=1e-12,
+    precision="bfloat16",
+    gradient_checkpointing=True,
+    evaluate_every=500,
+    save_every=500,
+    workers=4,
+)
+# §4.1, after it. The learning rate is that of the authors' scripts; the text gives one rate, 5e-4, for both trainings.
+FINETUNE_64K = replace(
+    PRETRAIN_2K,
+    about="the paper's long-context tuning: 500 steps × 16 × 65 536 tokens, RoPE base 64 000 (needs --from)",
+    sequence_length=65_536,
+    steps=500,
+    batch_size=16,
+    micro_batch_size=1,
+    learning_rate=5e-6,
+    rope_theta=64_000.0,
+    evaluate_every=100,
+    save_every=50,
+    evaluation_sequences=16,
+)
+# A.5: the 16-layer model; steps of a million tokens.
+CONTEXT_4K = replace(
+    PRETRAIN_2K,
+    about="the paper's 16-layer model at 4096 tokens: 80 000 steps of 1M tokens",
+    preset="paper_16_layer",
+    data="data/dolma-256k",
+    sequence_length=4096,
+    steps=80_000,
+    micro_batch_size=4,
+    beta2=0.95,
+    evaluate_every=1000,
+    save_every=1000,
+)
+
+
+def _answers(about: str, name: str, sequence_length: int, steps: int, **changes: Any) -> Recipe:
+    """Fine-tuning on prompts with answers, from the model of PRETRAIN_2K, as in the authors' scripts.
+
+    steps: epochs of the scripts × prompts / batch size.
+    """
+    settings = {"batch_size": 32, "separate_documents": True, "save_every": 20, "evaluate_every": 20, "workers": 2}
+    settings |= {"sequence_length": sequence_length, "steps": steps} | changes
+    return replace(FINETUNE_64K, about=f"fine-tuning on {about} (needs --from)", data=f"data/{name}.jsonl", **settings)
+
+
+RECIPES = {
+    "tiny_lm": Recipe(
         about="language model on the Python standard library, 512 tokens; minutes on 2 cores, offline",
         preset="tiny",
         model={
@@ -185,12 +241,9 @@ def tiny_lm() -> Recipe:
         learning_rate=2e-3,
         evaluate_every=100,
         save_every=100,
-    )
-
-
-def latest_value() -> Recipe:
-    """One layer learns the task `data.synthetic.LatestValue`, in words: who has what now?"""
-    return Recipe(
+    ),
+    # One layer learns the task `data.synthetic.LatestValue`.
+    "latest_value": Recipe(
         about="48 writes in words, then questions for the latest value of a name; half a minute on 2 cores",
         preset="tiny",
         model={
@@ -210,121 +263,24 @@ def latest_value() -> Recipe:
         evaluate_every=150,
         save_every=300,
         evaluation_sequences=256,
-    )
-
-
-def pretrain_2k() -> Recipe:
-    """§4.1: 11 000 steps of 256 sequences of 2048 tokens of Dolma, 5.8 billion tokens."""
-    return Recipe(
-        about="the paper's pretraining: 1B model, Dolma, 11 000 steps × 256 × 2048 tokens",
-        preset="paper_1b",
-        data="data/dolma",
-        sequence_length=2048,
-        separate_documents=False,
-        steps=11_000,
-        batch_size=256,
-        micro_batch_size=8,
-        learning_rate=5e-4,
-        adam_eps=1e-12,
-        precision="bfloat16",
-        gradient_checkpointing=True,
-        evaluate_every=500,
-        save_every=500,
-        workers=4,
-    )
-
-
-def finetune_64k() -> Recipe:
-    """§4.1, after `pretrain_2k`: 500 steps of 16 sequences of 65 536 tokens, with a RoPE base of 64 000.
-
-    The learning rate is that of the authors' scripts; the text gives one rate, 5e-4, for both trainings.
-    """
-    return replace(
-        pretrain_2k(),
-        about="the paper's long-context tuning: 500 steps × 16 × 65 536 tokens, RoPE base 64 000 (needs --from)",
-        sequence_length=65_536,
-        steps=500,
-        batch_size=16,
-        micro_batch_size=1,
-        learning_rate=5e-6,
-        rope_theta=64_000.0,
-        evaluate_every=100,
-        save_every=50,
-        evaluation_sequences=16,
-    )
-
-
-def context_4k() -> Recipe:
-    """A.5: the 16-layer model at 4096 tokens, 80 000 steps of a million tokens."""
-    return replace(
-        pretrain_2k(),
-        about="the paper's 16-layer model at 4096 tokens: 80 000 steps of 1M tokens",
-        preset="paper_16_layer",
-        data="data/dolma-256k",
-        sequence_length=4096,
-        steps=80_000,
-        micro_batch_size=4,
-        beta2=0.95,
-        evaluate_every=1000,
-        save_every=1000,
-    )
-
-
-def context_32k() -> Recipe:
-    """A.5: the 16-layer model at 32 768 tokens, 25 000 steps of two million tokens."""
-    return replace(
-        context_4k(),
+    ),
+    "pretrain_2k": PRETRAIN_2K,
+    "finetune_64k": FINETUNE_64K,
+    "context_4k": CONTEXT_4K,
+    "context_32k": replace(
+        CONTEXT_4K,
         about="the paper's 16-layer model at 32 768 tokens: 25 000 steps of 2M tokens",
         sequence_length=32_768,
         steps=25_000,
         batch_size=64,
         micro_batch_size=1,
-    )
-
-
-def _answers(about: str, data: str, sequence_length: int, steps: int, **changes: Any) -> Recipe:
-    """Fine-tuning on prompts with answers, from the model of `pretrain_2k`, as in the authors' scripts.
-
-    steps: epochs of the scripts × prompts / batch size.
-    """
-    settings: dict[str, Any] = {"batch_size": 32, "separate_documents": True, "save_every": 20, "evaluate_every": 20}
-    return replace(
-        finetune_64k(),
-        about=f"fine-tuning on {about} (needs --from)",
-        data=data,
-        sequence_length=sequence_length,
-        steps=steps,
-        workers=2,
-        **(settings | changes),
-    )
-
-
-def babilong() -> Recipe:
-    """§4.3: 2 epochs of the 1000 prompts of QA1 to QA10 at 32K."""
-    return _answers("BABILong QA1–QA10", "data/babilong.jsonl", 32_768, 62, learning_rate=5e-5)
-
-
-def longbench() -> Recipe:
-    """§4.4, A.6: 3 epochs of the 350 prompts of 2WikiMQA and MultifieldQA."""
-    return _answers("2WikiMQA and MultifieldQA", "data/longbench.jsonl", 32_768, 262, batch_size=4)
-
-
-def qasper() -> Recipe:
-    """§4.4, A.6: an epoch of the 2567 prompts of Qasper's training split."""
-    return _answers("Qasper's training split", "data/qasper.jsonl", 8192, 80, micro_batch_size=4)
-
-
-def qmsum() -> Recipe:
-    """§4.4, A.6: 2 epochs of the 1257 prompts of QMSum's training split."""
-    return _answers("QMSum's training split", "data/qmsum.jsonl", 32_768, 78)
-
-
-RECIPES = {
-    make.__name__: make
-    for make in (
-        *(tiny_lm, latest_value, pretrain_2k, finetune_64k, context_4k, context_32k),
-        *(babilong, longbench, qasper, qmsum),
-    )
+    ),
+    # §4.3: 2 epochs of the 1000 prompts of QA1 to QA10 at 32K.
+    "babilong": _answers("BABILong QA1–QA10", "babilong", 32_768, 62, learning_rate=5e-5),
+    # §4.4, A.6: 3 epochs of 350 prompts, one epoch of 2567, 2 epochs of 1257.
+    "longbench": _answers("2WikiMQA and MultifieldQA", "longbench", 32_768, 262, batch_size=4),
+    "qasper": _answers("Qasper's training split", "qasper", 8192, 80, micro_batch_size=4),
+    "qmsum": _answers("QMSum's training split", "qmsum", 32_768, 78),
 }
 
 
@@ -334,4 +290,4 @@ def find_recipe(name: str) -> Recipe:
         raise ValueError(
             f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}: expected one of {', '.join(RECIPES)}"
         )
-    return RECIPES[name]()
+    return RECIPES[name]

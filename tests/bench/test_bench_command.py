@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lucid_lab.bench import decode, harness, linear, memory, path, run, solve
-from lucid_lab.bench.gate import Shape
-from lucid_lab.bench.harness import Spread, race, ratios
+from lucid_lab.bench.harness import Shape, Spread, race, ratios
 from lucid_lab.bench.memory import Job, measure_cost
 from lucid_lab.bench.records import CaseFile, Result, Settings, page, read_case, table
 from lucid_lab.bench.run import CASES

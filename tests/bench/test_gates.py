@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lucid_lab.bench import decode, linear, path, solve
-from lucid_lab.bench.gate import Shape, WrongAnswer
+from lucid_lab.bench.harness import Shape, WrongAnswer
 from lucid_lab.bench.path import LUCID_PATH, PATH
 from lucid_lab.bench.records import Settings
 from lucid_lab.bench.solve import LUCID

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from lucid_lab.bench import models
-from lucid_lab.bench.gate import WrongAnswer
+from lucid_lab.bench.harness import WrongAnswer
 from lucid_lab.bench.models import FULL, GEMMA_1B, GEMMA_4B, PAPER_1B, QWEN, SLIDING, ModelShape
 from lucid_lab.bench.records import read_case
 from tests.bench.conftest import Bench

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from lucid_lab.bench import decode, models, solve
-from lucid_lab.bench.gate import WrongAnswer
-from lucid_lab.bench.harness import Spread
+from lucid_lab.bench.harness import Spread, WrongAnswer
 from lucid_lab.bench.records import Result, Settings
 from lucid_lab.bench.solve import LUCID, SDPA
 from lucid_lab.claims import decode_latency, operator_cost, run_claim, training_overhead

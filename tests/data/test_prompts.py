@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lucid_lab.data.datasets import PromptAnswers
-from lucid_lab.data.tokenizer import train
+from lucid_lab.data.tokenize import train
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,7 @@ from lucid_lab import cli
 from lucid_lab.data import IGNORED, DataError
 from lucid_lab.data import tokenize as room
 from lucid_lab.data.datasets import PackedTokens
-from lucid_lab.data.tokenize import MANIFEST, load_tokens, tokenize
-from lucid_lab.data.tokenizer import EOS, Encoder, load, train
+from lucid_lab.data.tokenize import EOS, MANIFEST, Encoder, load, load_tokens, tokenize, train
 
 TEXTS = [f"Document {i}. " + "The latest value wins. " * (1 + i % 7) for i in range(40)]
 
@@ -120,7 +119,7 @@ def test_the_text_of_a_special_token_is_text(tmp_path: Path) -> None:
 def test_a_long_document_is_encoded_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train(TEXTS, 300)
     whole = Encoder(tokenizer)(TEXTS[:1])
-    monkeypatch.setattr("lucid_lab.data.tokenizer.LONGEST", 7)
+    monkeypatch.setattr("lucid_lab.data.tokenize.LONGEST", 7)
     assert tokenizer.decode(Encoder(tokenizer)(TEXTS[:1])[0]) == tokenizer.decode(whole[0])
 
 

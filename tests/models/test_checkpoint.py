@@ -30,7 +30,7 @@ from lucid_attention.models.decoder.presets import tiny
 
 ROOT = Path(checkpoint.__file__).parents[2]
 # `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`.
-ALLOWED = ("lucid_attention/models/checkpoint.py", "lucid_lab/data/tokenizer.py")
+ALLOWED = ("lucid_attention/models/checkpoint.py", "lucid_lab/data/tokenize.py")
 
 
 @cache

@@ -12,7 +12,7 @@ from lucid_attention.files import read_json, write_record
 from lucid_attention.models.convert import layers_within
 from lucid_lab import cli
 from lucid_lab.analysis.disturbance import disturbances, disturbances_together
-from lucid_lab.data.tokenizer import train
+from lucid_lab.data.tokenize import train
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 320}
 # Changes by layers, at strength 1 and c = √D.

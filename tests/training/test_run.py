@@ -18,7 +18,7 @@ from torch import Tensor
 from lucid_attention.models.checkpoint import load_model
 from lucid_lab import cli
 from lucid_lab.data.tokenize import tokenize
-from lucid_lab.data.tokenizer import train as train_tokenizer
+from lucid_lab.data.tokenize import train as train_tokenizer
 from lucid_lab.training import run as runs
 from lucid_lab.training.recipes import Recipe, find_recipe
 from lucid_lab.training.run import METRICS, load_inputs, read_metrics, train
