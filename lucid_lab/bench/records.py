@@ -163,19 +163,24 @@ Written by `lucid bench --publish` from the files in `records/bench`, which also
 number. Every ratio comes from a comparison within one run: contestants take turns, in a new order each round; a cell \
 is the median of the ratios round by round. Before anything is timed, every contestant has to agree with the defining \
 equation in float64, on correlated keys. "counted" is the ratio by a count of operations; ratios above their limit are \
-in **bold**. [costs.md](costs.md) is the summary."""
+in **bold**. A row with several records is shown from the newest. [costs.md](costs.md) is the summary."""
 
 
 def page(folder: Path, cases: Iterable[Case]) -> str:
     """docs/benchmarks.md from FOLDER/MACHINE/CASE.json."""
     parts = [INTRODUCTION]
     for case in cases:
-        tables = []
-        for path in sorted(folder.glob(f"*/{case.name}.json")):
-            data, records = read_case(path)
+        tables: list[str] = []
+        shown: set[tuple[str, ...]] = set()
+        files = [read_case(path) for path in sorted(folder.glob(f"*/{case.name}.json"))]
+        for data, records in sorted(files, key=lambda file: file[0]["date"], reverse=True):
             heading, *rows = table(records)
+            # What a row measures: its cells up to the name of the ratio.
+            end = heading.index("")
+            rows = [row for row in rows if tuple(row[: end + 1]) not in shown]
+            shown |= {tuple(row[: end + 1]) for row in rows}
             lines = ["|".join(("", *row, "")) for row in (heading, ["---"] * len(heading), *rows)]
-            tables.append(f"{_made(data)}\n\n" + "\n".join(lines))
+            tables += [f"{_made(data)}\n\n" + "\n".join(lines)] if rows else []
         parts += [f"## {case.name}", case.about, *tables] if tables else []
     return "\n\n".join(parts) + "\n"
 

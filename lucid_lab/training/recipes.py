@@ -214,7 +214,13 @@ def _answers(about: str, name: str, sequence_length: int, steps: int, **changes:
 
     steps: epochs of the scripts × prompts / batch size.
     """
-    settings = {"batch_size": 32, "separate_documents": True, "save_every": 20, "evaluate_every": 20, "workers": 2}
+    settings: dict[str, Any] = {
+        "batch_size": 32,
+        "separate_documents": True,
+        "save_every": 20,
+        "evaluate_every": 20,
+        "workers": 2,
+    }
     settings |= {"sequence_length": sequence_length, "steps": steps} | changes
     return replace(FINETUNE_64K, about=f"fine-tuning on {about} (needs --from)", data=f"data/{name}.jsonl", **settings)
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -82,18 +83,19 @@ def made(cpu: str) -> dict[str, object]:
     return {"date": "2000-01-01", "command": "lucid bench x", "commit": "abc", "quick": False, "machine": machine}
 
 
-def test_the_page_shows_the_records_of_all_machines_by_length(tmp_path: Path) -> None:
-    for cpu, ratio in (("Old", 1.9), ("New", 2.2)):
-        file = CaseFile(tmp_path / cpu, "solve", made(cpu))
-        for N in (2048, 1024):
+def test_the_page_shows_the_newest_record_of_every_row_by_length(tmp_path: Path) -> None:
+    for cpu, date, heads, ratio in (("Old", "1999-01-01", ("8/8", "32/4"), 1.9), ("New", "2000-01-01", ("8/8",), 2.2)):
+        file = CaseFile(tmp_path / cpu, "solve", made(cpu) | {"date": date})
+        for head, N in product(heads, (2048, 1024)):
             name = "LUCID / SDPA"
             result = Result({LUCID: Spread(1, 1, 1, 5)}, {name: Spread(ratio, 1, 3, 5)}, {name: 2.0}, {name: N / 1000})
-            file.add({"threads": 1, "heads": "8/8", "N": N}, result)
+            file.add({"threads": 1, "heads": head, "N": N}, result)
     text = page(tmp_path, CASES.values())
     assert "## decode" not in text
-    old, new = text.split("**Old**")[1], text.split("**New**")[1].split("**Old**")[0]
+    new, old = text.split("**New**")[1].split("**Old**")
     assert "|threads|heads||counted|limit|N 1024|2048|" in old
-    assert "|1|8/8|LUCID / SDPA|2.00|2.05–1.024|**1.90**|1.90|" in old
+    assert "|1|32/4|LUCID / SDPA|2.00|2.05–1.024|**1.90**|1.90|" in old
+    assert "8/8" not in old
     assert "|1|8/8|LUCID / SDPA|2.00|2.05–1.024|**2.20**|**2.20**|" in new
     assert "`lucid bench x`, 2000-01-01, lucid-attention 0.1.0 (abc)" in new
     assert table(read_case(tmp_path / "New" / "solve.json")[1])[1][-1] == "**2.20**"
