@@ -8,11 +8,12 @@ global layers of either. Needles and overwrites are those of `needle_grid` and `
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from ..toys.arms import EQUAL_TIME, Arm, Group, accuracy_table, train_arms
+from ..toys.arms import EQUAL_TIME, Arm, accuracy_table, train_arms
+from ..toys.contest import late_arm
 from ..toys.lab import Lab
 from ..toys.results import Claim, Conclusion, Spread, bar, bars
 from ..toys.tasks import IGNORED
@@ -25,7 +26,7 @@ CLAIM = Claim(
     "the global layers.",
     paper="no number given",
 )
-WINDOW = 16
+WINDOW, LATE = 16, f"softmax+{EQUAL_TIME}"
 # Points that LUCID must be ahead of softmax attention, at equal steps and at equal time.
 GAP = 5.0
 NEEDLES = Toy(task="needles", layers=2, steps=1000, local={"0": WINDOW}, test_lengths=(64, 256), test_batch=64)
@@ -88,23 +89,17 @@ def arms(toy: Toy) -> list[Arm]:
     return [*hybrids, *everywhere]
 
 
-def late_arm(group: Group) -> Arm:
-    """The hybrid of softmax attention with the processor time of that of LUCID."""
-    softmax, lucid = group["hybrid+softmax"], group["hybrid+lucid"]
-    steps = round(softmax.arm.toy.steps * max(1.0, lucid.seconds / max(softmax.seconds, 1e-9)))
-    return replace(softmax.arm, key=f"hybrid+{EQUAL_TIME}", toy=softmax.arm.toy.but(steps=steps), change="equal time")
-
-
 def run(lab: Lab) -> Conclusion:
     """LUCID's lead in hybrids, and whether it needs LUCID in every layer."""
     toys = {title: toy.but(**TINY) if lab.tiny else toy for title, toy in TOYS.items()}
     groups = train_arms(lab, {title: arms(toy) for title, toy in toys.items()})
-    late = train_arms(lab, {title: [late_arm(group)] for title, group in groups.items()})
+    pairs = {title: (group["hybrid+softmax"], group["hybrid+lucid"]) for title, group in groups.items()}
+    late = train_arms(lab, {title: [late_arm(*pair)] for title, pair in pairs.items()})
     groups = {title: group | late[title] for title, group in groups.items()}
     scores, tables = {}, []
     for title, toy in toys.items():
         at_length = {key: one.mean_accuracy(toy.length) for key, one in groups[title].items()}
-        hybrids = [at_length[f"hybrid+{key}"] for key in ("softmax", EQUAL_TIME, "lucid")]
+        hybrids = [at_length[f"hybrid+{key}"] for key in ("softmax", LATE, "lucid")]
         held = [share_in_window(toy, n) for n in toy.test_n] if toy.task == "overwrites" else []
         floor = 100 * sum(held) / len(held) if held else at_length["both+softmax"].mean
         scores[title] = Scores(hybrids[0], hybrids[1], hybrids[2], at_length["both+lucid"], floor)
