@@ -227,6 +227,10 @@ class LucidModel(LucidPreTrainedModel):
                 )
             # For one token on an accelerator, the length of the past is not worth a wait for the device.
             if compiling or (T == 1 and cache.is_compileable and static.cumulative_length.device.type != "cpu"):
+                if any(getattr(layer.self_attn, "block", 1) != 1 for layer in self.layers):
+                    raise ValueError(
+                        "blocks need the length of the past, which a static cache hides: use a DynamicCache"
+                    )
                 return read_places(attention_mask, position_ids, static.cumulative_length, B, T, static.max_cache_len)
         S, M = 0 if cache is None else int(cache.get_seq_length()), 0
         if static is not None:

@@ -136,15 +136,15 @@ def _run(
     keys, key_strides = _memory(k)
     values, value_strides = _memory(token.y_past)
     used = None if token.norm == "row_max" else inverse
-    norms, norm_strides = (module.floats(0), (0, 0)) if used is None else _memory(used.float())
-    mask, mask_strides = (module.NO_MASK, (0,)) if token.key_mask is None else _memory(token.key_mask)
+    norms, norm_strides = (_floats(0), (0, 0)) if used is None else _memory(used.float())
+    mask, mask_strides = (_floats(0) > 0, (0,)) if token.key_mask is None else _memory(token.key_mask)
     strides = (*key_strides, *value_strides, *norm_strides, *mask_strides)
     sizes, kind = (H, pieces, cached, place), (token.norm != "row_max", token.norm == "qk")
-    moved = recent_rows = recent_keys = module.floats(0, 0, D)
+    moved = recent_rows = recent_keys = _floats(0, 0, D)
     if rows is not None and recent is not None:
         moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
         recent_keys = recent.numpy()
-    state, sums = module.floats(tasks, R, 4), module.floats(tasks, even, E)
+    state, sums = _floats(tasks, R, 4), _floats(tasks, even, E)
     queries, c = q.float().reshape(n, G, D).numpy(), _per_head(token.sharpness, n)
 
     def read(i: int, count: int = min(threads, tasks)) -> None:
@@ -164,6 +164,10 @@ def _run(
         *(_per_head(1.0 if token.beta is None else token.beta, n), strides, sizes, token.strength, kind),
     )
     return Decoded(o.to(v.dtype), y.to(v.dtype))
+
+
+def _floats(*shape: int) -> Any:
+    return torch.empty(shape, dtype=torch.float32, device="cpu").numpy()
 
 
 def _per_head(x: Tensor | float, n: int) -> Any:

@@ -26,12 +26,6 @@ F = np.float32
 ZERO, ONE, NOTHING = F(0), F(1), F(-np.inf)
 # The square of the smallest norm that is not zero.
 SMALLEST = float(np.finfo(np.float32).tiny) ** 2
-NO_MASK = np.empty(0, np.bool_)
-
-
-def floats(*shape: int) -> Any:
-    """Uninitialised float32."""
-    return np.empty(shape, F)
 
 
 def kept(function: Any) -> Any:
@@ -42,7 +36,7 @@ def kept(function: Any) -> Any:
         return njit(**FAST)(function)
 
 
-# Without "reassoc", which would join the two parts of ln 2. The coefficients are those of Cephes' expf.
+# Without "reassoc", which would join the two parts of ln 2. Coefficients of Cephes' expf.
 @njit(**FAST | {"fastmath": {"contract"}})
 def exponential(x: Any) -> Any:
     """exp(x), within 2e-7 of it; 0 below −87, infinite above 88.7."""
@@ -189,9 +183,8 @@ def to_weights(scores: Any, top: Any, sums: Any) -> Any:
     # Before the first visible key, exponentials are those of −∞.
     shift, total, change = ZERO if largest == NOTHING else largest, ZERO, ONE
     for j in range(scores.size):
-        weight = exponential(scores[j] - shift)
-        scores[j] = weight
-        total += weight
+        scores[j] = exponential(scores[j] - shift)
+        total += scores[j]
     if largest > top:
         change = exponential(top - largest)
         for e in range(sums.size):
@@ -248,8 +241,7 @@ def read(
     sizes: (H, pieces, cached, place): cached keys are read, place is that of the new key. kind: whether c is the
     largest exponent of the key's row, and whether queries and keys are normalised for the scores.
     """
-    H, pieces, cached, place = sizes
-    known, qk = kind
+    (H, pieces, cached, place), (known, qk) = sizes, kind
     (G, D), R, (_, even, E) = q.shape[1:], state.shape[1], sums.shape
     live, root, size = max(0, recent.shape[1] - 1), F(math.sqrt(D)), -(-cached // pieces)
     room, value_room, scores = np.empty((BLOCK, D), F), np.empty((BLOCK, E), F), np.zeros((even, BLOCK), F)
@@ -262,7 +254,7 @@ def read(
         norm_at, mask_at = b * strides[6] + i * strides[7], b * strides[8]
         hidden = mask.size > 0 and not mask[mask_at + place]
         rows, later, result = own_rows, own_rows, state[task]
-        if live + recent.shape[1] > 0:
+        if recent.shape[1] > 0:
             rows, later = moved[h], recent_rows[h]
             for r in range(R):
                 result[r, 2] = ZERO
@@ -273,28 +265,23 @@ def read(
             prepare(own_rows, result, q[h], new[first], c[h], hidden, scale, kind)
         for r in range(R):
             # The row of a key whose largest exponent is known does not use it.
-            result[r, 0] = ZERO if r == G and known else NOTHING
-            result[r, 1] = ZERO
+            result[r, 0], result[r, 1] = ZERO if r == G and known else NOTHING, ZERO
             if hidden and r < G:
                 result[r, 2] = NOTHING
         sums[task] = ZERO
         # Keys of the cache, then with the first piece the recent ones.
         for part in range(2 if piece == 0 else 1):
-            start, stop = piece * size, min(piece * size + size, cached)
-            if part == 1:
-                start, stop = cached, cached + live
+            start, stop = (piece * size, min(piece * size + size, cached)) if part == 0 else (cached, cached + live)
             for at in range(start, stop, BLOCK):
                 count = min(BLOCK, stop - at)
                 some, first, step, these = recent_keys, h * (live + 1) + at - cached, 1, later
                 if part == 0:
                     some, first, step = block(keys, key_at + at * key_step, key_step, count, room)
                     these = rows
-                r = 0
-                while r + 4 <= even:
+                for r in range(0, even - 2, 4):
                     scores_of_four(these[r : r + 4], some, first, step, count, scores[r : r + 4])
-                    r += 4
-                if r < even:
-                    scores_of_two(these[r : r + 2], some, first, step, count, scores[r : r + 2])
+                if even % 4 == 2:
+                    scores_of_two(these[even - 2 :], some, first, step, count, scores[even - 2 :])
                 # As slices, whose indices need no check of their sign.
                 norms, visible = inverse[norm_at + at : norm_at + at + count], mask[mask_at + at : mask_at + at + count]
                 for r in range(R):
@@ -313,12 +300,10 @@ def read(
                         result[r, 1] = result[r, 1] * change + total
                     scores[r, count : count + 4] = ZERO
                 some, first, step = block(values, value_at + at * value_step, value_step, count, value_room)
-                r = 0
-                while r + 4 <= even:
+                for r in range(0, even - 2, 4):
                     add_to_four(scores[r : r + 4], some, first, step, count, sums[task, r : r + 4])
-                    r += 4
-                if r < even:
-                    add_to_two(scores[r : r + 2], some, first, step, count, sums[task, r : r + 2])
+                if even % 4 == 2:
+                    add_to_two(scores[even - 2 :], some, first, step, count, sums[task, even - 2 :])
 
 
 @kept
