@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from lucid_attention import ATTENTIONS
 from tools.write_results import PAGE, page
 
 ROOT = Path(__file__).parents[1]
@@ -94,11 +95,14 @@ def broken_links(path: Path, root: Path) -> list[str]:
 
 @pytest.fixture
 def undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a document does to torch and to the working directory ends with it."""
+    """What a document does to torch, to the working directory and to the names of attentions ends with it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
+    names = dict(ATTENTIONS)
     dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
     yield
+    ATTENTIONS.clear()
+    ATTENTIONS.update(names)
     torch.set_default_dtype(dtype)
     torch.set_grad_enabled(grad)
 

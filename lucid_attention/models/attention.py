@@ -17,6 +17,9 @@ from .cache import LucidLayer, LucidStaticLayer
 from .masks import Visibility, dense_mask, one_row, read_mask, separate_rows
 from .preconditioner import NAME
 
+# The least strength to divide by: v − s·x is v in float32 and v/s does not overflow; or the gradient of s, a difference
+# of terms of the size v/s, is exact to a ten-thousandth.
+LEAST_FIXED, LEAST_LEARNED = 2.0**-60, 2.0**-10
 # Arguments with which an architecture changes its scores.
 SCORE_CHANGES = ("softcap", "s_aux", "position_bias")
 
@@ -33,7 +36,7 @@ class Pass(NamedTuple):
     def layer(self, index: int) -> Any:
         """The cache layer that has got the keys of this pass; None without one, as in gradient checkpointing."""
         layer = None if self.cache is None else self.cache.layers[index]
-        return layer if isinstance(layer, LucidLayer) and layer.pending else None
+        return layer if isinstance(layer, LucidLayer) and layer.pending is not None else None
 
 
 class Readout(NamedTuple):
@@ -107,6 +110,8 @@ def lucid_attention_forward(
             "architecture does not pass it on, or the model was not switched over by enable_lucid(model)"
         )
     layer = lucid_pass.layer(module.layer_idx)
+    if layer is not None and hasattr(module, NAME):
+        layer.add_norms(getattr(module, NAME).key_map)
     if layer is None:
         B, T = query.shape[0], query.shape[2]
         _check_no_cache(query, key)
@@ -151,30 +156,34 @@ def _prepare(
     if getattr(module, NAME, None) is None:
         return v
     options = getattr(module, NAME)(k)
+    strength = options.get("strength")
+    least = LEAST_LEARNED if isinstance(strength, Tensor) and strength.requires_grad else LEAST_FIXED
+    x, options = gated(v, options, least)
     if visible.relation is not None:
-        strength = options.get("strength", 1.0)
-        if isinstance(strength, Tensor):
-            if not bool((strength == strength[0]).all()):
-                raise ValueError("a tree or another dense mask needs one strength for all heads, got several")
-            options["strength"] = float(strength[0])
-        return precondition_related(k, v, visible.relation, past=past, key_mask=visible.key_mask, **options)
-    v, options = gated(v, options)
-    if visible.cu_seqlens is None:
-        return precondition(k, v, past=past, key_mask=visible.key_mask, **options).to(k.dtype)
-    if "beta" in options:
-        options["beta"] = one_row(options["beta"][..., None])[..., 0]
-    y = precondition(one_row(k), one_row(v), cu_seqlens=visible.cu_seqlens, **options).to(k.dtype)
-    return separate_rows(y, k.shape[0])
+        y = precondition_related(k, x, visible.relation, past=past, key_mask=visible.key_mask, **options)
+    elif visible.cu_seqlens is None:
+        y = precondition(k, x, past=past, key_mask=visible.key_mask, **options)
+    else:
+        if "beta" in options:
+            options["beta"] = one_row(options["beta"][..., None])[..., 0]
+        y = precondition(one_row(k), one_row(x), cu_seqlens=visible.cu_seqlens, **options)
+        y = separate_rows(y, k.shape[0])
+    if isinstance(strength, Tensor):
+        # The straight line from v, for strengths that are too small to divide by.
+        share = (strength / least)[:, None, None]
+        y = torch.where(share < 1, v + share * (y - v), y)
+    return y.to(k.dtype)
 
 
-def gated(v: Tensor, options: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+def gated(v: Tensor, options: dict[str, Any], least: float = LEAST_FIXED) -> tuple[Tensor, dict[str, Any]]:
     """v and options with β for a strength s: [H]: y = v − s Σ P y is β (v/s − Σ P y) with β = s, which operators do."""
     s = options.get("strength")
     if not isinstance(s, Tensor):
         return v, options
-    s = s[None, :, None].expand(v.shape[:3])
+    s = s.clamp(min=least)[None, :, None].expand(v.shape[:3])
     wide = torch.promote_types(v.dtype, torch.float32)
-    return v.to(wide) / s[..., None].to(wide), {"sharpness": options["sharpness"], "beta": s}
+    others = {name: option for name, option in options.items() if name != "strength"}
+    return v.to(wide) / s[..., None].to(wide), {**others, "beta": s}
 
 
 def _step(q: Tensor, module: Any, layer: Any, v: Tensor, readout: Readout, **places: Any) -> Tensor:

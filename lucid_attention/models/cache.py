@@ -19,6 +19,7 @@ from transformers.cache_utils import (
     StaticLayer,
 )
 
+from ..ops.keys import KeyMap
 from ..ops.lucid.decode import inverse_key_norms
 from .preconditioner import full_layers, layer_kinds
 
@@ -65,24 +66,36 @@ class GrowingTensor:
 class LucidLayer:
     """Base of the cache layers: every `update` must be followed by a `store`.
 
-    keys: [B, H, S, D], values: y [B, H, S, E], inverse_norms: 1/‖k‖ [B, H, S]; whole buffers of M places in a static
-    layer. pending: whether keys came whose y is not stored yet.
+    keys: [B, H, S, D], values: y [B, H, S, E], inverse_norms: 1/‖k‖ [B, H, S] of the keys that P is made of; whole
+    buffers of M places in a static layer. pending: keys that came and whose y is not stored yet, or None.
     """
+
+    keys: Any
+    values: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # On the instance: torch.compile would notice an attribute that comes with the first pass.
-        self.pending = False
+        self.pending: Any = None
         self.inverse_norms: Any = None
 
-    def begin_update(self) -> None:
-        if self.pending:
+    def begin_update(self, keys: Tensor) -> None:
+        if self.pending is not None:
             raise RuntimeError(
                 "This cache holds tokens that LUCID attention never preconditioned: was an earlier forward pass "
                 "interrupted? Then start with a new cache. Or does this architecture change cached values before it "
                 "attends (as DeepSeek's latent attention does)? Then it cannot use LUCID with a cache"
             )
-        self.pending = True
+        self.pending = keys
+
+    def add_norms(self, key_map: KeyMap | None) -> None:
+        """Keep the norms of the new keys, which only a layer of LUCID's reads. Between `update` and `store`."""
+        with torch.no_grad():
+            self.keep_norms(inverse_key_norms(self.pending, key_map))
+
+    def keep_norms(self, norms: Tensor) -> None:
+        """norms: [B, H, T] of the new keys."""
+        raise NotImplementedError
 
     def offload(self) -> None:
         raise ValueError(
@@ -104,17 +117,17 @@ class LucidDynamicLayer(LucidLayer, DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin_update()
+        self.begin_update(key_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys = self._append("keys", key_states)
-        with torch.no_grad():
-            self._append("inverse_norms", inverse_key_norms(key_states))
-        return keys, value_states
+        return self._append("keys", key_states), value_states
+
+    def keep_norms(self, norms: Tensor) -> None:
+        self._append("inverse_norms", norms)
 
     def store(self, y: Tensor) -> Tensor:
         """Keep y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E]."""
-        self.pending = False
+        self.pending = None
         return self._append("values", y)
 
     def _append(self, name: str, new: Tensor) -> Tensor:
@@ -167,11 +180,13 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
             torch._dynamo.mark_static_address(self.inverse_norms)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin_update()
+        self.begin_update(key_states)
         # Zeros until `store` writes y: the decoding step reads the whole buffer before it knows the new y.
         super().update(key_states, torch.zeros_like(value_states))
-        self._write(self.inverse_norms, inverse_key_norms(key_states))
         return self.keys, value_states
+
+    def keep_norms(self, norms: Tensor) -> None:
+        self._write(self.inverse_norms, norms)
 
     def position(self, T: int) -> Tensor:
         """[] int64: the place of the first of T new tokens, after `update`."""
@@ -183,7 +198,7 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
 
     def store(self, y: Tensor) -> Tensor:
         """Keep y: [B, H, T, E] of the new tokens, and return the whole buffer: [B, H, M, E]."""
-        self.pending = self.empty = False
+        self.pending, self.empty = None, False
         y = y.to(self.values.dtype)
         self._write(self.values, y)
         if torch.is_grad_enabled() and y.requires_grad:
@@ -199,7 +214,7 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
 
     def reset(self) -> None:
         super().reset()
-        self.pending, self.empty = False, True
+        self.pending, self.empty = None, True
         if self.is_initialized:
             self.inverse_norms.zero_()
 
@@ -219,10 +234,6 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
     is_sliding = False
     is_croppable = False
 
-    keys: Any
-    values: Any
-    new: Any
-
     def __init__(self, stock: Any) -> None:
         super().__init__()
         self.stock = stock
@@ -231,19 +242,21 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
         """Do nothing: the stock layer does so when it gets the first y."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin_update()
-        self.keys = self.new = key_states
+        self.begin_update(key_states)
+        self.keys = key_states
         if self.get_seq_length():
             # No new tokens: the stock layer returns its past.
             k_past, self.values = self.stock.update(key_states[:, :, :0], value_states[:, :, :0])
             self.keys = torch.cat([k_past, key_states], 2)
-        self.inverse_norms = inverse_key_norms(self.keys)
         return self.keys, value_states
+
+    def add_norms(self, key_map: KeyMap | None) -> None:
+        self.inverse_norms = inverse_key_norms(self.keys, key_map)
 
     def store(self, y: Tensor) -> Tensor:
         """Keep y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E]."""
-        self.pending = False
-        self.stock.update(self.new, y)
+        self.stock.update(self.pending, y)
+        self.pending = None
         y_all = y if self.values is None else torch.cat([self.values, y], 2)
         self.keys = self.values = self.inverse_norms = None
         return y_all
@@ -262,7 +275,7 @@ class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
 
     def reset(self) -> None:
         self.stock.reset()
-        self.pending = False
+        self.pending = None
 
     def crop(self, tokens_to_remove: int) -> None:
         raise ValueError(

@@ -189,9 +189,9 @@ def _layer_of(name: str) -> int:
 def _value(name: str, old: Tensor, config: Any, settings: LucidSettings | None) -> Tensor:
     assert settings is not None
     kind = name.rpartition(".")[2]
-    if kind in settings.learned:
-        return old
     initial = Preconditioner(kv_heads(config), head_size(config), settings).initial(settings)
+    if kind in settings.learned or kind not in initial:
+        return old
     return torch.full_like(old, initial[kind])
 
 

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..messages import did_you_mean
-from ..ops.checks import check_positive, check_strength
+from ..ops.checks import check_center, check_positive, check_strength
+from ..ops.keys import KeyMap, calibrated_key_map
 
 # The field of a configuration, the name of the module in every attention, and the attn_implementation.
 NAME = "lucid"
 LEARNABLE = ("sharpness", "strength")
-# A learned strength stays above this: at 0 its gradient would be lost in rounding.
-LEAST_LEARNED = 2.0**-10
-# Small enough that v − s·x is v in float32, large enough that v/s does not overflow.
-LEAST_FIXED = 2.0**-60
 
 
 @dataclass(frozen=True)
@@ -30,15 +27,19 @@ class LucidSettings:
     strength: s in P = I + s·L, from 0 (softmax attention) to 1 (LUCID).
     sharpness: c in P_ij = exp(c (cos θ_ij − 1)); None for √D.
     learned: names in `LEARNABLE` that are parameters; others are buffers.
+    center, whiten: P is made of (k − center) @ matrix; see `enable_lucid`.
     """
 
     layers: tuple[int, ...] | None = None
     strength: float = 1.0
     sharpness: float | None = None
     learned: tuple[str, ...] = ()
+    center: str = "none"
+    whiten: bool = False
 
     def __post_init__(self) -> None:
         check_strength(self.strength)
+        check_center(self.center, self.whiten)
         check_positive("sharpness", self.sharpness)
         object.__setattr__(self, "learned", (self.learned,) if isinstance(self.learned, str) else tuple(self.learned))
         for name in self.learned:
@@ -78,9 +79,9 @@ class LucidSettings:
 
 
 class Preconditioner(nn.Module):
-    """LUCID's numbers in one attention module, per key/value head: all that the solve needs besides keys and values.
+    """LUCID's values in one attention module, per key/value head: all that the solve needs besides keys and values.
 
-    sharpness, strength: [H], buffers, or parameters if they are learned.
+    sharpness, strength: [H]; center: [H, D] and matrix: [H, D, D] or None. Buffers, or parameters if they are learned.
 
     Args:
         heads: H.
@@ -90,46 +91,65 @@ class Preconditioner(nn.Module):
 
     sharpness: Tensor
     strength: Tensor
+    center: Tensor | None
+    matrix: Tensor | None
 
     def __init__(self, heads: int, head_dim: int, settings: LucidSettings) -> None:
         super().__init__()
         self.heads, self.head_dim, self.learned = heads, head_dim, settings.learned
+        self.structure = structure(settings)
         # Whether a graph needs the strength: at 1 the solve has no factor.
         self.gated = settings.strength != 1 or "strength" in settings.learned
         # By name: the tensor, its version, and the number that all heads have, or None.
         self._numbers: dict[str, tuple[Tensor, int, float | None]] = {}
-        for name, value in self.initial(settings).items():
-            tensor = torch.full((heads,), value)
-            if name in settings.learned:
-                self.register_parameter(name, nn.Parameter(tensor))
+        values = {name: torch.full((heads,), value) for name, value in self.initial(settings).items()}
+        center = torch.zeros(heads, head_dim) if settings.center != "none" else None
+        matrix = torch.eye(head_dim).repeat(heads, 1, 1) if settings.whiten else None
+        for name, x in {**values, "center": center, "matrix": matrix}.items():
+            if x is not None and (name in settings.learned or (name not in values and settings.center == "learned")):
+                self.register_parameter(name, nn.Parameter(x))
             else:
-                self.register_buffer(name, tensor)
+                self.register_buffer(name, x)
         # What is loaded may differ from the configuration, as in an adapter with modules_to_save.
         self.register_load_state_dict_post_hook(_expect_any_strength)
 
     def initial(self, settings: LucidSettings) -> dict[str, float]:
-        """The values of a new model."""
+        """The values of a new model, besides the map of the keys."""
         c = math.sqrt(self.head_dim) if settings.sharpness is None else settings.sharpness
         return {"sharpness": c, "strength": settings.strength}
 
     @torch.no_grad()
     def set_values(self, settings: LucidSettings) -> None:
-        """Set all heads to these values. Learned ones keep what they have learned."""
+        """Set all heads to these values. What was learned or calibrated stays."""
         for name, value in self.initial(settings).items():
             if name not in self.learned:
                 getattr(self, name).fill_(value)
         self.gated = settings.strength != 1 or "strength" in self.learned
 
+    @property
+    def key_map(self) -> KeyMap | None:
+        """The map of the keys of P; None without a center."""
+        return None if self.center is None else KeyMap(self.center, self.matrix)
+
+    @torch.no_grad()
+    def calibrate(self, k: Tensor, key_mask: Tensor | None = None) -> None:
+        """Set center and matrix to those of sample keys; see `calibrated_key_map`."""
+        if self.key_map is None:
+            raise ValueError("calibration needs center='learned' or center='calibrated', got center='none'")
+        found = calibrated_key_map(k, key_mask, whiten=self.matrix is not None)
+        for own, value in zip(self.key_map, found, strict=True):
+            if own is not None and value is not None:
+                own.copy_(value)
+
     def forward(self, k: Tensor) -> dict[str, Any]:
         """Arguments of the operators for keys k: [B, H, T, D]. strength may be a tensor [H]: see `attention.gated`."""
-        options = {"sharpness": self._of_heads("sharpness", k)}
+        options = {"sharpness": self._of_heads("sharpness", k), "key_map": self.key_map}
         if "sharpness" in self.learned:
             options["sharpness"] = options["sharpness"].clamp(min=1e-2)
         if self.gated or not torch.compiler.is_compiling():
             s = self._of_heads("strength", k)
-            if isinstance(s, Tensor):
-                s = s.clamp(LEAST_LEARNED if "strength" in self.learned else LEAST_FIXED, 1.0)
-            options["strength"] = s
+            # A gate that training moves out of [0, 1] keeps its gradient, to come back.
+            options["strength"] = s + (s.clamp(0, 1) - s).detach() if isinstance(s, Tensor) else s
         return options
 
     def _of_heads(self, name: str, k: Tensor) -> Any:
@@ -155,7 +175,13 @@ class Preconditioner(nn.Module):
         return known[2]
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, learned={list(self.learned)}"
+        _, center, whiten = self.structure
+        return f"heads={self.heads}, learned={list(self.learned)}, center={center!r}, whiten={whiten}"
+
+
+def structure(settings: LucidSettings) -> tuple[Any, ...]:
+    """What decides which parameters and buffers a `Preconditioner` has."""
+    return settings.learned, settings.center, settings.whiten
 
 
 def _expect_any_strength(module: Any, incompatible_keys: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import transformers
+from torch import Tensor
 from transformers import (
     CONFIG_MAPPING,
     AttentionInterface,
@@ -43,6 +44,7 @@ from .preconditioner import (
     kv_heads,
     layer_kinds,
     lucid_layers,
+    structure,
 )
 from .sealed import register_sealed
 
@@ -100,28 +102,34 @@ def enable_lucid(
     strength: float = 1.0,
     sharpness: float | None = None,
     learned: Iterable[str] = (),
+    center: str = "none",
+    whiten: bool = False,
 ) -> Model | None:
     """Make LUCID's models known to the Auto classes of Transformers, and switch a model over to LUCID.
 
         enable_lucid()                                       # once per process: AutoModelForCausalLM opens checkpoints
         enable_lucid(model, layers=[4, 5])                   # an existing model becomes a LUCID model, in place
 
-    Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets layers,
-    strength and sharpness: an argument that is left out gets its default. They are saved with the model, whose class
-    and configuration are now LUCID's (`LucidLlamaForCausalLM`, `lucid_llama`).
+    Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets all
+    settings: an argument that is left out gets its default. They are saved with the model, whose class and
+    configuration are now LUCID's (`LucidLlamaForCausalLM`, `lucid_llama`).
 
     Args:
         model: a Transformers model, changed in place; None to register only.
         layers: indices of layers, counted from 0; None for all with full attention.
         strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `StrengthRamp`.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
-        learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head.
+        learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head. A strength that
+            begins at 0 is a gate: exactly the original model, with a gradient.
+        center: "none", or "calibrated" or "learned": P is made of (k − μ) with a μ per layer and key/value head, a
+            buffer or a parameter, which is zero until it is trained or `model.calibrate` sets it.
+        whiten: with a center, P is made of (k − μ) M, with a matrix M next to μ, at first the identity.
 
     Returns:
         The model.
     """
     register()
-    settings = LucidSettings(layers, strength, sharpness, learned)  # type: ignore[arg-type]
+    settings = LucidSettings(layers, strength, sharpness, learned, center, whiten)  # type: ignore[arg-type]
     if model is None:
         if settings != LucidSettings():
             raise ValueError(f"enable_lucid needs a model for these settings, got none: {settings}")
@@ -223,12 +231,36 @@ class LucidModel:
         return past_key_values
 
     @torch.no_grad()
+    def calibrate(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Set center and matrix of the keys of every LUCID layer to those of the keys of sample texts.
+
+        One pass, layer by layer: the keys of a layer are those of the model whose layers below are calibrated.
+
+        input_ids: [B, T], of a few thousand tokens in all; attention_mask: [B, T], 0 at padding.
+        """
+        key_mask = None if attention_mask is None else attention_mask.bool()
+        layers = [module for module in self.modules() if isinstance(module, Preconditioner)]  # type: ignore[attr-defined]
+        hooks = [
+            layer.register_forward_pre_hook(lambda layer, inputs: layer.calibrate(inputs[0], key_mask))
+            for layer in layers
+        ]
+        try:
+            self.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)  # type: ignore[attr-defined]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
         if not isinstance(module, Preconditioner):
             super()._init_weights(module)  # type: ignore[misc]
             return
         for name, value in module.initial(LucidSettings.from_dict(getattr(self.config, NAME))).items():  # type: ignore[attr-defined]
             init.constant_(getattr(module, name), value)
+        if module.center is not None:
+            init.zeros_(module.center)
+        if module.matrix is not None:
+            init.copy_(module.matrix, torch.eye(module.head_dim))
 
 
 def _checked_implementation(requested: Any, name: str) -> str:
@@ -254,7 +286,7 @@ def become_lucid(model: Any) -> None:
         found = getattr(module, NAME, None)
         if module.layer_idx not in chosen:
             module._modules.pop(NAME, None)
-        elif isinstance(found, Preconditioner) and found.learned == settings.learned:
+        elif isinstance(found, Preconditioner) and found.structure == structure(settings):
             found.set_values(settings)
         else:
             place = next(module.parameters())

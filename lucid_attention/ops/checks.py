@@ -17,6 +17,7 @@ from .precision import autocast_enabled
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NORMS = ("key", "qk", "row_max")
+CENTERS = ("none", "learned", "calibrated")
 # P needs all keys before a token, and a shard lacks some. Heads may be split: every head is solved on its own.
 SHARDING_HELP = (
     "LUCID solves with all keys of a sequence, and this process has a part of them. Leave "
@@ -234,6 +235,14 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         raise TypeError(f"sharpness must be a positive number or a tensor [H], got {type(sharpness).__name__}")
     else:
         check_positive("sharpness", sharpness)
+
+
+def check_center(center: str, whiten: bool) -> None:
+    """Check the settings of a module that has a key map of its own."""
+    if center not in CENTERS:
+        raise ValueError(f"center must be one of {', '.join(map(repr, CENTERS))}, got {center!r}")
+    if whiten and center == "none":
+        raise ValueError("whiten=True needs center='learned' or center='calibrated', got center='none'")
 
 
 def check_key_map(key_map: Any, k: Tensor) -> None:

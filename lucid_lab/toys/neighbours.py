@@ -14,6 +14,8 @@ from .results import Table, table
 from .training import Toy, train
 
 NO_SHIFT = Change("no_shift", "no token shift", {"token_shift": False})
+CENTRED = Change("centred", "learned centre", {"options": {"center": "learned"}})
+WHITENED = Change("whitened", "learned centre and map", {"options": {"center": "learned", "whiten": True}})
 BETA = Change("beta", "β to 1", {"options": {"learn_beta": True}})
 BETA_2 = Change("beta_2", "β to 2", {"options": {"learn_beta": True, "double_beta": True}})
 DOUBLE_BETA = Change("beta_2", "β to 2", {"options": {"double_beta": True}})
@@ -27,10 +29,11 @@ STUDY: tuple[tuple[str, Change | None], ...] = (
     ("exclusive", None),
     ("deltaformer", None),
     ("gated_delta", None),
-    ("gated_delta", DOUBLE_BETA),
     ("path", None),
     ("lucid", None),
     ("lucid", LEARNED_SHARPNESS),
+    ("lucid", CENTRED),
+    ("lucid", WHITENED),
     ("lucid", BETA),
     ("lucid", BETA_2),
     ("lucid_path", None),
@@ -38,7 +41,7 @@ STUDY: tuple[tuple[str, Change | None], ...] = (
 FEW = ("softmax", "forgetting", "lucid")
 # Two layers; every arm takes the best of these rates, found with TRIAL_SEED in two thirds of the steps.
 STUDY_TOY = Toy(layers=2, heads=2, head_dim=32, token_shift=True)
-RATES = (3e-3, 1e-3, 1e-2)
+RATES = (3e-3, 1e-2)
 EQUAL_TIME = "softmax+equal_time"
 
 

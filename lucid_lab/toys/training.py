@@ -43,6 +43,7 @@ class Toy:
     mlp: inner size of the MLPs over width, 0 for no MLP. token_shift: keys and values also see the token before.
     embedding_std: standard deviation of the embeddings at the start.
     steps, batch, rate, seed: AdamW (0.9, 0.99), a gradient norm of at most 1, warm-up over 50 steps, then a cosine.
+    muon: the matrices of the layers are trained by Muon, with updates as large as those of AdamW.
     test_n, test_lengths: every pair of them is tested at the end. test_batch: sequences of a test.
     start: "folder" of the training whose weights this one starts from.
     """
@@ -65,6 +66,7 @@ class Toy:
     steps: int = 500
     batch: int = 16
     rate: float = 3e-3
+    muon: bool = False
     seed: int = 0
     test_n: tuple[int, ...] = (2, 4, 8, 16)
     test_lengths: tuple[int, ...] = (64,)
@@ -191,24 +193,26 @@ def _attention(toy: Toy, index: int) -> nn.Module:
 def training_loop(
     steps: int,
     loss: Callable[[int], Tensor],
-    optimizer: torch.optim.Optimizer,
-    *,
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None,
+    *optimizers: torch.optim.Optimizer,
+    rate: Callable[[int], float] = lambda step: 1.0,
     clip: Iterable[Tensor] = (),
 ) -> Iterator[Tensor]:
     """The training loop of every toy. Yields the loss of each step, after the step.
 
-    loss: of a step, with a graph. clip: the weights whose gradient norm is clipped to 1.
+    loss: of a step, with a graph. rate: of a step, over the optimizers' own. clip: the weights whose gradient norm is
+    clipped to 1.
     """
     clipped = list(clip)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     for step in range(steps):
         value = loss(step)
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         value.backward()
         if clipped:
             nn.utils.clip_grad_norm_(clipped, 1.0)
-        optimizer.step()
-        if schedule is not None:
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
             schedule.step()
         yield value.detach()
 
@@ -216,13 +220,18 @@ def training_loop(
 def train_steps(toy: Toy, model: ToyModel) -> Iterator[Tensor]:
     """Train the model, yielding the loss of every step."""
     task, weights = toy.make_task(), list(model.parameters())
-    optimizer = torch.optim.AdamW(weights, lr=toy.rate, betas=(0.9, 0.99), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, partial(_rate, steps=toy.steps))
+    matrices = [weight for weight in model.layers.parameters() if weight.ndim == 2] if toy.muon else []
+    others = [weight for weight in weights if not any(weight is one for one in matrices)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=toy.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
+    ]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=toy.rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
     return training_loop(
         toy.steps,
         lambda step: loss_of(model, task.batch(toy.batch, toy.seed, step)),
-        optimizer,
-        schedule=schedule,
+        *optimizers,
+        rate=partial(_rate, steps=toy.steps),
         clip=weights,
     )
 

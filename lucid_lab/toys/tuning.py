@@ -175,8 +175,7 @@ def tune(folder: Path, run: Tuning) -> Record:
     if ramp is not None:
         enable_lucid(model, layers=run.layers, sharpness=run.start)
     optimizer = torch.optim.AdamW(model.parameters(), lr=run.rate, betas=(0.9, 0.95), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / run.warm_up))
-    first, parts = 0, {"model": model, "optimizer": optimizer, "schedule": schedule}
+    first, parts = 0, {"model": model, "optimizer": optimizer}
     curve: dict[str, list[Any]] = {name: [] for name in ("step", "loss", "sharpness", "test_step", "test_loss")}
     if state.exists():
         saved = torch.load(state, weights_only=True)
@@ -190,7 +189,10 @@ def tune(folder: Path, run: Tuning) -> Record:
             value: Tensor = model(ids, labels=labels, use_cache=False).loss
         return value
 
-    training = training_loop(last - first, loss, optimizer, schedule=schedule, clip=model.parameters())
+    def rate(step: int) -> float:
+        return min(1.0, (first + step + 1) / run.warm_up)
+
+    training = training_loop(last - first, loss, optimizer, rate=rate, clip=model.parameters())
     for step in range(first, last + 1):
         if ramp is not None:
             ramp.apply(model, step, last)

@@ -79,7 +79,14 @@ def test_chosen_layers_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) 
     settings = convert(llama, tmp_path / "out", layers=[2], strength=0.5, sharpness=3.0)
     assert settings.layers == (2,)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": 3.0, "learned": []}
+    assert model.config.lucid == {
+        "layers": [2],
+        "strength": 0.5,
+        "sharpness": 3.0,
+        "learned": [],
+        "center": "none",
+        "whiten": False,
+    }
     assert not torch.equal(logits(tmp_path / "out"), logits(llama))
 
 
@@ -112,7 +119,14 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
     assert (after.pop("model_type"), after.pop("architectures")) == ("lucid_llama", ["LucidLlamaForCausalLM"])
-    assert after.pop("lucid") == {"layers": None, "strength": 1.0, "sharpness": None, "learned": []}
+    assert after.pop("lucid") == {
+        "layers": None,
+        "strength": 1.0,
+        "sharpness": None,
+        "learned": [],
+        "center": "none",
+        "whiten": False,
+    }
     assert after.pop("attn_implementation") == "lucid"
     assert after.pop("auto_map") == {"AutoConfig": "lucid_checkpoint.LucidLlamaConfig"}
     assert after == {name: value for name, value in before.items() if name not in ("model_type", "architectures")}

@@ -121,7 +121,7 @@ def test_a_dpo_reference_is_the_same_model(folder, kind):
     trainer = DPOTrainer(model, args=arguments(DPOConfig, folder, max_steps=1), train_dataset=preferences())
     assert trainer.ref_model is not model
     if kind == "dropin":
-        assert trainer.ref_model.config.lucid == SETTINGS | {"learned": []}
+        assert trainer.ref_model.config.lucid == SETTINGS | {"learned": [], "center": "none", "whiten": False}
     trainer.train()
     assert losses(trainer)[0] == pytest.approx(math.log(2), abs=1e-6)
     assert losses(trainer, "rewards/chosen")[0] == pytest.approx(0, abs=1e-5)
@@ -177,7 +177,7 @@ def test_a_reward_model_is_trained_and_saved(folder, kind, tmp_path):
         found, expected = (one.eval()(tokens(2)).logits for one in (again, trainer.model))
     assert torch.equal(found, expected)
     if kind == "dropin":
-        assert again.config.lucid == SETTINGS | {"learned": []}
+        assert again.config.lucid == SETTINGS | {"learned": [], "center": "none", "whiten": False}
 
 
 @pytest.mark.slow

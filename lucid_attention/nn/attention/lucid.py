@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import check_norm, check_positive, check_size, check_strength
+from ...ops.checks import check_center, check_norm, check_positive, check_size, check_strength
 from ...ops.dispatch import choose
 from ...ops.keys import KeyMap, calibrated_key_map
 from ...ops.lucid import reference
@@ -16,8 +16,6 @@ from ...ops.precision import readout_dtype
 from ...ops.softmax.attention import softmax_attention
 from ...ops.softmax.one_token import Decoded
 from ..causal import CausalAttention, Past, count_positions
-
-CENTERS = ("none", "learned", "calibrated")
 
 
 class LucidAttention(CausalAttention):
@@ -82,10 +80,7 @@ class LucidAttention(CausalAttention):
         if learn_sharpness:
             start = math.log(math.sqrt(self.head_dim) if sharpness is None else sharpness)
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
-        if center not in CENTERS:
-            raise ValueError(f"center must be one of {', '.join(map(repr, CENTERS))}, got {center!r}")
-        if whiten and center == "none":
-            raise ValueError("whiten=True needs center='learned' or center='calibrated', got center='none'")
+        check_center(center, whiten)
         H, D = self.num_kv_heads, self.head_dim
         start_map = KeyMap(
             None if center == "none" else torch.zeros(H, D), torch.eye(D).repeat(H, 1, 1) if whiten else None

@@ -32,8 +32,9 @@ def keys(batch=2, length=4, seed=0):
 
 
 def put(layer, k, v):
-    """Both steps: `update`, and the `store` of the attention function."""
+    """What `Cache` and the attention function call."""
     k_all, values = layer.update(k, v)
+    layer.add_norms(None)
     assert values is v
     length = k.shape[2]
     start = k_all.shape[2] - length if isinstance(layer, LucidDynamicLayer) else layer.past_length(length)

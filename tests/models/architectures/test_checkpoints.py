@@ -52,7 +52,7 @@ def test_a_model_of_every_architecture_comes_back(name, tmp_path):
     saved = content(tmp_path)
     assert saved["model_type"] == f"lucid_{kind}"
     assert saved["architectures"] == [type(model).__name__] == [f"Lucid{type(softmax_model(name)).__name__}"]
-    assert saved["lucid"] == SETTINGS | {"learned": []}
+    assert saved["lucid"] == SETTINGS | {"learned": [], "center": "none", "whiten": False}
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again) is type(model)
     assert isinstance(again, type(softmax_model(name)))

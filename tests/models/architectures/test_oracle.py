@@ -1,6 +1,7 @@
 """The drop-in against the equation written densely, in float64, inside the same models."""
 
 import math
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -26,8 +27,11 @@ def per_head(x):
     return torch.as_tensor(x, dtype=torch.float64).view(-1, 1, 1)
 
 
-def dense(layers, strength, sharpness):
-    """softmax(q kᵀ · scaling + mask) (I + s·L)⁻¹ v, with the softcaps and sinks of the architectures."""
+def dense(layers, strength, sharpness, maps):
+    """softmax(q kᵀ · scaling + mask) (I + s·L)⁻¹ v, with the softcaps and sinks of the architectures.
+
+    maps: center [H, D] and matrix [H, D, D] by layer.
+    """
 
     def attend(module, query, key, value, attention_mask, scaling, dropout=0.0, softcap=None, **kwargs):
         group = query.shape[1] // key.shape[1]
@@ -37,7 +41,8 @@ def dense(layers, strength, sharpness):
         full = kinds is None or kinds[module.layer_idx] == "full_attention"
         if full and (layers is None or module.layer_idx in layers):
             c = math.sqrt(k.shape[-1]) if sharpness is None else per_head(sharpness)
-            unit = torch.nn.functional.normalize(k, dim=-1)
+            center, matrix = maps.get(module.layer_idx, (torch.zeros(1), torch.eye(k.shape[-1])))
+            unit = torch.nn.functional.normalize((k - center[:, None].double()) @ matrix.double(), dim=-1)
             below = (mask > -1).tril(-1)
             P = torch.eye(k.shape[2]).double() + per_head(strength) * below * torch.exp(c * (unit @ unit.mT) - c)
             v = torch.linalg.inv(P) @ v
@@ -54,8 +59,8 @@ def dense(layers, strength, sharpness):
     return attend
 
 
-def oracle_model(name, layers=None, strength=1.0, sharpness=None):
-    AttentionInterface.register("dense_oracle", dense(layers, strength, sharpness))
+def oracle_model(name, layers=None, strength=1.0, sharpness=None, maps=MappingProxyType({})):
+    AttentionInterface.register("dense_oracle", dense(layers, strength, sharpness, maps))
     AttentionMaskInterface.register("dense_oracle", eager_mask)
     model = softmax_model(name)
     model.set_attn_implementation("dense_oracle")

@@ -69,7 +69,14 @@ def test_trainer_trains_saves_and_the_model_comes_back_with_lucid(tmp_path, opti
     trainer.save_model(tmp_path / "saved")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
     assert again.config._attn_implementation == "lucid"
-    assert again.config.lucid == {"layers": [2], "strength": 0.5, "sharpness": None, "learned": []}
+    assert again.config.lucid == {
+        "layers": [2],
+        "strength": 0.5,
+        "sharpness": None,
+        "learned": [],
+        "center": "none",
+        "whiten": False,
+    }
     # Trainer leaves its model wrapped in autocast: compare with a fresh model of the same weights.
     expected = lucid_model("gemma3", layers=[2], strength=0.5)
     expected.load_state_dict(model.state_dict())
