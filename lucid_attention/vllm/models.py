@@ -17,6 +17,8 @@ from ..models.preconditioner import NAME, LucidSettings, lucid_layers
 from .backend import LucidBackend, LucidImpl
 from .configs import LucidDecoderConfig
 
+DECODER_VALUES = {"key_center": "center", "key_matrix": "matrix", "log_sharpness": "sharpness"}
+
 
 def put_lucid(model: nn.Module, vllm_config: Any) -> dict[int, LucidImpl]:
     """Give the chosen layers of a model of vLLM the backend of LUCID, and return it by layer. Others keep vLLM's."""
@@ -155,3 +157,16 @@ class LucidForCausalLM(WithLucid, LlamaForCausalLM):
         if not isinstance(config, LucidDecoderConfig):
             raise TypeError(f"LucidForCausalLM in vLLM needs a LucidDecoderConfig, got {type(config).__name__}")
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DecoderLayer)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As above, with the names that LUCID's values have in our decoder."""
+
+        def renamed() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights:
+                path, _, kind = name.rpartition(".")
+                if kind in DECODER_VALUES:
+                    weight = weight.float().exp() if kind == "log_sharpness" else weight
+                    name = f"{path}.{NAME}.{DECODER_VALUES[kind]}"
+                yield name, weight
+
+        return super().load_weights(renamed())

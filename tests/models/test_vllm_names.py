@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lucid_attention import LucidConfig, enable_lucid
+from lucid_attention.models.preconditioner import LucidSettings
 from lucid_attention.models.subclasses import lucid_config_class
 from lucid_attention.vllm.configs import DecoderReader, LucidDecoderConfig
 from lucid_attention.vllm.plugin import SERVED
