@@ -181,8 +181,15 @@ OPTIONS = [
     Case(
         "impl not there", SEQUENCES, {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")
     ),
-    Case("SDPA's mask", ATTENTION, {"attn_mask": None}, TypeError, ("lucid_attention()", "unexpected", "attn_mask")),
-    Case("SDPA's flag", ATTENTION, {"dropout_p": 0.0}, TypeError, ("lucid_attention()", "unexpected", "dropout_p")),
+    Case("SDPA's mask", ATTENTION, {"attn_mask": MASK}, ValueError, ("attn_mask", "key_mask", "cu_seqlens", "block")),
+    Case("SDPA's dropout", ATTENTION, {"dropout_p": 0.1}, ValueError, ("dropout_p", "0.1")),
+    Case(
+        "misspelt",
+        ATTENTION,
+        {"sharpnes": 4.0},
+        TypeError,
+        ("lucid_attention()", "'sharpnes'", "did you mean 'sharpness'"),
+    ),
 ]
 
 Y, S = PAST[1], FUNCTIONS["decode"][1]["inverse_norms"]
@@ -283,7 +290,9 @@ def test_every_public_function_of_lucid_is_in_the_table() -> None:
 def test_what_is_unusual_but_right_is_accepted() -> None:
     plain = lucid_attention(Q, K, V)
     nothing_yet = K[:, :, :0], V[:, :, :0]
-    for options in ({"past": nothing_yet}, {"key_mask": MASK}, {"sharpness": 2}, {"sharpness": SHARPNESS.double()}):
+    names_of_sdpa = {"attn_mask": None, "dropout_p": 0.0, "is_causal": True, "enable_gqa": True}
+    numbers: list[dict[str, Any]] = [{"sharpness": 2}, {"sharpness": SHARPNESS.double()}]
+    for options in ({"past": nothing_yet}, {"key_mask": MASK}, names_of_sdpa, *numbers):
         torch.testing.assert_close(lucid_attention(Q, K, V, **options), plain)  # type: ignore[arg-type]
     with_past = lucid_attention(Q, K, V, past=PAST)
     torch.testing.assert_close(lucid_attention(Q, K, V, past=list(PAST)), with_past)  # type: ignore[arg-type]

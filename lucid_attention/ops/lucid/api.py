@@ -4,7 +4,8 @@ Shapes: B batch, H key/value heads, G query heads per key/value head, T new and 
 size.
 """
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ from .system import Options, Past, System, checked_system
 SHORTER = "For tokens after earlier ones, give those as past=(k_past, y_past), or use lucid_decode"
 
 
+class SdpaNames(TypedDict, total=False):
+    """Arguments of `scaled_dot_product_attention` that LUCID accepts only where they ask for nothing."""
+
+    attn_mask: None
+    dropout_p: float
+    enable_gqa: bool
+
+
 def lucid_attention(
     q: Tensor,
     k: Tensor,
@@ -42,6 +51,7 @@ def lucid_attention(
     is_causal: bool = True,
     scale: float | None = None,
     impl: str = "auto",
+    **sdpa: Unpack[SdpaNames],
 ) -> Tensor:
     """LUCID attention: softmax(q kᵀ · scale) P⁻¹ v, where `scaled_dot_product_attention` reads v itself.
 
@@ -72,10 +82,13 @@ def lucid_attention(
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
             "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
+        sdpa: attn_mask=None, dropout_p=0 and any enable_gqa of `scaled_dot_product_attention` are accepted; the error
+            for other values names what to use.
 
     Returns:
         o: [B, H·G, T, E].
     """
+    _check_sdpa_names(sdpa)
     system = checked_system(
         k,
         v,
@@ -102,6 +115,24 @@ def lucid_attention(
     if impl == "reference":
         return reference.readout(q, k, y, key_mask, cu_seqlens, scale, system.block).to(readout_dtype(q))
     return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale, block=system.block)
+
+
+def _check_sdpa_names(names: Mapping[str, Any]) -> None:
+    for name, value in names.items():
+        if name not in SdpaNames.__annotations__:
+            from ...messages import did_you_mean
+
+            near = did_you_mean(name, [*Options.__annotations__, *SdpaNames.__annotations__, "scale", "impl"])
+            raise TypeError(f"lucid_attention() got an unexpected keyword argument {name!r}{near}")
+        if name == "attn_mask" and value is not None:
+            raise ValueError(
+                "attn_mask must be None: a hidden key must leave P as well as the softmax. Use key_mask [B, S + T] for "
+                "padding, cu_seqlens for packed documents, block for tokens that see each other"
+            )
+        if name == "dropout_p" and value != 0:
+            raise ValueError(
+                f"dropout_p must be 0, got {value}: LUCID has no attention dropout; drop out elements of o"
+            )
 
 
 def normalize_for_readout(q: Tensor, k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
