@@ -167,7 +167,7 @@ def switch(folder: Path, settings: Mapping[str, Any]) -> Record:
     """For `lab.map`: {"records": of `disturbances`}. settings: subject, text, length."""
     subject = settings["subject"]
     ids = _test_text(folder, subject, settings["text"], settings["length"])
-    return {"records": disturbances(subject.load(folder.parent), ids, strengths=())}
+    return {"records": disturbances(subject.load(folder.parent), ids, keys=["raw"])}
 
 
 def switch_together(folder: Path, settings: Mapping[str, Any]) -> Record:

@@ -24,14 +24,7 @@ def test_the_own_decoder_becomes_a_llama_with_settings():
     )
     config = DecoderReader.from_dict(own.to_dict() | {"tie_word_embeddings": True})
     assert isinstance(config, LucidDecoderConfig)
-    assert config.lucid == {
-        "layers": [0, 2],
-        "strength": 0.8,
-        "sharpness": None,
-        "learned": [],
-        "center": "none",
-        "whiten": False,
-    }
+    assert config.lucid == LucidSettings(layers=(0, 2), strength=0.8).to_dict()
     assert config.tie_word_embeddings
     assert config.architectures == ["LucidForCausalLM"]
 
