@@ -10,6 +10,7 @@ A run proves the Triton kernels for `impl="auto"`: the result is written to the 
 import json
 import math
 import platform
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -40,6 +41,9 @@ FLOORS = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
 READOUTS = ("lucid_attention", "lucid_path_attention", "delta_attention")
 # The longest sequence in Triton's interpreter.
 INTERPRETED_LENGTH = 48
+
+# A 16-bit product. It ends the process on machines that advertise AMX and forbid it.
+PROBE = "import torch; a = torch.ones(256, 256, dtype=torch.bfloat16); a @ a; a.half() @ a.half()"
 
 Results = dict[str, Tensor]
 
@@ -315,6 +319,13 @@ def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None
     """
     dispatch.switched_off()  # refuses a wrong value before minutes of work
     out = sys.stderr if json_file == "-" else sys.stdout
+    if subprocess.run([sys.executable, "-c", PROBE]).returncode < 0:
+        print(
+            "WRONG: 16-bit matrix products end the process on this CPU, which advertises AMX and forbids it. Set",
+            file=out,
+        )
+        print("ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before Python starts", file=out)
+        return False
     about = environment(device)
     print("\n".join(f"{name:22}  {value}" for name, value in about.items()), file=out)
     checks = list(_run_checks(device, quick))

@@ -21,6 +21,8 @@ class UnreadableFile(ValueError):
 
 def partial_path(path: Path) -> Path:
     """Where `path` is written before it gets its name."""
+    if not path.name:
+        raise ValueError(f"what is written must have a name of its own, got {str(path)!r}")
     return path.with_name(path.name + PARTIAL)
 
 
@@ -29,7 +31,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
     Text is written as UTF-8. What UTF-8 lacks, as in names of files in other encodings, becomes an escape.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if is_device(path):
         # The rename would replace a device such as /dev/null by a file, for every program of the machine.
         raise OSError(errno.EINVAL, "not a regular file: choose another place", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,9 +94,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def is_device(path: Path) -> bool:
+    """Whether the path is a pipe or device: its content may never end."""
+    return path.exists() and not (path.is_file() or path.is_dir())
+
+
 def read_bytes(path: Path) -> bytes:
-    """The content of a file. A pipe or device, whose content may never end, is refused."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    """The content of a file. A pipe or device is refused."""
+    if is_device(path):
         raise UnreadableFile(f"{path}: expected a file, got a pipe or device")
     return path.read_bytes()
 

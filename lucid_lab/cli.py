@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import Annotated, Any, Literal
 
@@ -739,6 +740,8 @@ def main(argv: list[str] | None = None) -> int:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, stop)
     try:
+        if "" in words:
+            raise typer.BadParameter("expected a value for every argument, got an empty one")
         code = int(app(args=words or ["--help"], prog_name="lucid", standalone_mode=False) or 0)
         sys.stdout.flush()
     except typer.TyperException as error:
@@ -769,6 +772,9 @@ def _explanation(error: Exception, name: str) -> str:
         return f"needs the package {package!r}: in a checkout of lucid-attention, pip install '.[{extra}]'"
     if isinstance(error, OSError):
         return explain_os_error(error)
+    if isinstance(error, UnpicklingError):
+        # torch's own text advises weights_only=False, with which the file could run code.
+        return "a file that is read is damaged, or holds something other than tensors, which could run code"
     if isinstance(error, ValueError | TypeError):
         return str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {first_line(error)} (lucid --debug {name} … shows where)"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
+from pickle import UnpicklingError
 
 import pytest
 import typer
@@ -57,6 +58,11 @@ def test_an_unknown_command_is_refused_with_the_nearest(
     assert "Did you mean 'fail'?" in capsys.readouterr().err
 
 
+def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tokenize", "stdlib", ""]) == 2
+    assert "expected a value for every argument, got an empty one" in capsys.readouterr().err
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"lucid-attention {version('lucid-attention')}"
@@ -75,6 +81,11 @@ ERRORS: dict[str, tuple[BaseException, int, str]] = {
         ModuleNotFoundError("no", name="tokenizers"),
         1,
         "error: needs the package 'tokenizers': in a checkout of lucid-attention, pip install '.[train]'",
+    ),
+    "a pickle": (
+        UnpicklingError("use weights_only=False"),
+        1,
+        "error: a file that is read is damaged, or holds something other than tensors, which could run code",
     ),
     "a bug": (KeyError("q"), 1, "error: KeyError: 'q' (lucid --debug fail … shows where)"),
     "Ctrl-C": (KeyboardInterrupt(), 130, "stopped by Ctrl-C; the same command resumes"),

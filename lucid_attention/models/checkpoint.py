@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from ..files import read_json
+from ..files import is_device, read_json
 from ..messages import first_line
+from .decoder.configuration import MOST_LAYERS
 from .subclasses import enable_lucid
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -37,6 +38,8 @@ def check_checkpoint(folder: Path) -> None:
             f"CHECKPOINT must be a local folder, got {str(folder)!r}, which is not one. A model of the hub can be "
             f"fetched with: hf download {name} --local-dir FOLDER"
         )
+    if devices := [path for path in folder.iterdir() if is_device(path)]:
+        raise CheckpointError(f"CHECKPOINT must hold files, got the pipe or device {str(devices[0])!r}")
     if not (folder / "config.json").is_file():
         model = folder / "model"
         hint = f". Did you mean {str(model)!r}?" if (model / "config.json").is_file() else ""
@@ -58,6 +61,10 @@ def _check_objects(folder: Path, patterns: tuple[str, ...]) -> None:
             content = read_json(file)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+        for part in (content, *content.values()):
+            layers = part.get("num_hidden_layers") if isinstance(part, dict) else 0
+            if isinstance(layers, int) and layers > MOST_LAYERS:
+                raise CheckpointError(f"{file}: num_hidden_layers must be at most {MOST_LAYERS}, got {layers}")
         files = content.get("weight_map", {}) if file.name.endswith(".index.json") else {}
         if not isinstance(files, dict) or not all(_is_name(name) for name in files.values()):
             raise CheckpointError(f"{file}: weight_map must map names of weights to names of files in the same folder")

@@ -41,11 +41,11 @@ SOFTMAX_CONFIG, SOFTMAX_INDEX, SOFTMAX_WEIGHTS = "softmax_config.json", "softmax
 INDEX, WEIGHTS, MAPS = "model.safetensors.index.json", "model.safetensors", "lucid.safetensors"
 # Where config.json points to code, and the code. Transformers names the package that it lacks.
 CODE_FILE = "lucid_checkpoint.py"
-CODE = """from lucid_attention.models.subclasses import lucid_config_class  # pip install lucid-attention
+CODE = """from lucid_attention.models.subclasses import lucid_config_class  # of the package lucid-attention
 
 {name} = lucid_config_class({model_type!r})
 """
-DECODER_CODE = """from lucid_attention import LucidConfig, enable_lucid  # pip install lucid-attention
+DECODER_CODE = """from lucid_attention import LucidConfig, enable_lucid  # of the package lucid-attention
 
 enable_lucid()
 """
@@ -141,6 +141,7 @@ def convert(
         if settings.center == "calibrated" and {"center", "layers"} & set(given):
             maps = _calibrated(source, settings, texts, device)
     files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
+    _check_links(files, source.resolve())
     _check_disk_space(files, target)
     partial = partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -360,6 +361,14 @@ def _is_skipped(path: Path) -> bool:
     """Whether a file is hidden, of the old configuration, or part of a training checkpoint inside the folder."""
     nested = path.parts[0].startswith("checkpoint-") and len(path.parts) > 1
     return nested or path in (Path("config.json"), Path(CODE_FILE)) or any(part.startswith(".") for part in path.parts)
+
+
+def _check_links(files: list[Path], source: Path) -> None:
+    """Refuse links out of the checkpoint, whose targets would be copied, except to the blobs of the hub's cache."""
+    allowed = source, source.parent.parent / "blobs"
+    for path in files:
+        if not any(path.resolve().is_relative_to(folder) for folder in allowed):
+            raise ConversionError(f"{path} is a link out of CHECKPOINT, to {path.resolve()}: put the file in its place")
 
 
 def _check_disk_space(files: list[Path], target: Path) -> None:

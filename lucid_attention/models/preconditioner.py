@@ -40,7 +40,7 @@ class LucidSettings:
     def __post_init__(self) -> None:
         check_strength(self.strength)
         check_center(self.center, self.whiten)
-        check_positive("sharpness", self.sharpness)
+        check_positive("sharpness", self.sharpness, optional=True)
         object.__setattr__(self, "learned", (self.learned,) if isinstance(self.learned, str) else tuple(self.learned))
         for name in self.learned:
             if name not in LEARNABLE:

@@ -27,7 +27,7 @@ def set_strength(model: PreTrainedModel, strength: float) -> None:
 
 def set_sharpness(model: PreTrainedModel, sharpness: float | None) -> None:
     """Set c of every LUCID layer, in the model and in the configuration that is saved with it. None: √D."""
-    check_positive("sharpness", sharpness)
+    check_positive("sharpness", sharpness, optional=True)
     _set(model, "sharpness", sharpness)
 
 
@@ -96,8 +96,8 @@ class _Ramp(TrainerCallback, ABC):
     name: str
 
     def __init__(self, steps: int | float) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not steps > 0:
-            raise ValueError(f"steps must be a positive number, got {steps!r}")
+        if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not 0 < steps < math.inf:
+            raise ValueError(f"steps must be a positive finite number, got {steps!r}")
         if steps >= 1 and steps != int(steps):
             raise ValueError(f"steps must be a whole number, or a fraction of the training below 1, got {steps!r}")
         self.steps = steps
@@ -115,12 +115,13 @@ class _Ramp(TrainerCallback, ABC):
         """The present value."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        if hasattr(model, "peft_config") and any(isinstance(module, Preconditioner) for module in model.modules()):
-            saved = (name for name, module in model.named_modules() if isinstance(module, Preconditioner))
-            if not any("modules_to_save" in name for name in saved):
+        if hasattr(model, "peft_config"):
+            names = [name for name, module in model.named_modules() if isinstance(module, Preconditioner)]
+            if not any("modules_to_save" in name for name in names):
+                # LucidForCausalLM has its values in the configuration.
+                way_out = f"add modules_to_save=[{NAME!r}] to its LoraConfig" if names else "train all weights instead"
                 raise ValueError(
-                    f"{type(self).__name__} changes values that this adapter would be saved without: add "
-                    f"modules_to_save=[{NAME!r}] to its configuration (LoraConfig)"
+                    f"{type(self).__name__} changes values that this adapter would be saved without: {way_out}"
                 )
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -184,7 +185,7 @@ class SharpnessRamp(_Ramp):
     def __init__(self, steps: int | float, *, start: float = 64.0, end: float | None = None) -> None:
         super().__init__(steps)
         check_positive("start", start)
-        check_positive("end", end)
+        check_positive("end", end, optional=True)
         self.start, self.end = start, end
 
     def apply(self, model: Any, step: int, max_steps: int) -> None:

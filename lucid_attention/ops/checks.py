@@ -213,12 +213,12 @@ def check_norm(norm: Any) -> None:
         raise ValueError(f"norm must be one of {', '.join(map(repr, NORMS))}, got {norm!r}")
 
 
-def check_positive(name: str, x: Any) -> None:
-    """A positive finite number, or None."""
-    if x is None:
+def check_positive(name: str, x: Any, *, optional: bool = False) -> None:
+    """A positive finite number; None if it is optional."""
+    if x is None and optional:
         return
     if isinstance(x, bool) or not isinstance(x, (int, float)):
-        raise TypeError(f"{name} must be a positive number or None, got {type(x).__name__}")
+        raise TypeError(f"{name} must be a positive number{' or None' * optional}, got {type(x).__name__}")
     # Kernels compute in float32.
     if not 0 < x <= torch.finfo(torch.float32).max:
         raise ValueError(f"{name} must be a positive finite number in float32, got {x}")

@@ -37,7 +37,7 @@ def compiled(module: str, name: str) -> Any:
     try:
         compile_ = importlib.import_module(module, __package__).compiled
     except ImportError as missing:
-        return f'{missing.name or missing} is not installed: pip install "lucid-attention[cpu]"'
+        return f"{missing.name or missing} is not installed: in a checkout of lucid-attention, pip install '.[cpu]'"
     # A compiler makes many objects that live on; looking for garbage among them is a tenth of its time.
     collecting = gc.isenabled()
     gc.disable()

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from lucid_attention.files import parse_json, read_text
 
 from . import IGNORED, DataError
-from .tokenize import document_lengths, hash_share, load_tokens, read_manifest
+from .tokenize import check_files, document_lengths, hash_share, load_tokens, read_manifest
 
 
 class PackedTokens(Dataset[dict[str, torch.Tensor]]):
@@ -49,6 +49,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
                 f"{folder}: split {split!r} must have at least {sequence_length} tokens, got {tokens}: "
                 f"tokenize again with {way_out}, or choose a smaller sequence_length"
             )
+        check_files(Path(folder), split)
         self._documents = load_tokens(folder)[split].with_format("numpy")
         lengths = document_lengths(self._documents)
         # RandomState never changes between versions of numpy, so a run resumes with the same order.

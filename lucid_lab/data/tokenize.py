@@ -78,8 +78,8 @@ def tokenize(
     with locked(folder, "lucid tokenize"):
         text = open_text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
         work, names = folder / UNFINISHED, [] if source.startswith("hf:") else find_files(source)
-        sizes = [Path(name).stat().st_size for name in names if Path(name).is_file()]
-        _begin(work, settings | {"files": names, "sizes": sizes})
+        states = [Path(name).stat() for name in names if Path(name).is_file()]
+        _begin(work, settings | {"files": names, "states": [(state.st_size, state.st_mtime_ns) for state in states]})
         loaded = _tokenizer(tokenizer, explained(source, text), work)
         _encode(text, Encoder(loaded), work, settings)
         return _finish(folder, loaded, settings), True
@@ -204,7 +204,7 @@ def _finish(folder: Path, tokenizer: Any, settings: dict[str, Any]) -> dict[str,
         "splits": {split: {"documents": n.size, "tokens": int(n.sum())} for split, n in counts_of.items()},
         "left_out": {name: counts[name] for name in ("empty", "bad", "short")},
         "settings": settings,
-        "files": {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.glob("*/data-*.arrow")},
+        "sha256": {path.relative_to(folder).as_posix(): _sha256(path) for path in folder.glob("*/data-*.arrow")},
     }
     write_whole(folder / MANIFEST, json.dumps(manifest, indent=1))
     shutil.rmtree(work, ignore_errors=True)
@@ -226,20 +226,25 @@ def document_lengths(documents: Dataset) -> np.ndarray:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a folder of tokens. A folder that is unfinished, cut or damaged is refused."""
+    """The manifest of a folder of tokens. A folder that is unfinished is refused."""
     file = folder / MANIFEST
     if not file.is_file():
         is_unfinished = (folder / UNFINISHED).exists()
         reason = "is not finished: run the same `lucid tokenize` again" if is_unfinished else f"has no {MANIFEST}"
         raise DataError(f"{folder} must be a folder written by `lucid tokenize`, and {reason}")
     manifest: dict[str, Any] = read_json(file)
-    if not {"vocab_size", "splits", "settings", "files"} <= manifest.keys():
+    if not {"vocab_size", "splits", "settings", "sha256"} <= manifest.keys():
         raise DataError(f"{file} is not a manifest of `lucid tokenize`, or one of an earlier release: tokenize again")
-    for name, size in manifest["files"].items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != size:
-            got = "it is missing" if found is None else f"got {found}"
-            raise DataError(
-                f"{folder / name} must have {size} bytes, {got}: the file is cut or damaged, tokenize again"
-            )
     return manifest
+
+
+def check_files(folder: Path, split: str) -> None:
+    """Refuse a split whose files are not those that `lucid tokenize` wrote."""
+    for name, expected in read_manifest(folder)["sha256"].items():
+        if name.startswith(f"{split}/") and ((folder / name).is_file() and _sha256(folder / name)) != expected:
+            raise DataError(f"{folder / name} is missing, cut or altered since it was written: tokenize again")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

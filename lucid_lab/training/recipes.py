@@ -95,8 +95,9 @@ class Recipe:
             # float takes integers too; bool is no number.
             if type(value) not in kinds | ({int} if float in kinds else set()):
                 raise ValueError(f"{f.name} must be of type {getattr(kind, '__name__', kind)}, got {value!r}")
-            if isinstance(value, int | float) and value < (f.name in AT_LEAST_1):
-                raise ValueError(f"{f.name} must be at least {int(f.name in AT_LEAST_1)}, got {value!r}")
+            least = int(f.name in AT_LEAST_1)
+            if isinstance(value, int | float) and not least <= value < 2**63:
+                raise ValueError(f"{f.name} must be a finite number from {least}, got {value!r}")
         for name, known in CHOICES.items():
             _expect_one_of(name, getattr(self, name), known)
         for name in [self.attention] if isinstance(self.attention, str) else self.attention:

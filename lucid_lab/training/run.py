@@ -48,6 +48,7 @@ from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.json", "metrics.jsonl", "summary.json", "model"
+TENSORBOARD = "tensorboard"
 # Fields that may change when a run is resumed: none of them affects what the model learns.
 MAY_CHANGE = {"about", "log_every", "evaluate_every", "save_every", "keep", "workers", "micro_batch_size"}
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
@@ -257,6 +258,9 @@ def new_config(recipe: Recipe, **of_data: Any) -> LucidConfig:
     except StrictDataclassError as error:
         # Its first line names the field, the last one the types.
         raise ValueError(f"model: {str(error).splitlines()[-1].strip()}") from error
+    # Transformers looks a dtype up in torch.
+    except AttributeError as error:
+        raise ValueError(f"model: {error}") from error
     return config
 
 
@@ -376,6 +380,8 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
         if keys:
             changes = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
             raise ValueError(f"{run} holds a run of another recipe: {changes}. Choose another --out, or give --restart")
+        if (run / TENSORBOARD).is_symlink():
+            raise ValueError(f"{run / TENSORBOARD} must be a folder, got a link, which leads out of the run: remove it")
     elif run.exists() and any(not path.name.startswith(LOCK) for path in run.iterdir()):
         raise ValueError(
             f"{run} must be new, empty or the folder of a run, got a folder with other files: choose another --out"
@@ -391,7 +397,7 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
     model = make_model(recipe, inputs)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / TENSORBOARD)
     stop = StopAfterStep()
     trainer = LucidTrainer(
         recipe,

@@ -111,6 +111,12 @@ def test_a_broken_implementation_is_named_and_the_exit_code_says_so(break_it, sa
     assert "WRONG on this device: blockwise" in text
 
 
+def test_a_cpu_that_ends_the_process_in_16_bits_is_named_with_the_setting(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert main(["doctor", "--quick", "--device", "cpu"]) == 1
+    assert "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16" in capsys.readouterr().out
+
+
 def test_a_solve_that_does_nothing_is_found_in_every_case(monkeypatch):
     """Keys are correlated, so P is far from the identity."""
     monkeypatch.setattr(blockwise, "solve_", lambda y, *args, **kwargs: None)

@@ -1,5 +1,6 @@
 """From text to packed sequences of tokens: nothing is lost, runs resume, damaged folders are refused."""
 
+import os
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -74,11 +75,13 @@ def test_a_small_corpus_holds_one_document_out(texts: Path, tmp_path: Path) -> N
     assert sorted(decoded(tmp_path / "tokens")) == sorted(TEXTS)
 
 
-def test_a_stopped_run_resumes_to_the_same_tokens(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_stopped_run_resumes_to_the_same_tokens_unless_a_source_was_replaced(
+    is_replaced: bool, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(room, "BLOCK", 50)
     monkeypatch.setattr(room, "BATCH", 4)
     arguments: dict[str, Any] = {"tokenizer": "train:300", "validation": 0.2}
-    tokenize(str(texts), tmp_path / "whole", **arguments)
     save, calls = room._save_block, []
 
     def interrupted(*args: Any) -> None:
@@ -92,9 +95,12 @@ def test_a_stopped_run_resumes_to_the_same_tokens(texts: Path, tmp_path: Path, m
         tokenize(str(texts), tmp_path / "tokens", **arguments)
     with pytest.raises(DataError, match="is not finished: run the same `lucid tokenize` again"):
         PackedTokens(tmp_path / "tokens", 8)
+    if is_replaced:
+        (texts / "00.txt").write_text(TEXTS[0].swapcase())
     tokenize(str(texts), tmp_path / "tokens", **arguments)
-    # The third block is the first that was encoded again.
-    assert calls[3] == calls[2] == "block-000002"
+    # Of a stopped run, the third block is the first that is encoded again.
+    assert calls[2:4] == ["block-000002", "block-000000" if is_replaced else "block-000002"]
+    tokenize(str(texts), tmp_path / "whole", **arguments)
     assert decoded(tmp_path / "tokens") == decoded(tmp_path / "whole")
     assert not (tmp_path / "tokens" / "unfinished").exists()
 
@@ -144,15 +150,16 @@ def test_a_damaged_folder_of_tokens_is_refused(texts: Path, tmp_path: Path) -> N
     folder = tmp_path / "tokens"
     tokenize(str(texts), folder, tokenizer="train:300", validation=0.2)
     file = next((folder / "train").glob("*.arrow"))
-    content = file.read_bytes()
-    file.write_bytes(content[:-100])
-    with pytest.raises(DataError, match=rf"must have {len(content)} bytes, got {len(content) - 100}: the file is cut"):
-        PackedTokens(folder, 16)
+    content, status = file.read_bytes(), file.stat()
+    altered = bytearray(content)
+    altered[len(content) // 2] ^= 1
+    for damaged in (content[:-100], bytes(altered)):
+        file.write_bytes(damaged)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+        with pytest.raises(DataError, match="is missing, cut or altered"):
+            PackedTokens(folder, 16)
     file.unlink()
-    with pytest.raises(DataError, match="it is missing"):
-        PackedTokens(folder, 16)
-    file.write_bytes(b"\0" * len(content))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is missing, cut or altered"):
         PackedTokens(folder, 16)
     (folder / MANIFEST).write_text('{"format"')
     with pytest.raises(ValueError, match=MANIFEST):

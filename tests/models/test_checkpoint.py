@@ -177,6 +177,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a deep configuration": (put("config.json", b"[" * 200_000), "config.json: .* nested too deeply"),
     "a configuration in UTF-16": (put("config.json", "{}".encode("utf-16")), "config.json: expected text in UTF-8"),
     "a size that is text": (change_config(hidden_size="x"), "cannot be loaded: .*hidden_size"),
+    "a billion layers": (change_config(num_hidden_layers=10**9), "at most 10000, got 1000000000"),
+    "a pipe": (lambda folder: os.mkfifo(folder / "special_tokens_map.json"), "special_tokens_map.json"),
     "an unknown dtype": (change_config(dtype="zzz"), "cannot be loaded: .*zzz"),
     "a quantization that is a list": (change_config(quantization_config=[1]), "cannot be loaded: "),
     "generation settings that are a list": (put("generation_config.json", b"[1]"), "generation_config.json: expected"),

@@ -251,7 +251,19 @@ def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: P
     assert not out.exists()
 
 
-def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path, tmp_path: Path) -> None:
+def test_links_of_the_cache_of_the_hub_are_followed(llama: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "0", tmp_path / "cache" / "blobs"
+    llama.rename(snapshot.parent.mkdir(parents=True) or blobs)
+    snapshot.mkdir()
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(f"../../blobs/{file.name}")
+    convert(snapshot, tmp_path / "out")
+    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+
+
+def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     with pytest.raises(ValueError, match=r"local folder.*hf download org/model"):
         convert("org/model", out)
@@ -266,6 +278,14 @@ def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(llama: Path
         convert(llama, llama)
     with pytest.raises(ConversionError, match="inside"):
         convert(llama, llama / "inside")
+    monkeypatch.chdir(empty)
+    (empty / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"must have a name of its own, got '\.'"):
+        convert(llama, ".")
+    (llama / "notes.txt").symlink_to("/etc/passwd")
+    with pytest.raises(ConversionError, match="is a link out of CHECKPOINT, to /etc/passwd"):
+        convert(llama, out)
+    (llama / "notes.txt").unlink()
     with pytest.raises(ConversionError, match="0 to 2, got 3"):
         convert(llama, out, layers=[3])
     with pytest.raises(ConversionError, match="strength"):

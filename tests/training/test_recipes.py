@@ -39,11 +39,12 @@ def test_a_change_has_the_type_of_its_field(change: str, field: str, value: obje
     [
         ("stpes=3", r"KEY of --set must be one of .*, got 'stpes' \(did you mean 'steps'\?\)"),
         ("model.hiden_size=3", r"model must be one of .*, got 'hiden_size' \(did you mean 'hidden_size'\?\)"),
-        ("steps=0", "steps must be at least 1, got 0"),
+        ("steps=0", "steps must be a finite number from 1, got 0"),
         ("steps=1.5", "steps must be of type int, got 1.5"),
         ("steps=true", "steps must be of type int, got True"),
         ("learning_rate=nan", "learning_rate must be of type float, got 'nan'"),
-        ("learning_rate=-1", "learning_rate must be at least 0"),
+        ("learning_rate=-1", "learning_rate must be a finite number from 0, got -1"),
+        ("sharpness_steps=1e999", "sharpness_steps must be a finite number from 0, got inf"),
         ("attention=lucidd", r"attention must be one of .*did you mean 'lucid'"),
         ("preset=tinny", r"preset must be one of .*did you mean 'tiny'"),
         ("precision=bf16", "precision must be one of float32, bfloat16"),
@@ -55,6 +56,19 @@ def test_a_change_has_the_type_of_its_field(change: str, field: str, value: obje
 def test_a_wrong_change_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         find_recipe("tiny_needle").changed([change])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("dtype=float8", "model: module 'torch' has no attribute 'float8'"),
+        ("pad_token_id=99999", "pad_token_id must be below vocab_size = 100, got 99999"),
+        ("num_hidden_layers=1000000000", "num_hidden_layers must be at most 10000, got 1000000000"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused(change: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        new_config(find_recipe("tiny_needle").changed([f"model.{change}"]), vocab_size=100)
 
 
 def test_two_ramps_are_refused() -> None:

@@ -144,6 +144,11 @@ def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
     assert summary == json.loads((run / "summary.json").read_text())
     with pytest.raises(ValueError, match=r"a run of another recipe: learning_rate was 0.003, is 0.1\. Choose another"):
         train(small(learning_rate=0.1), run)
+    (run / "tensorboard").rename(tmp_path / "elsewhere")
+    (run / "tensorboard").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="tensorboard must be a folder, got a link"):
+        train(small(), run)
+    (run / "tensorboard").unlink()
     train(small(learning_rate=0.1, steps=2), run, restart=True)
     assert len(losses(run)) == 2
     (tmp_path / "other").mkdir()

@@ -21,6 +21,8 @@ from .rotary import check_rope_type, make_rotary
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
+# More would take minutes and all memory before anything is checked.
+MOST_LAYERS = 10_000
 # Keys of rotary embeddings that Transformers moves into `rope_parameters`.
 ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
@@ -190,8 +192,10 @@ class LucidConfig(PreTrainedConfig):
 
         Runs when a configuration is made, loaded or saved.
         """
-        for name in ("vocab_size", "intermediate_size", "num_hidden_layers"):
+        for name in ("vocab_size", "intermediate_size"):
             check_size(name, getattr(self, name))
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise ValueError(f"pad_token_id must be below vocab_size = {self.vocab_size}, got {self.pad_token_id}")
         if self.hidden_act not in ACT2FN:
             raise ValueError(
                 f"hidden_act must be an activation of Transformers, got {self.hidden_act!r}"
@@ -210,6 +214,9 @@ class LucidConfig(PreTrainedConfig):
 
     def _check_names(self) -> list[str]:
         """Refuse attentions that do not exist. Returns the different ones."""
+        check_size("num_hidden_layers", self.num_hidden_layers)
+        if self.num_hidden_layers > MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers must be at most {MOST_LAYERS}, got {self.num_hidden_layers}")
         if not isinstance(self.attention, str) and len(self.attention) != self.num_hidden_layers:
             raise ValueError(
                 f"attention must be one name or one per layer: expected {self.num_hidden_layers} names, "

@@ -295,7 +295,7 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            **kwargs,
+            **kwargs | {"return_dict": True},
         )
         logits = self.lm_head(_kept(outputs.last_hidden_state, logits_to_keep))
         loss = None

@@ -63,7 +63,7 @@ class LucidAttention(CausalAttention):
         super().__init__(hidden_size, num_heads, **options)
         check_norm(norm)
         choose(impl)
-        check_positive("sharpness", sharpness)
+        check_positive("sharpness", sharpness, optional=True)
         check_strength(strength)
         if block is not None:
             check_size("block", block)

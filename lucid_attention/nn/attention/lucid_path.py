@@ -34,7 +34,7 @@ class LucidPathAttention(PathAttention):
         **options: Any,
     ) -> None:
         super().__init__(hidden_size, num_heads, **options)
-        check_positive("sharpness", sharpness)
+        check_positive("sharpness", sharpness, optional=True)
         self.fixed_sharpness = sharpness
         self.log_sharpness = None
         if learn_sharpness:

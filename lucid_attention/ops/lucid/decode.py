@@ -83,9 +83,9 @@ def lucid_decode(
         norm_known: False if `inverse_norms` has no entry for the new key yet: it is written there. No other argument is
             changed.
         impl: "torch"; "triton": two kernels on CUDA and ROCm devices, the cache split over programs; "numba": one pass
-            over a cache of float32 or 16 bits on a CPU, after `pip install "lucid-attention[cpu]"`; "auto": one of the
-            last two where it can run; neither has a key_map. The first use of "numba" for a dtype on a machine compiles
-            for a few seconds; later ones read the cache.
+            over a cache of float32 or 16 bits on a CPU, with the extra `cpu`; "auto": one of the last two where it can
+            run; neither has a key_map. The first use of "numba" for a dtype on a machine compiles for a few seconds;
+            later ones read the cache.
     """
     if inverse_norms is None:
         checks.check_tensor("inverse_norms", inverse_norms)

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 from lucid_attention import SharpnessRamp, enable_lucid
 from lucid_attention.models.ramps import sharpness_of
 from tests.models.architectures.cases import lucid_model, relative_error, softmax_model, tokens
+from tests.models.decoder.cases import decoder
 
 SETTINGS = {"layers": [1], "strength": 0.75, "sharpness": 2.0}
 
@@ -93,3 +94,6 @@ def test_lora_with_a_ramp_is_resumed_and_opened_with_the_sharpness_it_had(base, 
 def test_a_ramp_whose_values_an_adapter_would_lose_is_refused(base, tmp_path):
     with pytest.raises(ValueError, match=r"add modules_to_save=\['lucid'\]"):
         trained(base, tmp_path, 4)
+    decoder().save_pretrained(tmp_path / "own")
+    with pytest.raises(ValueError, match="would be saved without: train all weights instead"):
+        trained(tmp_path / "own", tmp_path, 4)
