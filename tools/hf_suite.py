@@ -1,8 +1,9 @@
 """Run a pinned selection of Transformers' own model and generation tests against LUCID, beside sdpa.
 
 The tests are read from the user's clone of Transformers at the tag of the installed version; nothing of it is copied
-here. Each column of the table is one process of pytest in that clone, with `hf_suite_plugin` in it. An outcome that
-differs from that of sdpa needs a reason in hf_suite_reasons.toml, and every reason must still have a difference.
+here. Each column of the table is one process of pytest in that clone, with this file as a plugin (`-p hf_suite`), which
+gets the column in the environment. An outcome that differs from that of sdpa needs a reason in hf_suite_reasons.toml,
+and every reason must still have a difference.
 """
 
 import argparse
@@ -14,17 +15,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import transformers
 
+from lucid_attention.models.subclasses import lucid_config_class, lucid_model_class
+
 TOOLS = Path(__file__).resolve().parent
 REASONS = TOOLS / "hf_suite_reasons.toml"
 OUTCOMES = ("passed", "failed", "skipped")
-PARALLEL = 2
 
 # Not in the selection: what needs several processes or devices, a compiler for minutes, files of the Hub, or compares
 # two softmax implementations that it asks for by name.
@@ -53,7 +54,7 @@ class Column:
     name: str
     beside: str
     tests: str | None = None
-    attn_implementation: str | None = None
+    lucid: bool = False
     attention: str | list[str] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -65,13 +66,15 @@ class Column:
 def dropin(name: str, tests: str, **fields: Any) -> list[Column]:
     """An architecture with sdpa and with LUCID."""
     base = Column(f"{name} sdpa", f"{name} sdpa", tests, fields=fields)
-    return [base, Column(f"{name} lucid", base.name, tests, "lucid", fields=fields)]
+    return [base, Column(f"{name} lucid", base.name, tests, lucid=True, fields=fields)]
 
 
 COLUMNS = [
     *dropin("llama", "llama/test_modeling_llama.py::LlamaModelTest"),
     *dropin("qwen3", "qwen3/test_modeling_qwen3.py::Qwen3ModelTest"),
     *dropin("gemma3", "gemma3/test_modeling_gemma3.py::Gemma3TextModelTest"),
+    *dropin("phi3", "phi3/test_modeling_phi3.py::Phi3ModelTest", sliding_window=None),
+    *dropin("granite", "granite/test_modeling_granite.py::GraniteModelTest"),
     *dropin("mistral", "mistral/test_modeling_mistral.py::MistralModelTest", sliding_window=None),
     Column("decoder lucid", "llama sdpa", attention="lucid"),
     Column("decoder lucid_path", "llama sdpa", attention="lucid_path"),
@@ -101,7 +104,7 @@ def run(column: Column, clone: Path, output: Path, timeout: int) -> dict[str, An
     file = output / f"{column.name.replace(' ', '_')}.json"
     python_path = [str(clone), str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {
-        "HF_SUITE_COLUMN": json.dumps(asdict(column) | {"left_out": LEFT_OUT}),
+        "HF_SUITE_COLUMN": json.dumps(asdict(column)),
         "HF_SUITE_OUTPUT": str(file),
         "PYTHONPATH": os.pathsep.join(part for part in python_path if part),
         "HF_HUB_OFFLINE": "1",
@@ -109,7 +112,7 @@ def run(column: Column, clone: Path, output: Path, timeout: int) -> dict[str, An
     }
     empty = output / "empty.ini"
     empty.write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "hf_suite_plugin", "-p", "no:cacheprovider", "-W", "ignore"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "hf_suite", "-p", "no:cacheprovider", "-W", "ignore"]
     command += ["-c", str(empty), "--rootdir", str(clone), "--timeout", str(timeout), "--tb", "short", column.target]
     with file.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=clone, env=environment, stdout=log, stderr=log, check=False)
@@ -120,6 +123,66 @@ def run(column: Column, clone: Path, output: Path, timeout: int) -> dict[str, An
         sys.exit(f"no test was collected for {column.name!r}: see {file.with_suffix('.log')}")
     print(f"  {column.name}: {sum(one['seconds'] for one in outcomes.values()):.0f} s", flush=True)
     return outcomes
+
+
+# The plugin, in the processes that `run` starts.
+
+recorded: dict[str, dict[str, Any]] = {}
+
+
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Keep the selection, and let the tests make models with the fields and the attention of the column."""
+    column = json.loads(os.environ["HF_SUITE_COLUMN"])
+    left_out = [item for item in items if any(fnmatch.fnmatch(item.name, pattern) for pattern in LEFT_OUT)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+    for module in {item.module for item in items}:
+        testers = [one for name, one in vars(module).items() if name.endswith("Tester")]
+        for tester in testers:
+            if hasattr(tester, "_verify_and_infer_model_attributes") and tester.base_model_class is not None:
+                tester._verify_and_infer_model_attributes()
+            for name, value in column["fields"].items():
+                setattr(tester, name, value)
+        if column["lucid"]:
+            tests = [one for one in vars(module).values() if isinstance(getattr(one, "all_model_classes", None), tuple)]
+            for test in tests:
+                test.all_model_classes = tuple(map(as_lucid, test.all_model_classes))
+            for owner in (module, *testers):
+                for name in dir(owner):
+                    found = getattr(owner, name)
+                    if isinstance(found, type) and (made := as_lucid(found)) is not found:
+                        setattr(owner, name, made)
+
+
+def as_lucid(stock: Any) -> Any:
+    """LUCID's class of a configuration or a model of Transformers; others as they are."""
+    if issubclass(stock, transformers.PreTrainedConfig) and stock.model_type in transformers.CONFIG_MAPPING:
+        return lucid_config_class(stock.model_type)
+    if issubclass(stock, transformers.PreTrainedModel) and stock.config_class is not None:
+        return lucid_model_class(stock, lucid_config_class(stock.config_class.model_type))  # type: ignore[arg-type]
+    return stock
+
+
+def pytest_runtest_setup() -> None:
+    """The same weights and tokens in every run."""
+    transformers.set_seed(0)
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    name = report.nodeid.split("::")[-1]
+    entry = recorded.setdefault(name, {"outcome": "passed", "message": "", "seconds": 0.0})
+    entry["seconds"] = round(entry["seconds"] + report.duration, 2)
+    if report.outcome != "passed" and entry["outcome"] != "failed":
+        entry["outcome"] = report.outcome
+        crash = getattr(report.longrepr, "reprcrash", None)
+        entry["message"] = str(crash.message if crash is not None else report.longrepr)[:400]
+
+
+def pytest_sessionfinish() -> None:
+    Path(os.environ["HF_SUITE_OUTPUT"]).write_text(json.dumps(recorded), encoding="utf-8")
+
+
+# The judgement.
 
 
 def read_reasons(file: Path = REASONS) -> list[dict[str, Any]]:
@@ -196,10 +259,8 @@ def main() -> None:
         sys.exit(f"no column matches {arguments.columns}: expected some of {[one.name for one in COLUMNS]}")
     output = arguments.output or Path(tempfile.mkdtemp(prefix="hf_suite_"))
     output.mkdir(parents=True, exist_ok=True)
-    print(f"{len(columns)} columns, {PARALLEL} at a time; logs in {output}", flush=True)
-    with ThreadPoolExecutor(PARALLEL) as pool:
-        found = pool.map(lambda column: run(column, clone, output, arguments.timeout), columns)
-        results = dict(zip([one.name for one in columns], found, strict=True))
+    print(f"{len(columns)} columns; logs in {output}", flush=True)
+    results = {column.name: run(column, clone, output, arguments.timeout) for column in columns}
     said, wrong = judge(columns, results, read_reasons())
     print("\n" + table(columns, results) + "\n")
     print("\n".join(said))

@@ -1,4 +1,4 @@
-"""Transformers' common tests for the own decoder, with the attention of one column. See `tools/hf_suite.py`."""
+"""Transformers' common tests for the own decoder, with the attention of one column. See `hf_suite.py`."""
 
 import json
 import os

@@ -14,7 +14,7 @@ from ..ops.lucid.api import precondition, precondition_related
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
-from .masks import Visibility, dense_mask, one_row, read_mask, separate_rows
+from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, separate_rows
 from .preconditioner import NAME
 
 # The least strength to divide by: v − s·x is v in float32 and v/s does not overflow; or the gradient of s, a difference
@@ -242,10 +242,8 @@ def _with_whole_buffers(
     q: Tensor, v: Tensor, layer: LucidStaticLayer, mask: Tensor, position: Tensor, readout: Readout
 ) -> Tensor:
     """Compute with the whole buffers, for graphs, whose shapes must not depend on the position."""
-    k = layer.keys
-    places = torch.arange(q.shape[2], device=k.device) + position
-    earlier = mask & (torch.arange(k.shape[2], device=k.device) < position)
-    key_mask = torch.cat([earlier, mask.index_select(1, places)], 1)
-    new = Visibility(key_mask=key_mask)
-    y = _prepare(readout.module, k.index_select(2, places), v, new, (k, layer.values))
+    k, T = layer.keys, q.shape[2]
+    k_new = k.index_select(2, torch.arange(T, device=k.device) + position)
+    new = Visibility(key_mask=mask_of_places(mask, position, T))
+    y = _prepare(readout.module, k_new, v, new, (k, layer.values))
     return readout.dense(q, k, layer.store(y), Visibility(key_mask=mask), position)

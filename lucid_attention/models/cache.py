@@ -186,7 +186,7 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
         return self.keys, value_states
 
     def keep_norms(self, norms: Tensor) -> None:
-        self._write(self.inverse_norms, norms)
+        self.write(self.inverse_norms, norms)
 
     def position(self, T: int) -> Tensor:
         """[] int64: the place of the first of T new tokens, after `update`."""
@@ -200,13 +200,13 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
         """Keep y: [B, H, T, E] of the new tokens, and return the whole buffer: [B, H, M, E]."""
         self.pending, self.empty = None, False
         y = y.to(self.values.dtype)
-        self._write(self.values, y)
+        self.write(self.values, y)
         if torch.is_grad_enabled() and y.requires_grad:
             # The buffer keeps y without gradients; the returned copy has them.
             return self.values.index_copy(2, self._places(y), y)
         return self.values
 
-    def _write(self, buffer: Tensor, new: Tensor) -> None:
+    def write(self, buffer: Tensor, new: Tensor) -> None:
         buffer.index_copy_(2, self._places(new), new.detach())
 
     def _places(self, new: Tensor) -> Tensor:

@@ -228,17 +228,27 @@ def _borders_in_graph(mask_function: Callable[..., Any], B: int, T: int, device:
     return borders(F.pad(~sees_before, (1, 0)))
 
 
-def given_documents(B: int, T: int, kwargs: dict[str, Any]) -> Tensor | None:
+def given_documents(B: int, T: int, kwargs: dict[str, Any], *, cached: bool = False) -> Tensor | None:
     """Borders of documents, int32 [n + 1], from position_ids that restart or from borders for flash attention.
 
-    On the CPU, so that operators do not wait for the device; in a graph where they are given.
+    On the CPU, so that operators do not wait for the device; in a graph where they are given. cached: whether the
+    answer decides about a cache.
     """
     given, positions = kwargs.get("cu_seq_lens_q"), kwargs.get("position_ids")
     if given is not None:
         return (given if torch.compiler.is_compiling() else given.cpu()).to(torch.int32)
     if positions is None or positions.ndim != 2 or T == 1:
         return None
-    return document_borders(positions.expand(B, T))
+    return document_borders(positions.expand(B, T), cached=cached)
+
+
+def mask_of_places(mask: Tensor, position: Tensor, T: int) -> Tensor:
+    """key_mask: [B, M + T] of all M places of a static cache, of which those before `position` count, and T new keys.
+
+    mask: [B, M] bool. position: of the first new key. For graphs, whose shapes must not depend on the position.
+    """
+    place = torch.arange(mask.shape[1], device=mask.device)
+    return torch.cat([mask & (place < position), mask.index_select(1, place[:T] + position)], 1)
 
 
 def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:

@@ -47,15 +47,13 @@ class LucidSettings:
                 raise ValueError(f"learned must hold names among {', '.join(LEARNABLE)}, got {name!r}")
         if self.layers is None:
             return
-        if isinstance(self.layers, (str, bytes)) or not hasattr(self.layers, "__iter__"):
-            raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}")
-        layers = tuple(self.layers)
-        for layer in layers:
-            if isinstance(layer, bool) or not hasattr(layer, "__index__"):
-                raise TypeError(f"layers must be a list of integers, got {layer!r} in it")
+        try:
+            layers = tuple(sorted({index(layer) for layer in self.layers}))
+        except TypeError as error:
+            raise TypeError(f"layers must be a list of layer indices or None, got {self.layers!r}") from error
         if not layers:
             raise ValueError("layers must hold at least one layer, got none: None means all, strength=0 means off")
-        object.__setattr__(self, "layers", tuple(sorted({index(layer) for layer in layers})))
+        object.__setattr__(self, "layers", layers)
 
     @classmethod
     def from_dict(cls, saved: Any) -> "LucidSettings":

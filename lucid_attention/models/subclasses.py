@@ -51,38 +51,10 @@ from .sealed import register_sealed
 PREFIX = "lucid_"
 # Architectures that `enable_lucid()` makes known. Others are known from the first `enable_lucid(model)` on.
 ARCHITECTURES = (
-    "arcee",
-    "cohere",
-    "cohere2",
-    "ernie4_5",
-    "exaone4",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "glm",
-    "glm4",
-    "gpt_neox",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "helium",
-    "llama",
-    "ministral",
-    "mistral",
-    "mixtral",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "phi",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "seed_oss",
-    "smollm3",
-    "starcoder2",
-)
+    "arcee", "cohere", "cohere2", "ernie4_5", "exaone4", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt_neox",
+    "gpt_oss", "granite", "granitemoe", "helium", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2",
+    "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
+)  # fmt: skip
 # The tables of Transformers in which the models of a configuration are found, by the Auto class.
 HEADS = {
     "AutoModel": "MODEL_MAPPING",
@@ -239,10 +211,10 @@ class LucidModel:
         input_ids: [B, T], of a few thousand tokens in all; attention_mask: [B, T], 0 at padding.
         """
         key_mask = None if attention_mask is None else attention_mask.bool()
-        layers = [module for module in self.modules() if isinstance(module, Preconditioner)]  # type: ignore[attr-defined]
         hooks = [
-            layer.register_forward_pre_hook(lambda layer, inputs: layer.calibrate(inputs[0], key_mask))
-            for layer in layers
+            module.register_forward_pre_hook(lambda layer, inputs: layer.calibrate(inputs[0], key_mask))
+            for module in self.modules()  # type: ignore[attr-defined]
+            if isinstance(module, Preconditioner)
         ]
         try:
             self.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)  # type: ignore[attr-defined]

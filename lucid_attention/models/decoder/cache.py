@@ -1,6 +1,6 @@
 """Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
-Transformers' own layers keep keys and values only. Ours are in its tables under three names, so that
+Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
 `DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate(). `StaticCache` finds the
 static layers, buffers of a fixed size for torch.compile and torch.export, in the same way.
 """
@@ -11,23 +11,22 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
-from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin, StaticLayer
+from torch.utils._pytree import tree_map
+from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
 
-from ...nn.attention.path import PathPast
 from ...nn.causal import Past
 from ...ops.lucid.decode import inverse_key_norms
+from ..cache import LucidDynamicLayer, LucidStaticLayer
 
 CROPPABLE = "lucid_attention_past"
 NOT_CROPPABLE = "lucid_attention_state"
-GROWING = "lucid_attention_path"
 
 
 def layer_type(past_type: type[Any]) -> str:
     """The name under which Transformers finds the cache layer for a module's past."""
     # y of a prefix does not depend on later tokens, so keys and y can be cropped. Every other past changes as a whole
     # with each token.
-    return {Past: CROPPABLE, PathPast: GROWING}.get(past_type, NOT_CROPPABLE)
+    return CROPPABLE if past_type is Past else NOT_CROPPABLE
 
 
 @dataclass(frozen=True)
@@ -55,30 +54,68 @@ class AttentionPass:
         return self
 
 
-class PastLayer(CacheLayerMixin):
-    """One module's past. Every tensor of a past has the batch in its first dimension."""
+class PastLayer:
+    """What all layers share: the model reads the past of a module, and keeps the new one."""
 
-    is_sliding = False
-    past: Any = None
     # Whether `record` wants to know every pass, to undo it.
     record_past = False
 
-    def read(self, length: int | None) -> Any:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
+
+    def offload(self) -> None:
+        raise ValueError("LucidModel does not move its cache to the CPU between layers: use a dynamic cache")
+
+    prefetch = offload
+
+
+class CroppableLayer(PastLayer, LucidDynamicLayer):
+    """A past of keys and y, from which the last tokens can be removed."""
+
+    _layer_type: ClassVar[str] = CROPPABLE
+
+    def read(self, length: int | None) -> Past | None:
         """The past for the next pass. length: tokens so far, which only buffers of a fixed size ask for."""
+        return Past(self.keys, self.values, self.inverse_norms) if self.get_seq_length() else None
+
+    def keep(self, past: Past, tokens: int) -> None:
+        """Keep the past that the module returned, of which these last tokens are new."""
+        if not self.is_initialized:
+            self.lazy_initialization(past.k, past.y)
+        self._append("keys", past.k[:, :, -tokens:])
+        self._append("values", past.y[:, :, -tokens:])
+        if past.inverse_norms is None or self.inverse_norms is None:
+            self.inverse_norms = past.inverse_norms
+        else:
+            self._append("inverse_norms", past.inverse_norms[:, :, -tokens:])
+
+
+class StateLayer(PastLayer, CacheLayerMixin):
+    """A past that changes as a whole with every token: a recurrent state, a window, or the keys of PaTH.
+
+    Every tensor of it has the batch in its first dimension. Transformers calls `activate_past_recording` before it
+    generates with a method that crops, and `crop` after every guess. In between, the layer keeps the past of the last
+    crop and the passes since then: `crop` repeats the attention of the tokens that stay.
+    """
+
+    _layer_type: ClassVar[str] = NOT_CROPPABLE
+    is_sliding = False
+
+    def __init__(self, **places: Any) -> None:
+        """places: max_cache_len, where a static cache makes this layer, which is the same in both kinds of cache."""
+        super().__init__()
+        self.past: Any = None
+        self.origin: Any = None
+        self.passes: list[AttentionPass] = []
+
+    def read(self, length: int | None) -> Any:
+        """The past for the next pass."""
         return self.past
 
-    def store(self, past: Any, tokens: int = 0) -> None:
-        """Replace the past by the one that the module returned. tokens: how many of them are new."""
+    def keep(self, past: Any, tokens: int) -> None:
+        """Replace the past by the one that the module returned."""
         self.past = past
-        self.is_initialized = True
-
-    @property
-    def batch_size(self) -> int:
-        tensors = [leaf for leaf in tree_leaves(self.past) if isinstance(leaf, Tensor)]
-        if not tensors:
-            # Cache.batch_size skips layers that raise AttributeError.
-            raise AttributeError("an empty layer has no batch size")
-        return tensors[0].shape[0]
+        self.is_initialized = past is not None
 
     def get_seq_length(self) -> int:
         """Positions so far, padding included. A recurrent state counts them too."""
@@ -90,9 +127,12 @@ class PastLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the module makes the first past."""
+
     def reset(self) -> None:
-        self.past = None
-        self.is_initialized = False
+        self.keep(None, 0)
+        self.origin, self.passes = None, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map_tensors(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -105,130 +145,44 @@ class PastLayer(CacheLayerMixin):
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
         self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the module makes the first past."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
-
-    def offload(self) -> None:
-        raise ValueError("LucidModel does not move its cache to the CPU between layers: use a dynamic cache")
-
-    prefetch = offload
-
-
-class CroppableLayer(PastLayer):
-    """A past of keys and y, from which the last tokens can be removed."""
-
-    _layer_type: ClassVar[str] = CROPPABLE
-    is_croppable = True
-
-    @property
-    def keys(self) -> Tensor | None:
-        """[B, H, S, D]. Tools look at keys and values of a cache."""
-        return None if self.past is None else self.past.k
-
-    @keys.setter
-    def keys(self, k: Tensor | None) -> None:
-        self._replace(k=k)
-
-    @property
-    def values(self) -> Tensor | None:
-        """y: [B, H, S, E]."""
-        return None if self.past is None else self.past.y
-
-    @values.setter
-    def values(self, y: Tensor | None) -> None:
-        self._replace(y=y)
-
-    def _replace(self, **changes: Tensor | None) -> None:
-        # Transformers sets None where it makes a layer.
-        if self.past is not None:
-            self.past = self.past._replace(**changes)
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens. tokens_to_remove: their number, negative."""
-        removed = removed_tokens(tokens_to_remove)
-        if removed and self.past is not None:
-            length = self.past.length - removed
-            if length < 1:
-                self.reset()
-            else:
-                self._map_tensors(lambda x: x[:, :, :length])
-
-
-class StateLayer(PastLayer):
-    """A past from which no token can be removed: a recurrent state, a window, or the keys of PaTH.
-
-    Transformers calls `activate_past_recording` before it generates with a method that crops, and `crop` after every
-    guess. In between, the layer keeps the past of the last crop and the passes since then: `crop` repeats the
-    attention of the tokens that stay.
-    """
-
-    _layer_type: ClassVar[str] = NOT_CROPPABLE
-    is_croppable = False
-
-    def __init__(self, **places: Any) -> None:
-        """places: max_cache_len, where a static cache makes this layer. Its size is bounded by itself."""
-        super().__init__()
-        self.origin: Any = None
-        self.passes: list[AttentionPass] = []
+        # The recorded passes have the rows of before.
+        self.passes = []
 
     def activate_past_recording(self) -> None:
         self.record_past = True
 
     def record(self, one: AttentionPass) -> None:
-        """Remember a pass. Called before `store`."""
+        """Remember a pass. Called before `keep`."""
         if not self.passes:
             self.origin = self.past
         self.passes.append(one)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens, of those since the last crop. tokens_to_remove: their number, negative."""
-        kept = sum(one.tokens for one in self.passes) - removed_tokens(tokens_to_remove)
+        kept = sum(one.tokens for one in self.passes) + tokens_to_remove
         if tokens_to_remove and kept < 0:
             raise ValueError(
                 f"this layer can take back {kept - tokens_to_remove} tokens, got {-tokens_to_remove}: a recurrent "
                 "state has no way back, and PaTH moves all keys with every token. Call "
                 "cache.activate_past_recording() before the passes whose tokens may have to go"
             )
-        passes, past = self._forget(), self.origin
-        self.origin = None
+        passes, past = self.passes, self.origin
+        self.origin, self.passes = None, []
         if not tokens_to_remove:
             return
         for one in passes:
             if kept:
                 past = one.repeat(past, min(kept, one.tokens))
                 kept -= min(kept, one.tokens)
-        self.reset() if past is None else self.store(past)
-
-    def reset(self) -> None:
-        super().reset()
-        self.origin = None
-        self._forget()
-
-    def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
-        super()._map_tensors(change)
-        # The recorded passes have the rows of before.
-        self._forget()
-
-    def _forget(self) -> list[AttentionPass]:
-        passes, self.passes = self.passes, []
-        return passes
+        self.keep(past, 0)
 
 
-class GrowingLayer(StateLayer):
-    """The past of PaTH: it grows with the tokens, and changes as a whole."""
-
-    _layer_type: ClassVar[str] = GROWING
-
-
-# A state, or the keys of a window, have a bounded size anyway: their layer is the same in both kinds of cache.
+# In a static cache, too: a state, or the keys of a window, have a bounded size anyway. PaTH moves all its keys with
+# every token, so they have no fixed places.
 STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = StateLayer
 
 
-class StaticPastLayer(StaticLayer):
+class StaticPastLayer(PastLayer, LucidStaticLayer):
     """A past of keys and y in buffers of `max_cache_len` places.
 
     A pass reads the part in use if its length is known. In a graph, whose shapes must not depend on the position, and
@@ -237,14 +191,6 @@ class StaticPastLayer(StaticLayer):
     """
 
     _layer_type: ClassVar[str] = CROPPABLE
-    is_croppable = False
-    record_past = False
-    inverse_norms: Tensor
-
-    @property
-    def past(self) -> Past | None:
-        """The part in use."""
-        return self.read(int(self.cumulative_length)) if self.is_initialized else None
 
     def read(self, length: int | None) -> Past | None:
         """The first `length` places, or all of them for None."""
@@ -260,69 +206,30 @@ class StaticPastLayer(StaticLayer):
                 f"{self.max_cache_len - length} more tokens, got {tokens}"
             )
 
-    def store(self, past: Past, tokens: int = 0) -> None:
+    def keep(self, past: Past, tokens: int) -> None:
         """Take over the new rows of the past that the module returned."""
         if not self.is_initialized or self.values.shape[1] != past.y.shape[1]:
             # Differential attention has half as many values as keys, which `early_initialization` does not know.
             self.lazy_initialization(past.k, past.y)
-        k, y = past.k[:, :, past.length - tokens :], past.y[:, :, past.length - tokens :]
         # A module that maps its keys gives their norms.
-        known = past.inverse_norms
-        norms = inverse_key_norms(k) if known is None else known[:, :, past.length - tokens :]
-        places = torch.arange(tokens, device=k.device) + self.cumulative_length
-        for buffer, new in ((self.keys, k), (self.values, y), (self.inverse_norms, norms)):
-            # Buffers have no gradients: those of the new tokens go through `past`.
-            buffer.index_copy_(2, places, new.detach().to(buffer.dtype))
+        norms = inverse_key_norms(past.k[:, :, -tokens:]) if past.inverse_norms is None else past.inverse_norms
         self.cumulative_length.add_(tokens)
+        for buffer, x in ((self.keys, past.k), (self.values, past.y), (self.inverse_norms, norms)):
+            self.write(buffer, x[:, :, -tokens:].detach().to(buffer.dtype))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         super().lazy_initialization(key_states, value_states)
         B, H, _, E = value_states.shape
-        wide = torch.promote_types(self.dtype, torch.float32)
-        self.values = value_states.new_zeros(B, H, self.max_cache_len, E)
-        self.inverse_norms = torch.zeros(self.keys.shape[:3], dtype=wide, device=self.device)
-        if not torch.compiler.is_compiling():
-            torch._dynamo.mark_static_address(self.values)
-            torch._dynamo.mark_static_address(self.inverse_norms)
-
-    update = PastLayer.update
-    offload = PastLayer.offload
-    prefetch = PastLayer.offload
-
-    def reset(self) -> None:
-        super().reset()
-        if self.is_initialized:
-            self.inverse_norms.zero_()
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)
-        if self.is_initialized:
-            self.inverse_norms = self.inverse_norms.index_select(0, beam_idx.to(self.inverse_norms.device))
-
-
-class NoStaticLayer(StaticLayer):
-    """An entry in Transformers' table of static layers, which says why there is none."""
-
-    _layer_type: ClassVar[str] = GROWING
-
-    def __init__(self, max_cache_len: int, **kwargs: Any) -> None:
-        raise ValueError(
-            "PaTH and LUCID-PaTH have no static cache: every token moves all keys before it, and the moves that are "
-            "not applied yet grow with the tokens. Leave cache_implementation out, or say 'dynamic'"
-        )
+        if self.values.shape[1] != H:
+            self.values = value_states.new_zeros(B, H, self.max_cache_len, E)
+            if not torch.compiler.is_compiling():
+                torch._dynamo.mark_static_address(self.values)
 
 
 def static_layer(cache: Cache | None) -> StaticPastLayer | None:
     """The first layer of a static cache that has places; None for another cache."""
     layers = () if cache is None else cache.layers
     return next((layer for layer in layers if isinstance(layer, StaticPastLayer)), None)
-
-
-def removed_tokens(tokens_to_remove: int) -> int:
-    """How many tokens Transformers asks to remove; it counts them as a negative number."""
-    if tokens_to_remove > 0:
-        raise ValueError(f"tokens_to_remove must be negative or 0, got {tokens_to_remove}")
-    return -tokens_to_remove
 
 
 def check_cache(cache: Any, layer_types: list[str]) -> None:

@@ -26,29 +26,12 @@ MOST_LAYERS = 10_000
 # Keys of rotary embeddings that Transformers moves into `rope_parameters`.
 ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
-KEYS_OF_TRANSFORMERS = frozenset(
-    [
-        "model_type",
-        "torch_dtype",
-        "num_labels",
-        "name_or_path",
-        "output_attentions",
-        "attn_implementation",
-        "experts_implementation",
-        "tie_last_hidden_states",
-        "is_causal",
-        "loss_type",
-        "auto_map",
-        "custom_pipelines",
-        "tokenizer_class",
-        "task_specific_params",
-        "quantization_config",
-        "distributed_config",
-        "fusion_config",
-        "transformers_weights",
-        *ROPE_KEYS,
-    ]
-)
+KEYS_OF_TRANSFORMERS = {
+    "model_type", "torch_dtype", "num_labels", "name_or_path", "output_attentions", "attn_implementation",
+    "experts_implementation", "tie_last_hidden_states", "is_causal", "loss_type", "auto_map", "custom_pipelines",
+    "tokenizer_class", "task_specific_params", "quantization_config", "distributed_config", "fusion_config",
+    "transformers_weights", *ROPE_KEYS,
+}  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 # Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
@@ -282,34 +265,15 @@ class LucidConfig(PreTrainedConfig):
             overrides: further fields of `LucidConfig`.
         """
         _check_is_llama(config)
-        same = [
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "hidden_act",
-            "max_position_embeddings",
-            "initializer_range",
-            "rms_norm_eps",
-            "use_cache",
-            "pad_token_id",
-            "bos_token_id",
-            "eos_token_id",
-            "tie_word_embeddings",
-            "dtype",
-        ]
-        shared_fields = {name: getattr(config, name) for name in same}
-        shared_fields["head_dim"] = getattr(config, "head_dim", None)
-        shared_fields["rope_parameters"] = dict(config.rope_parameters)
+        names = [option.name for option in fields(cls) if option.name not in ("architectures", "transformers_version")]
+        shared: dict[str, Any] = {name: getattr(config, name) for name in names if hasattr(config, name)}
+        shared["rope_parameters"] = dict(config.rope_parameters)
         if "rope_theta" in overrides:
-            shared_fields["rope_parameters"].pop("rope_theta", None)
-        shared_fields["attention_bias"] = (
-            "qkv" if config.model_type == "qwen2" else getattr(config, "attention_bias", False)
-        )
-        shared_fields["qk_norm"] = config.model_type == "qwen3"
-        return cls(**(shared_fields | {"attention": attention} | overrides))
+            shared["rope_parameters"].pop("rope_theta", None)
+        if config.model_type == "qwen2":
+            shared["attention_bias"] = "qkv"
+        shared["qk_norm"] = config.model_type == "qwen3"
+        return cls(**(shared | {"attention": attention} | overrides))
 
 
 def every(n: int, name: str, *, otherwise: str, layers: int) -> list[str]:

@@ -88,7 +88,7 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
             cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
-            cache_layer.store(past, x.shape[1])
+            cache_layer.keep(past, x.shape[1])
         hidden_states = hidden_states + o.view_as(hidden_states)
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -228,15 +228,14 @@ class LucidModel(LucidPreTrainedModel):
                 )
             # For one token on an accelerator, the length of the past is not worth a wait for the device.
             if compiling or (T == 1 and cache.is_compileable and static.cumulative_length.device.type != "cpu"):
-                M = static.max_cache_len
-                return read_places(attention_mask, position_ids, others, static.cumulative_length, B, T, M)
-        S = 0 if cache is None else int(cache.get_seq_length())
+                return read_places(attention_mask, position_ids, static.cumulative_length, B, T, static.max_cache_len)
+        S, M = 0 if cache is None else int(cache.get_seq_length()), 0
+        if static is not None:
+            static.check_room(S, T)
+            M = static.max_cache_len
         cached = use_cache or cache is not None
-        if static is None:
-            return read_inputs(attention_mask, position_ids, others, B, T, S, 0, cached=cached)
-        static.check_room(S, T)
-        seen = read_inputs(attention_mask, position_ids, others, B, T, S, static.max_cache_len, cached=cached)
-        return seen._replace(length=S)
+        seen = read_inputs(attention_mask, position_ids, others, B, T, S, M, cached=cached)
+        return seen if static is None else seen._replace(length=S)
 
 
 class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):

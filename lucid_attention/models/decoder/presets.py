@@ -11,32 +11,28 @@ from .configuration import LucidConfig, every
 OWN_VOCABULARY = ("gemma3_1b", "gemma3_4b", "qwen2_5_1_5b")
 
 
+# Sizes of a preset, in this order.
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+
+
 def tiny(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
     """A model for tests and examples: two layers, trained in seconds."""
-    shape = {
-        "vocab_size": 512,
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-    }
-    return _config(shape, attention, overrides)
+    sizes = (512, 64, 176, 2, 4, 2, 512)
+    return _config(sizes, attention, overrides)
 
 
 def small(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
     """A model of the size of GPT-2, about 100M parameters."""
-    shape = {
-        "vocab_size": 32_000,
-        "hidden_size": 768,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": True,
-    }
-    return _config(shape, attention, overrides)
+    sizes = (32_000, 768, 2048, 12, 12, 4, 2048)
+    return _config(sizes, attention, overrides, tie_word_embeddings=True)
 
 
 def paper_1b(
@@ -51,18 +47,8 @@ def paper_1b(
         rope_theta: 10 000 for training at 2048 tokens, 64 000 for tuning at 65 536.
         overrides: further fields of `LucidConfig`.
     """
-    shape = {
-        "vocab_size": 32_000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 68,
-        "rope_theta": rope_theta,
-        "max_position_embeddings": 65_536,
-    }
-    return _config(shape, attention, overrides)
+    sizes = (32_000, 2048, 5632, 22, 32, 4, 65_536)
+    return _config(sizes, attention, overrides, head_dim=68, rope_theta=rope_theta)
 
 
 def paper_16_layer(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
@@ -73,17 +59,8 @@ def paper_16_layer(attention: str | list[str] = "lucid", **overrides: Any) -> Lu
     does not mention grouped heads, the kind of MLP or tied embeddings. This preset has no grouped heads, Llama's gated
     MLP, and untied embeddings.
     """
-    shape = {
-        "vocab_size": 256_000,
-        "hidden_size": 2048,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 64,
-        "max_position_embeddings": 32_768,
-    }
-    return _config(shape, attention, overrides)
+    sizes = (256_000, 2048, 4096, 16, 32, 32, 32_768)
+    return _config(sizes, attention, overrides, head_dim=64)
 
 
 def gemma3_1b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
@@ -96,16 +73,8 @@ def gemma3_1b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
         attention: the attention of the layers without a window.
         overrides: further fields of `LucidConfig`; `attention_options` by name are merged with those of the preset.
     """
-    shape = {
-        "vocab_size": 262_144,
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "max_position_embeddings": 32_768,
-    }
-    return _gemma3(shape, 512, attention, overrides)
+    sizes = (262_144, 1152, 6912, 26, 4, 1, 32_768)
+    return _gemma3(sizes, 512, attention, overrides)
 
 
 def gemma3_4b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
@@ -114,59 +83,51 @@ def gemma3_4b(attention: str = "lucid", **overrides: Any) -> LucidConfig:
     Gemma stretches the positions of the layers without a window by 8 (linear scaling). This preset does not,
     since it changes no cost.
     """
-    shape = {
-        "vocab_size": 262_208,
-        "hidden_size": 2560,
-        "intermediate_size": 10_240,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
-    }
-    return _gemma3(shape, 1024, attention, overrides)
+    sizes = (262_208, 2560, 10_240, 34, 8, 4, 131_072)
+    return _gemma3(sizes, 1024, attention, overrides)
 
 
 def qwen2_5_1_5b(attention: str | list[str] = "lucid", **overrides: Any) -> LucidConfig:
     """Qwen 2.5 1.5B with another attention. Its weights load by name."""
-    shape = {
-        "vocab_size": 151_936,
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 131_072,
-        "rope_theta": 1_000_000.0,
-        "attention_bias": "qkv",
-        "tie_word_embeddings": True,
-        "bos_token_id": 151_643,
-        "eos_token_id": 151_643,
-    }
-    return _config(shape, attention, overrides)
+    sizes = (151_936, 1536, 8960, 28, 12, 2, 131_072)
+    return _config(
+        sizes,
+        attention,
+        overrides,
+        rope_theta=1_000_000.0,
+        attention_bias="qkv",
+        tie_word_embeddings=True,
+        bos_token_id=151_643,
+        eos_token_id=151_643,
+    )
 
 
-def _config(shape: dict[str, Any], attention: str | list[str], overrides: dict[str, Any]) -> LucidConfig:
-    return LucidConfig(**(shape | {"attention": attention} | overrides))
+def _config(
+    sizes: tuple[int, ...], attention: str | list[str], overrides: dict[str, Any], **fields: Any
+) -> LucidConfig:
+    return LucidConfig(**(dict(zip(SIZES, sizes, strict=True)) | fields | {"attention": attention} | overrides))
 
 
-def _gemma3(shape: dict[str, Any], window: int, attention: str, overrides: dict[str, Any]) -> LucidConfig:
+def _gemma3(sizes: tuple[int, ...], window: int, attention: str, overrides: dict[str, Any]) -> LucidConfig:
     overrides = dict(overrides)
     # Gemma's layers with a window have another rotary base than those without.
     options: dict[str, Any] = {"sliding": {"window": window, "rope_base": 10_000.0}}
     for name, given in overrides.pop("attention_options", {}).items():
         options[name] = options.get(name, {}) | given
-    common = {
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "rope_theta": 1_000_000.0,
-        "qk_norm": True,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": 2,
-    }
-    shape = shape | common | overrides
-    layers = every(6, attention, otherwise="sliding", layers=shape["num_hidden_layers"])
+    layers = every(6, attention, otherwise="sliding", layers=overrides.get("num_hidden_layers", sizes[3]))
     if "sliding" not in layers:
         options.pop("sliding")
-    return LucidConfig(**({"attention": layers, "attention_options": options} | shape))
+    return _config(
+        sizes,
+        layers,
+        overrides,
+        attention_options=options,
+        head_dim=256,
+        hidden_act="gelu_pytorch_tanh",
+        rope_theta=1_000_000.0,
+        qk_norm=True,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+    )

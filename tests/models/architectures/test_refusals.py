@@ -103,9 +103,7 @@ def test_layers_that_cannot_be_lucid_are_refused(name, layers, message):
     assert not hasattr(model.config, "lucid")
 
 
-@pytest.mark.parametrize(
-    "layers", ["1", [0.5], [True], ["1"], 1], ids=["string", "fraction", "bool", "strings", "number"]
-)
+@pytest.mark.parametrize("layers", ["1", [0.5], ["1"], 1], ids=["string", "fraction", "strings", "number"])
 def test_layers_that_are_no_integers_are_refused(layers):
     with pytest.raises(TypeError, match=r"layers|iterable"):
         enable_lucid(softmax_model("llama"), layers=layers)

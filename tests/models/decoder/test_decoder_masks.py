@@ -151,7 +151,6 @@ def test_a_dense_mask_continues_a_cache(models: dict[str, LucidForCausalLM]) -> 
 FLATTENED: dict[str, list[str]] = {
     "all": ["position_ids", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"],
     "borders alone": ["cu_seq_lens_q"],
-    "indices alone": ["seq_idx"],
 }
 
 
@@ -182,6 +181,10 @@ def test_positions_reach_the_rotary_embedding(models: dict[str, LucidForCausalLM
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of another form": ({"attention_mask": torch.ones(1, 1, 6, 6).bool()}, "attention_mask must be causal"),
+    "a tree": (
+        {"attention_mask": torch.eye(6).bool()[None, None] | (torch.arange(6) == 0)},
+        "attention_mask must be causal, with padding or packed documents",
+    ),
     "a mask with a bias": ({"attention_mask": torch.full((1, 1, 6, 6), -0.5)}, "no additive bias"),
     "a dense mask of another size": (
         {"attention_mask": torch.ones(1, 1, 6, 5)},
@@ -191,19 +194,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "masks by kind of layer": ({"attention_mask": {"full_attention": None}}, "got dict"),
     "positions of another length": ({"position_ids": torch.arange(5)[None]}, "position_ids must be"),
     "attention weights": ({"output_attentions": True}, "no attention weights are computed"),
-    "borders of another length": ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, r"number of tokens, 6, got \[0, 3, 5\]"),
-    "borders that contradict positions": (
-        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "position_ids": torch.arange(6)[None] % 3},
-        "position_ids restart where",
-    ),
-    "borders that contradict each other": (
-        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
-        "must describe the same documents",
-    ),
-    "borders under padding": (
-        {"cu_seq_lens_q": torch.tensor([0, 4, 6]), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
-        "without padding",
-    ),
+    "borders of another length": ({"cu_seq_lens_q": torch.tensor([0, 3, 5])}, "cu_seqlens"),
+    "indices alone": ({"seq_idx": torch.zeros(1, 6)}, "seq_idx needs position_ids or cu_seq_lens_q"),
     "no tokens": ({"input_ids": None}, "input_ids or inputs_embeds"),
 }
 

@@ -9,13 +9,12 @@ from transformers.integrations.executorch import convert_and_export_with_cache
 
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.nn.attention.path import PathPast
 
 from .cases import decoder, greedy, padded, prompts
 
 OPTIONS = {"learn_beta": True, "learn_sharpness": True, "norm": "qk"}
 CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
-    **{name: (name, {}) for name, attention in ATTENTIONS.items() if attention.past_type is not PathPast},
+    **{name: (name, {}) for name in ATTENTIONS},
     "lucid, options": ("lucid", {"attention_options": OPTIONS, "qk_norm": True}),
     "hybrid": (["delta", "lucid"], {}),
 }
@@ -66,12 +65,6 @@ def test_memory_does_not_grow_and_the_cache_ends() -> None:
         cache.reset()
         again = model(tokens[:, :6], past_key_values=cache).logits
         torch.testing.assert_close(again, model(tokens[:, :6], use_cache=False).logits)
-
-
-@pytest.mark.parametrize("name", ["path", "lucid_path"])
-def test_path_has_no_static_cache(name: str) -> None:
-    with pytest.raises(ValueError, match="PaTH and LUCID-PaTH have no static cache"):
-        greedy(decoder(name), padded(prompts(5, 3)), cache_implementation="static")
 
 
 @pytest.mark.slow
