@@ -30,7 +30,7 @@ INTERPRETED := $(wildcard tests/*/interpreted_*.py)
 PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel install demo docs notebook test test-slow test-gpu-offline test-oldest test-oldest-torch test-newest test-vllm test-suite-hf pretrained guide browser lint format bench clean
+.PHONY: help wheel install demo docs notebook test test-slow test-gpu-offline test-oldest test-oldest-torch test-newest test-vllm test-suite-hf recipe guide browser lint format bench clean
 
 help: ## List the targets
 	@echo "usage: make TARGET [PYTHON=python3.x] [ARGS=\"...\"]"
@@ -84,8 +84,8 @@ test-vllm: $(VLLM)/.installed ## LUCID in vLLM on CPUs: offline, and its server 
 test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
 	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
-pretrained: models/smollm2/config.json models/texts/sources.json ## A real model moves to LUCID: the experiment, about 100 minutes of a core
-	@env $(CPU_ENV) $(BIN)/lucid experiment pretrained --model models/smollm2 --texts models/texts $(ARGS)
+recipe: models/smollm2/config.json models/texts/sources.json ## A real model moves to LUCID: the experiment, about 20 minutes of a core
+	@env $(CPU_ENV) $(BIN)/lucid experiment recipe --model models/smollm2 --texts models/texts $(ARGS)
 
 guide: models/smollm2/config.json models/texts/sources.json ## Run the guide about pretrained models (ARGS such as --write)
 	@mkdir -p runs/guide && ln -sfn ../../models runs/guide/models

@@ -89,6 +89,9 @@ def tokenize(
     validation: Annotated[
         float, typer.Option(metavar="SHARE", help="share of the documents to hold out; at least one, unless 0")
     ] = 0.01,
+    share: Annotated[
+        float, typer.Option(metavar="SHARE", help="share of the documents to read, chosen by a hash of their text")
+    ] = 1.0,
     field: Annotated[str, typer.Option(metavar="NAME", help="key or column of the text")] = "text",
     split: Annotated[str, typer.Option(metavar="NAME", help="split of a data set of the hub")] = "train",
     config: Annotated[
@@ -114,6 +117,7 @@ def tokenize(
         out,
         tokenizer=tokenizer,
         validation=validation,
+        share=share,
         field=field,
         split=split,
         config=config,
@@ -147,7 +151,7 @@ def train(
         typer.Option(
             metavar="WHAT",
             help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
-            "or memory_update",
+            "or latest_value",
         ),
     ] = None,
     out: Annotated[
@@ -180,6 +184,9 @@ def train(
         bool, typer.Option("--dry-run", help="print model size, tokens, steps and memory of each device, and stop")
     ] = False,
     gpus: Annotated[int, typer.Option(metavar="N", min=1, help="number of devices of --dry-run")] = 1,
+    gpu_memory: Annotated[
+        float | None, typer.Option(metavar="GB", help="of a device: --dry-run fails if the run does not fit")
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="print the recipe with all changes, and stop")] = False,
 ) -> None:
     """Train a recipe; the same command resumes it."""
@@ -193,7 +200,7 @@ def train(
     if show:
         return print(json.dumps(asdict(chosen), indent=1))
     if is_dry:
-        return print("\n".join(run.dry_run(chosen, gpus, parallel)))
+        return print("\n".join(run.dry_run(chosen, gpus, parallel, gpu_memory)))
     name = chosen.attention if isinstance(chosen.attention, str) else "hybrid"
     folder = out or Path("runs") / f"{recipe}-{name}-{chosen.seed}"
     try:
@@ -258,7 +265,9 @@ Lengths = Annotated[Any, _list_option(_counts, "lengths in tokens, question and 
 Needles = Annotated[Any, _list_option(_counts, "numbers of needles")]
 Samples = Annotated[int | None, _option("N", "samples for every task, length and number of needles")]
 Seed = Annotated[int | None, _option("N", "seed of the samples")]
-Variants = Annotated[Any, _list_option(_names, "tasks of sniah and mniah, as in multikey_1,multivalue (default: all)")]
+Variants = Annotated[
+    Any, _list_option(_names, "tasks of sniah, mniah, longbench, scrolls, as in multikey_1,multivalue")
+]
 Stories = Annotated[Any, _list_option(_names, "stories of babilong (default: qa1 to qa5)")]
 Hay = Annotated[
     str | None,
@@ -365,7 +374,7 @@ def compare_command(
 ) -> None:
     """Score checkpoints on the same samples, and print the differences with paired standard errors."""
     options, how = _task_options(locals())
-    from .evals.compare import compare
+    from .evals.evaluate import compare
 
     table = compare(folders, tasks or (), options, out, **how)
     if table is not None:
@@ -390,13 +399,19 @@ def make_data_command(
     tasks: Stories = None,
     babilong_hub: Published = None,
     data_dir: DataDir = None,
+    part: Annotated[
+        str | None, _option("PART", "of 2WikiMQA and MultifieldQA: train (a half) or all, as the authors")
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="prompts without instructions, as in the authors' scripts")
+    ] = False,
 ) -> None:
-    """Make prompts with answers for fine-tuning, which no evaluation asks."""
+    """Make prompts with answers for fine-tuning, which no evaluation asks (unless --part all)."""
     from .evals.make_data import training_lines, write_lines
 
     options = _given(
         lengths=lengths, samples=samples, seed=seed, tokenizer=tokenizer, haystack=haystack, needles=needles,
-        tasks=tasks, babilong_hub=babilong_hub, data_dir=data_dir,
+        tasks=tasks, babilong_hub=babilong_hub, data_dir=data_dir, part=part, plain=plain or None,
     )  # fmt: skip
     print(f"{out}: {write_lines(training_lines(kind, options), out)} prompts with answers")
 
@@ -427,11 +442,11 @@ def experiment(
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="run again what is kept")] = False,
     model: Annotated[
-        str, typer.Option(metavar="FOLDER", help="checkpoint for `pretrained`, see tools/get_smollm2.py")
+        str, typer.Option(metavar="FOLDER", help="checkpoint for `recipe`, see tools/get_smollm2.py")
     ] = "",
     texts: Annotated[
         str,
-        typer.Option(metavar="FOLDER", help="long .txt files for `pretrained`, see tools/get_texts.py"),
+        typer.Option(metavar="FOLDER", help=".txt files for `recipe`, see tools/get_texts.py"),
     ] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""

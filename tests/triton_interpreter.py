@@ -2,11 +2,15 @@
 
 The interpreter multiplies the bits of bfloat16 as integers, cuts them off where it should round, and knows neither
 "bf16x3" nor the rounding of "tf32". `install` fixes that; `conftest.py` calls it if TRITON_INTERPRET is set.
+
+The interpreter runs programs one after another, so a race does not show in a result. Therefore every address that a
+program reads or writes is logged, and a launch whose programs depend on each other raises `Race`.
 """
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -23,8 +27,75 @@ def install() -> None:
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._patch_lang = _PatchedOnce(interpreter._patch_lang)
+    _log_addresses()
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, allowed_dot_input_precisions=PRECISIONS)
+
+
+class Race(AssertionError):
+    """Two programs of a launch use one address, and one of them writes; or a program reads what it wrote."""
+
+
+class _Addresses:
+    """The addresses of one launch, by program."""
+
+    def __init__(self) -> None:
+        self.program = -1
+        self.read, self.written = list[tuple[int, Any]](), list[tuple[int, Any]]()
+
+    def load(self, addresses: Any) -> None:
+        self.read.append((self.program, np.unique(addresses)))
+        for program, own in reversed(self.written):
+            if program != self.program:
+                break
+            if np.isin(addresses, own).any():
+                raise Race("a program reads what it wrote before, which may not be there yet")
+
+    def store(self, addresses: Any) -> None:
+        self.written.append((self.program, np.unique(addresses)))
+
+    def check(self) -> None:
+        if not self.written:
+            return
+        places, writers = self._joined(self.written)
+        order = np.lexsort((writers, places))
+        places, writers = places[order], writers[order]
+        if ((places[1:] == places[:-1]) & (writers[1:] != writers[:-1])).any():
+            raise Race("two programs write to one address")
+        for program, addresses in self.read:
+            found = np.minimum(np.searchsorted(places, addresses), len(places) - 1)
+            if ((places[found] == addresses) & (writers[found] != program)).any():
+                raise Race("a program reads what another one writes")
+
+    def _joined(self, log: list[tuple[int, Any]]) -> tuple[Any, Any]:
+        return np.concatenate([x for _, x in log]), np.concatenate([np.full(len(x), program) for program, x in log])
+
+
+def _log_addresses() -> None:
+    log, builder, grid = [_Addresses()], interpreter.InterpreterBuilder, interpreter.GridExecutor
+    next_program, load, store, launch = (
+        builder.set_grid_idx, builder.create_masked_load, builder.create_masked_store, grid.__call__
+    )  # fmt: skip
+
+    def set_grid_idx(self: Any, *index: int) -> None:
+        log[0].program += 1
+        next_program(self, *index)
+
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
+        log[0].load(ptrs.data[mask.data.astype(bool)])
+        return load(self, ptrs, mask, *rest)
+
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, policy: Any) -> Any:
+        log[0].store(ptrs.data[mask.data.astype(bool)])
+        return store(self, ptrs, value, mask, policy)
+
+    def call(self: Any, *args: Any, **options: Any) -> None:
+        log[0] = _Addresses()
+        launch(self, *args, **options)
+        log[0].check()
+
+    builder.set_grid_idx, builder.create_masked_load = set_grid_idx, create_masked_load
+    builder.create_masked_store, grid.__call__ = create_masked_store, call
 
 
 class _PatchedOnce:

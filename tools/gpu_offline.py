@@ -6,7 +6,9 @@
 
 Operators run on the meta device; their launches are recorded and compiled ahead of time. A compiler without complaint
 proves little: a kernel beyond its tensor memory compiles to a trap without spills. So a kernel must have no stack,
-shared and tensor memory within the limits, and a matrix instruction wherever the source has a product. A kernel that
+shared and tensor memory within the limits, a matrix instruction wherever the source has a product, loads of more than
+two bytes, no product with an operand that is zero by construction and, with three stages, copies that overlap with
+matrix instructions. A kernel that
 spills may use all registers: it goes to the table of `ops/triton_tiles.py`, and is compiled again. Needs Triton and no
 GPU. An hour on one core; Triton keeps what it compiled.
 """
@@ -14,6 +16,7 @@ GPU. An hour on one core; Triton keeps what it compiled.
 import argparse
 import json
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -57,6 +60,12 @@ TARGETS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
 TENSOR_MEMORY_COLUMNS = 512
+# Loads of two bytes that are single numbers: a step size, a key's own norm.
+FEW = 8
+TWO_BYTES = re.compile(r"LDG\.E\.[US]16|load_ushort|load_sshort|load_short_d16")
+LABEL, BRANCH = re.compile(r"(\.L\w+):"), re.compile(r"(?:BRA(?:\.\w+)*|s_c?branch\w*) .*?(\.L\w+)")
+INSTRUCTION = re.compile(r"\s+(?:/\*[0-9a-f]{4,}\*/\s+\S|[sv]_\w+ |ds_\w+ |buffer_|global_|s_barrier|s_waitcnt)")
+MATRIX_CODE = re.compile(r"[A-Z]MMA|v_mfma")
 MATRIX = re.compile(r"\b(mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma)")
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
@@ -82,7 +91,13 @@ class Launch:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Registers, bytes of stack and of shared memory, columns of tensor memory, the matrix instruction."""
+    """Registers, bytes of stack and of shared memory, columns of tensor memory, the matrix instruction.
+
+    two_bytes: loads of two bytes; zero_products: products of three or more parts of which one operand has a single one;
+    late_copies: loops that wait for all copies of the iteration before; issued: instructions of a warp in one iteration
+    of the outermost loop with matrix instructions (the mean, if there are several), 0 without one; inner: those of the
+    loops inside it, 0 without one.
+    """
 
     registers: int
     stack: int
@@ -90,6 +105,11 @@ class Compiled:
     tensor_columns: int
     instruction: str
     has_product: bool
+    two_bytes: int = 0
+    zero_products: int = 0
+    late_copies: int = 0
+    issued: int = 0
+    inner: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,14 +142,15 @@ def calls(architecture: str, function: Callable[[], object]) -> list[Call]:
 
 def recorded(architecture: str, function: Callable[[], object]) -> list[Launch]:
     """The kernels that `function` launches, each once. Its tensors are on the meta device."""
-    found: dict[Launch, None] = {}
-    for call in calls(architecture, function):
-        given, parameters = call.arguments, call.kernel.params
-        constants = {p.name: given[p.name] for p in parameters if p.is_constexpr}
-        signature = {p.name: _type(given[p.name]) for p in parameters if not p.is_constexpr}
-        options = call.warps, call.stages, call.most_registers
-        found[Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), *options)] = None
-    return list(found)
+    return list(dict.fromkeys(launch_of(call) for call in calls(architecture, function)))
+
+
+def launch_of(call: Call) -> Launch:
+    given, parameters = call.arguments, call.kernel.params
+    constants = {p.name: given[p.name] for p in parameters if p.is_constexpr}
+    signature = {p.name: _type(given[p.name]) for p in parameters if not p.is_constexpr}
+    options = call.warps, call.stages, call.most_registers
+    return Launch(call.kernel, tuple(signature.items()), tuple(constants.items()), *options)
 
 
 def _type(x: Any) -> Any:
@@ -161,15 +182,17 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
     if launch.most_registers:
         options["maxnreg"] = launch.most_registers
     kernel = triton.compile(source, target=target, options=options)
-    text = kernel.asm["ptx" if target.backend == "cuda" else "amdgcn"]
     if target.backend == "cuda":
+        text = _sass(kernel.asm["cubin"])
         registers, stack = _cubin_usage(kernel.asm["cubin"])
     else:
+        text = kernel.asm["amdgcn"]
         registers = int(re.findall(r"\.vgpr_count:\s*(\d+)", text)[0])
         spilled, private = (int(re.findall(rf"\.{word}:\s*(\d+)", text)[0])
                             for word in ("vgpr_spill_count", "private_segment_fixed_size"))  # fmt: skip
         stack = max(spilled, private)
-    instruction = MATRIX.search(text)
+    instruction = MATRIX.search(kernel.asm["ptx" if target.backend == "cuda" else "amdgcn"])
+    outer, loops = matrix_loops(text)
     return Compiled(
         registers,
         stack,
@@ -177,17 +200,63 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
         getattr(kernel.metadata, "tmem_size", None) or 0,
         instruction.group(1) if instruction else "",
         "tt.dot" in kernel.asm["ttir"],
+        len(TWO_BYTES.findall(text)),
+        zero_products(kernel.asm["ttir"]),
+        sum(launch.stages > 2 and waits_for_all(loop) for loop in loops),
+        round(statistics.mean(map(len, outer))) if outer else 0,
+        round(statistics.mean(map(len, loops))) if loops and outer != loops else 0,
     )
 
 
-def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+def matrix_loops(text: str) -> tuple[list[list[str]], list[list[str]]]:
+    """The instructions of the outermost and of the innermost loops with matrix instructions, from machine code."""
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    loops: list[tuple[int, int]] = []
+    for line in text.splitlines():
+        if label := LABEL.match(line):
+            labels[label.group(1)] = len(lines)
+        elif INSTRUCTION.match(line):
+            lines.append(line)
+            target = BRANCH.search(line)
+            if target and target.group(1) in labels:
+                loops.append((labels[target.group(1)], len(lines)))
+    found = [(a, b) for a, b in loops if any(MATRIX_CODE.search(line) for line in lines[a:b])]
+    inner = [(a, b) for a, b in found if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in found)]
+    outer = [(a, b) for a, b in found if not any(c <= a and b <= d and (a, b) != (c, d) for c, d in found)]
+    return [lines[a:b] for a, b in outer], [lines[a:b] for a, b in inner]
+
+
+def waits_for_all(loop: list[str]) -> bool:
+    """Whether a loop starts its copies after the last matrix instruction, and waits for all of them at once."""
+    copies = [i for i, line in enumerate(loop) if "LDGSTS" in line]
+    last = max(i for i, line in enumerate(loop) if MATRIX_CODE.search(line))
+    return bool(copies) and copies[0] > last and any(re.search(r"DEPBAR\.LE SB0, 0x0\b", line) for line in loop)
+
+
+def zero_products(ttir: str) -> int:
+    """Products in parts of an operand that was widened from 16 bits: its lower parts are zero."""
+    widened = set(re.findall(r"(%\w+) = arith\.extf", ttir))
+    products = re.findall(r"tt\.dot (%\w+), (%\w+),.*inputPrecision = (?:bf16x|tf32x)", ttir)
+    return sum(bool(widened & set(operands)) for operands in products)
+
+
+def _nvidia(tool: str, cubin: bytes, *options: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cubin")
         file.write_bytes(cubin)
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        run = subprocess.run([tool, "--dump-resource-usage", file], check=True, capture_output=True, text=True)
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", run.stdout)
-    assert usage, run.stdout
+        program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+        return subprocess.run([program, *options, file], check=True, capture_output=True, text=True).stdout
+
+
+def _sass(cubin: bytes) -> str:
+    return _nvidia("nvdisasm", cubin, "-c")
+
+
+def _cubin_usage(cubin: bytes) -> tuple[int, int]:
+    shown = _nvidia("cuobjdump", cubin, "--dump-resource-usage")
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", shown)
+    assert usage, shown
     return int(usage.group(1)), int(usage.group(2))
 
 
@@ -203,6 +272,12 @@ def faults(result: Compiled, architecture: str) -> list[str]:
         found.append(f"{result.tensor_columns} columns of tensor memory, the limit is {TENSOR_MEMORY_COLUMNS}")
     if result.has_product and not result.instruction:
         found.append("no matrix instruction")
+    if result.two_bytes > FEW:
+        found.append(f"{result.two_bytes} loads of two bytes")
+    if result.zero_products:
+        found.append(f"{result.zero_products} products with an operand that is zero by construction")
+    if result.late_copies:
+        found.append(f"{result.late_copies} loops wait for all copies after their last matrix instruction")
     return found
 
 
@@ -251,16 +326,14 @@ def step(dtype: torch.dtype, size: int) -> None:
 
 
 def path(dtype: torch.dtype, size: int) -> None:
-    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a mask and packed documents."""
+    """PaTH and LUCID-PaTH, forward and backward: with a past, and with a learned sharpness."""
     q = empty(1, 16, T, size, dtype=dtype)
     k, v, k_past, y_past = (empty(1, 8, length, size, dtype=dtype) for length in (T, T, S, S))
     w, beta, norms = (empty(1, 8, *shape, dtype=torch.float32) for shape in ((T, size), (T,), (S,)))
-    mask, borders, c = empty(1, T, dtype=torch.bool), empty(4, dtype=torch.int32), empty(1, 8, dtype=torch.float32)
+    c = empty(1, 8, dtype=torch.float32)
     for solves in (False, True):
         behind = PathSystem(q, k, v, w, beta, k_past, y_past, norms if solves else None, sharpness=8.0, solves=solves)
-        alone = PathSystem(
-            q, k, v, w, beta, key_mask=mask, cu_seqlens=borders, sharpness=c if solves else 8.0, solves=solves
-        )
+        alone = PathSystem(q, k, v, w, beta, sharpness=c if solves else 8.0, solves=solves)
         for system in (behind, alone):
             made = triton_pass.forward(system)
             triton_pass.backward(system, made, made[0], made[2])
@@ -366,7 +439,8 @@ def entry(found: list[tuple[Launch, Compiled]]) -> str | None:
     shared = max(result.shared for _, result in found)
     warps = "–".join(str(x) for x in sorted({launch.warps for launch, _ in found}))
     stages = "–".join(str(x) for x in sorted({launch.stages for launch, _ in found}))
-    return f"{registers} / {-(-shared // 1024)} / {warps} / {stages}"
+    issued = max(result.issued for _, result in found)
+    return f"{registers} / {-(-shared // 1024)} / {warps} / {stages} / {issued}"
 
 
 def record(table: Table) -> dict[str, Any]:
@@ -380,7 +454,7 @@ def record(table: Table) -> dict[str, Any]:
             used = sorted({result.instruction for results in found.values() for _, result in results} - {""})
             cells = {f"{dtype}, D = {size}": entry(results) for (dtype, size), results in found.items()}
             kernels[kernel][architecture] = {"instruction": used, **cells}
-    text = "registers / KB of shared memory / warps / pipeline stages"
+    text = "registers / KB of shared memory / warps / pipeline stages / instructions of the outermost loop"
     return {"written_by": "tools/gpu_offline.py", "triton": triton.__version__, "entry": text, "kernels": kernels}
 
 

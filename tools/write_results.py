@@ -1,4 +1,4 @@
-"""Write docs/results.md from the results in records/claims.
+"""Write docs/results.md, and the picture of the README, from the results in records/claims.
 
     python tools/write_results.py
 
@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lucid_attention.files import read_json, write_whole
+from lucid_lab.report.figures import write_png
 
+# The picture: accuracy against length, of these arms.
+PICTURE, PICTURED = Path("docs", "images", "forgetting_mqar.png"), "forgetting_mqar-small"
+ARMS = ("softmax", "softmax, equal time", "FoX", "DeltaFormer", "LUCID")
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = Path("records", "claims"), Path("docs", "results.md")
 INTRODUCTION = """\
@@ -26,7 +30,8 @@ report records/claims` draws them). The commits below made them; the claims, arm
 `lucid experiment NAME --scale SCALE` runs them again. Of the runs of 2026-11-16 only the published page was kept.
 Three records need the commit 87cf805: `needle_lm-small`, `babilong-small` (both claims have had the task in words of
 *hours* since) and `longqa-small`, whose claim is gone, because its stand-in for LongBench and SCROLLS taught no
-attention anything."""
+attention anything; `pretrained-small`, which moved a model with raw keys and a sharpness ramp, needs d07a032: `recipe`
+has replaced it."""
 
 
 def page(root: Path = ROOT) -> str:
@@ -64,5 +69,12 @@ def _minutes(seconds: float) -> str:
     return f"{max(1, round(seconds / 60))} min"
 
 
+def picture(root: Path = ROOT) -> dict[str, Any]:
+    """The figure of forgetting MQAR with the arms of ARMS alone: a line each."""
+    figure: dict[str, Any] = read_json(root / RECORDS / PICTURED / "result.json")["figures"][0]
+    return figure | {"series": [line for line in figure["series"] if line["name"] in ARMS]}
+
+
 if __name__ == "__main__":
     print(write_whole(ROOT / PAGE, page()))
+    print(write_png(picture(), ROOT / PICTURE))

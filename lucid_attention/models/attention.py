@@ -14,8 +14,8 @@ from ..ops.lucid.api import precondition, precondition_related
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
-from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, separate_rows
-from .preconditioner import NAME
+from .masks import Visibility, dense_mask, mask_of_places, one_row, read_mask, read_padding, separate_rows
+from .preconditioner import NAME, heads_here
 
 # The least strength to divide by: v − s·x is v in float32 and v/s does not overflow; or the gradient of s, a difference
 # of terms of the size v/s, is exact to a ten-thousandth.
@@ -40,12 +40,16 @@ class Pass(NamedTuple):
 
 
 class Readout(NamedTuple):
-    """The softmax of one layer. others: further arguments that the architecture passes to its attention function."""
+    """The softmax of one layer. others: further arguments that the architecture passes to its attention function.
+
+    lucid: arguments of LUCID's operators, or None for a layer that was not chosen.
+    """
 
     module: nn.Module
     scale: float | None
     dropout: float
     others: dict[str, Any]
+    lucid: dict[str, Any] | None = None
 
     @property
     def plain(self) -> bool:
@@ -101,8 +105,16 @@ def lucid_attention_forward(
     query: [B, H·G, T, D]; key: [B, H, S + T, D], value: [B, H, T, E], as the cache returned them; lucid_pass: from
     `LucidModel` -> ([B, T, H·G, E], None).
     """
-    readout = Readout(module, scaling, dropout, kwargs)
+    chosen: Any = getattr(module, NAME, None)
+    options = None if chosen is None else chosen(key, heads_here(module, key))
+    readout = Readout(module, scaling, dropout, kwargs, options)
     if not sees_whole_past(module, kwargs):
+        if options is not None and not module.is_causal:
+            # An encoder: one block of tokens that see each other.
+            _check_no_cache(query, key)
+            key_mask = read_padding(attention_mask, query.shape[0], query.shape[2])
+            value = _prepare(options, key, value, Visibility(key_mask), block=None)
+            attention_mask = None if key_mask is None else key_mask[:, None, None]
         return readout.stock(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     if lucid_pass is None:
         raise ValueError(
@@ -110,13 +122,13 @@ def lucid_attention_forward(
             "architecture does not pass it on, or the model was not switched over by enable_lucid(model)"
         )
     layer = lucid_pass.layer(module.layer_idx)
-    if layer is not None and hasattr(module, NAME):
-        layer.add_norms(getattr(module, NAME).key_map)
+    if layer is not None and options is not None:
+        layer.add_norms(options["key_map"])
     if layer is None:
         B, T = query.shape[0], query.shape[2]
         _check_no_cache(query, key)
         visible = read_mask(attention_mask, B, T, T).with_documents(lucid_pass.documents, T)
-        o = readout(query, key, _prepare(module, key, value, visible), visible)
+        o = readout(query, key, _prepare(options, key, value, visible), visible)
     elif isinstance(layer, LucidStaticLayer):
         o = _with_static_cache(query, value, layer, attention_mask, readout)
     else:
@@ -150,19 +162,23 @@ def _check_no_cache(q: Tensor, k: Tensor) -> None:
 
 
 def _prepare(
-    module: Any, k: Tensor, v: Tensor, visible: Visibility, past: tuple[Tensor, Tensor] | None = None
+    options: dict[str, Any] | None,
+    k: Tensor,
+    v: Tensor,
+    visible: Visibility,
+    past: tuple[Tensor, Tensor] | None = None,
+    block: int | None = 1,
 ) -> Tensor:
     """y of new keys and values: [B, H, T, E]. A layer that was not chosen keeps v."""
-    if getattr(module, NAME, None) is None:
+    if options is None:
         return v
-    options = getattr(module, NAME)(k)
     strength = options.get("strength")
     least = LEAST_LEARNED if isinstance(strength, Tensor) and strength.requires_grad else LEAST_FIXED
     x, options = gated(v, options, least)
     if visible.relation is not None:
         y = precondition_related(k, x, visible.relation, past=past, key_mask=visible.key_mask, **options)
     elif visible.cu_seqlens is None:
-        y = precondition(k, x, past=past, key_mask=visible.key_mask, **options)
+        y = precondition(k, x, past=past, key_mask=visible.key_mask, block=block, **options)
     else:
         if "beta" in options:
             options["beta"] = one_row(options["beta"][..., None])[..., 0]
@@ -186,18 +202,17 @@ def gated(v: Tensor, options: dict[str, Any], least: float = LEAST_FIXED) -> tup
     return v.to(wide) / s[..., None].to(wide), {**others, "beta": s}
 
 
-def _step(q: Tensor, module: Any, layer: Any, v: Tensor, readout: Readout, **places: Any) -> Tensor:
+def _step(q: Tensor, layer: Any, v: Tensor, readout: Readout, **places: Any) -> Tensor:
     """One new token in one pass over keys and y."""
     k = layer.keys
-    v, options = gated(v, getattr(module, NAME)(k))
+    v, options = gated(v, readout.lucid or {})
     step = lucid_decode(q, k, v, layer.values, layer.inverse_norms, scale=readout.scale, **options, **places)
     layer.store(step.y.to(k.dtype))
     return step.o.to(q.dtype)
 
 
 def _can_decode_in_one_step(q: Tensor, readout: Readout) -> bool:
-    chosen = getattr(readout.module, NAME, None) is not None
-    return chosen and q.shape[2] == 1 and readout.plain and not torch.is_grad_enabled()
+    return readout.lucid is not None and q.shape[2] == 1 and readout.plain and not torch.is_grad_enabled()
 
 
 def _with_growing_cache(
@@ -210,9 +225,9 @@ def _with_growing_cache(
     if y_past is None:
         visible = visible.with_documents(shared.documents, T)
     elif _can_decode_in_one_step(q, readout):
-        return _step(q, readout.module, layer, v, readout, key_mask=visible.key_mask)
+        return _step(q, layer, v, readout, key_mask=visible.key_mask)
     past = None if y_past is None else (k[:, :, : total - T], y_past)
-    y = layer.store(_prepare(readout.module, k[:, :, total - T :], v, visible, past))
+    y = layer.store(_prepare(readout.lucid, k[:, :, total - T :], v, visible, past))
     return readout(q, k, y, visible)
 
 
@@ -228,13 +243,13 @@ def _with_static_cache(q: Tensor, v: Tensor, layer: LucidStaticLayer, mask: Tens
         raise ValueError(f"the mask of a static cache must be [B, {M}], one bit per place in it, got {form}")
     position = layer.position(T)
     if _can_decode_in_one_step(q, readout):
-        return _step(q, readout.module, layer, v, readout, key_mask=mask, position=position)
+        return _step(q, layer, v, readout, key_mask=mask, position=position)
     if T == 1 or torch.compiler.is_compiling():
         return _with_whole_buffers(q, v, layer, mask, position, readout)
     S = layer.past_length(T)
     visible = Visibility(key_mask=mask[:, : S + T])
     past = (k[:, :, :S], layer.values[:, :, :S]) if S else None
-    y = layer.store(_prepare(readout.module, k[:, :, S : S + T], v, visible, past))
+    y = layer.store(_prepare(readout.lucid, k[:, :, S : S + T], v, visible, past))
     return readout(q, k[:, :, : S + T], y[:, :, : S + T], visible)
 
 
@@ -245,5 +260,5 @@ def _with_whole_buffers(
     k, T = layer.keys, q.shape[2]
     k_new = k.index_select(2, torch.arange(T, device=k.device) + position)
     new = Visibility(key_mask=mask_of_places(mask, position, T))
-    y = _prepare(readout.module, k_new, v, new, (k, layer.values))
+    y = _prepare(readout.lucid, k_new, v, new, (k, layer.values))
     return readout.dense(q, k, layer.store(y), Visibility(key_mask=mask), position)

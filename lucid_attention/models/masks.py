@@ -8,6 +8,7 @@ of LUCID is one of
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
     [n + 1]         int32: borders of documents in all rows, one behind the other; no past
     [B, 1, T, S + T]  bool: any other order in which tokens see each other, such as a tree
+    [B, 1, 1, T]    bool: an encoder's, all tokens see each other, False at padding
 
 Layers that keep their own attention (sliding windows) get the mask of `sdpa`.
 """
@@ -18,10 +19,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from ..ops.packing import document_numbers
 from ..ops.softmax.attention import visible_keys
+from .preconditioner import uses_lucid
 
 # Rows of a dense mask that are read together, so that a long packed batch needs no T × T mask.
 ROWS = 1024
@@ -68,9 +70,12 @@ def lucid_mask(
     **kwargs: Any,
 ) -> Tensor | None:
     """The mask function of attn_implementation="lucid", called once per forward pass and kind of layer."""
+    if mask_function is bidirectional_mask_function and uses_lucid(config):
+        shown = torch.ones(batch_size, kv_length, device=device) if attention_mask is None else attention_mask
+        return shown[:, None, None, :kv_length].bool()
     plain = mask_function is causal_mask_function
     causal = plain or _is_causal(mask_function)
-    if not causal and hasattr(config, "vocab_size"):
+    if not causal and local_size is None and hasattr(config, "vocab_size"):
         raise ValueError(
             f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
         )
@@ -158,6 +163,20 @@ def read_mask(mask: Tensor | None, B: int, T: int, total: int) -> Visibility:
     shown = mask if mask.dtype == torch.bool else _read_additive(mask)
     shown = shown.expand(B, 1, T, -1)[..., :total]
     return _read_rows(lambda start, stop: shown[:, :, start:stop], B, T, total)
+
+
+def read_padding(mask: Tensor | None, B: int, T: int) -> Tensor | None:
+    """The keys that all T queries of an encoder see, [B, T] bool, or None for all. Refuses masks that differ by row."""
+    if mask is None:
+        return None
+    shown = mask if mask.dtype == torch.bool else _read_additive(mask)
+    if shown.shape[2] > 1 and bool((shown != shown[:, :, :1]).any()):
+        raise ValueError(
+            "attention_mask of an encoder must be padding, [B, T]: LUCID solves for the values of a whole sequence, "
+            "got queries that see different keys (causal, packed documents, blocks?)"
+        )
+    key_mask = shown[:, 0, 0].expand(B, T)
+    return None if hides_nothing(key_mask, T) else key_mask
 
 
 def _read_additive(mask: Tensor) -> Tensor:
@@ -276,9 +295,7 @@ def read_relation(shown: Tensor) -> tuple[Tensor, Tensor]:
     past, new = shown[:, 0, :, :S], shown[:, 0, :, S:]
     used = shown[:, 0].any(-1)
     if bool(new.triu(1).any()):
-        raise ValueError(
-            f"{MUST} of the sequence, got one in which a token sees a later one (bidirectional tokens, a prefix?)"
-        )
+        raise ValueError(f"{MUST} of the sequence, got one in which a token sees a later one (blocks, a prefix?)")
     own = torch.eye(T, dtype=torch.bool, device=shown.device)
     if bool((used[..., None] & own & ~new).any()):
         raise ValueError(f"{MUST} in which tokens see each other, and themselves, got a token that does not see itself")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ..messages import did_you_mean
 from ..ops.checks import check_center, check_positive, check_strength
@@ -15,6 +16,7 @@ from ..ops.keys import KeyMap, calibrated_key_map
 # The field of a configuration, the name of the module in every attention, and the attn_implementation.
 NAME = "lucid"
 LEARNABLE = ("sharpness", "strength")
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -139,28 +141,25 @@ class Preconditioner(nn.Module):
             if own is not None and value is not None:
                 own.copy_(value)
 
-    def forward(self, k: Tensor) -> dict[str, Any]:
-        """Arguments of the operators for keys k: [B, H, T, D]. strength may be a tensor [H]: see `attention.gated`."""
-        options = {"sharpness": self._of_heads("sharpness", k), "key_map": self.key_map}
-        if "sharpness" in self.learned:
-            options["sharpness"] = options["sharpness"].clamp(min=1e-2)
+    def forward(self, k: Tensor, heads: slice = ALL) -> dict[str, Any]:
+        """Arguments of the operators for keys k: [B, H, T, D]. strength may be a tensor [H]: see `attention.gated`.
+
+        heads: of this process, if it has some of them.
+        """
+        c = self._of_heads("sharpness", heads)
+        key_map = None if self.key_map is None else KeyMap(*(None if x is None else x[heads] for x in self.key_map))
+        options = {"sharpness": c.clamp(min=1e-2) if "sharpness" in self.learned else c, "key_map": key_map}
         if self.gated or not torch.compiler.is_compiling():
-            s = self._of_heads("strength", k)
+            s = self._of_heads("strength", heads)
             # A gate that training moves out of [0, 1] keeps its gradient, to come back.
             options["strength"] = s + (s.clamp(0, 1) - s).detach() if isinstance(s, Tensor) else s
         return options
 
-    def _of_heads(self, name: str, k: Tensor) -> Any:
-        """The number that all heads have, with which the solve is faster; or a tensor of the heads of k."""
+    def _of_heads(self, name: str, heads: slice) -> Any:
+        """The number that all heads have, with which the solve is faster; or a tensor of the heads."""
         x = getattr(self, name)
-        if name not in self.learned and (number := self._number(name, x)) is not None:
-            return number
-        if k.shape[1] == self.heads:
-            return x
-        # Tensor parallelism: this process has some of the heads.
-        if not bool((x == x[0]).all()):
-            raise ValueError("tensor parallelism needs one sharpness and one strength for all heads, got several")
-        return x[: k.shape[1]]
+        number = None if name in self.learned else self._number(name, x)
+        return x[heads] if number is None else number
 
     def _number(self, name: str, x: Tensor) -> float | None:
         """Read once after a change: reading waits for the device. None in a graph, which would fix the number."""
@@ -180,6 +179,15 @@ class Preconditioner(nn.Module):
 def structure(settings: LucidSettings) -> tuple[Any, ...]:
     """What decides which parameters and buffers a `Preconditioner` has."""
     return settings.learned, settings.center, settings.whiten
+
+
+def heads_here(attention: nn.Module, k: Tensor) -> slice:
+    """The key/value heads of keys k: [B, H, T, D] of this process: some under tensor parallelism, otherwise all."""
+    if k.shape[1] == getattr(attention, NAME).heads:
+        return ALL
+    divided = next(weight for weight in attention.parameters() if isinstance(weight, DTensor))
+    first = divided.device_mesh.get_local_rank() * k.shape[1]
+    return slice(first, first + k.shape[1])
 
 
 def _expect_any_strength(module: Any, incompatible_keys: Any) -> None:

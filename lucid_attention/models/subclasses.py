@@ -55,10 +55,13 @@ ARCHITECTURES = (
     "gpt_oss", "granite", "granitemoe", "helium", "llama", "ministral", "mistral", "mixtral", "olmo", "olmo2",
     "olmo3", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
+# The same for encoders, whose attention sees both sides.
+ENCODERS = ("bert", "modernbert", "roberta")
 # The tables of Transformers in which the models of a configuration are found, by the Auto class.
 HEADS = {
     "AutoModel": "MODEL_MAPPING",
     "AutoModelForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "AutoModelForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING",
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
@@ -82,8 +85,9 @@ def enable_lucid(
         enable_lucid()                                       # once per process: AutoModelForCausalLM opens checkpoints
         enable_lucid(model, layers=[4, 5])                   # an existing model becomes a LUCID model, in place
 
-    Layers with full attention become LUCID; layers with a sliding window keep their attention. Every call sets all
-    settings: an argument that is left out gets its default. They are saved with the model, whose class and
+    Layers with full attention become LUCID; layers with a sliding window keep their attention. The layers of an
+    encoder (BERT, RoBERTa, ModernBERT) solve for all tokens at once, as block=None of `lucid_attention`. Every call
+    sets all settings: an argument that is left out gets its default. They are saved with the model, whose class and
     configuration are now LUCID's (`LucidLlamaForCausalLM`, `lucid_llama`).
 
     Args:
@@ -107,6 +111,8 @@ def enable_lucid(
             raise ValueError(f"enable_lucid needs a model for these settings, got none: {settings}")
         return None
     _check_model(model)
+    if "strength" in settings.learned and is_encoder(model):
+        raise ValueError("learned must not hold 'strength' for an encoder: one number for all heads is expected")
     check_layers(settings, model.config)
     if not isinstance(model, LucidModel):
         config_class: Any = lucid_config_class(type(model.config).model_type)
@@ -137,7 +143,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, lucid_mask)
     register_decoder()
     register_sealed(lucid_config_class)
-    for model_type in ARCHITECTURES:
+    for model_type in ARCHITECTURES + ENCODERS:
         if model_type in CONFIG_MAPPING:
             lucid_config_class(model_type)
 
@@ -177,6 +183,8 @@ class LucidConfiguration:
 
 class LucidModel:
     """First base of LUCID's models. It makes the context of a pass, and chooses the layers of its cache."""
+
+    sees_both_sides = False
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -247,7 +255,9 @@ def _checked_implementation(requested: Any, name: str) -> str:
 def become_lucid(model: Any) -> None:
     """Give a model, and the models in it, LUCID's classes, and its attentions the values of the configuration."""
     config = model.config
+    encoder = is_encoder(model)
     for module in _models_in(model):
+        module.sees_both_sides = encoder
         if not isinstance(module, LucidModel):
             stock: Any = type(module)
             module.__class__ = lucid_model_class(stock, config.__class__)
@@ -269,13 +279,16 @@ def become_lucid(model: Any) -> None:
 
 
 def attention_modules(model: Any) -> list[Any]:
-    """The attention modules with full attention of a decoder, in the order of its layers."""
+    """The attention modules with full attention, in the order of layers: the causal ones, or those of an encoder."""
     kinds = layer_kinds(model.config)
-    return [
-        module
-        for module in model.modules()
-        if getattr(module, "is_causal", False) and kinds[getattr(module, "layer_idx", 0)] == "full_attention"
-    ]
+    causal = [module for module in model.modules() if getattr(module, "is_causal", False)]
+    both = [module for module in model.modules() if hasattr(module, "is_causal") and hasattr(module, "layer_idx")]
+    return [module for module in causal or both if kinds[getattr(module, "layer_idx", 0)] == "full_attention"]
+
+
+def is_encoder(model: Any) -> bool:
+    """Whether the attention of a model sees both sides."""
+    return not any(module.is_causal for module in attention_modules(model))
 
 
 def _models_in(model: Any) -> list[Any]:
@@ -288,7 +301,12 @@ def lucid_config_class(model_type: str) -> type[PreTrainedConfig]:
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     stock = CONFIG_MAPPING[model_type]
-    made: Any = _made(f"Lucid{stock.__name__}", (LucidConfiguration, stock), model_type=PREFIX + model_type)
+    body: dict[str, Any] = {"model_type": PREFIX + model_type}
+    plan = stock.base_model_tp_plan or {}
+    if plan.get("layers.*.self_attn.k_proj") == "colwise":
+        # Every process has all values of LUCID, and the gradients of those of its heads.
+        body["base_model_tp_plan"] = plan | {f"layers.*.self_attn.{NAME}": "replicated_with_grad_allreduce"}
+    made: Any = _made(f"Lucid{stock.__name__}", (LucidConfiguration, stock), **body)
     AutoConfig.register(PREFIX + model_type, made, exist_ok=True)
     weights = get_checkpoint_conversion_mapping(model_type)
     if weights is not None:
@@ -338,7 +356,7 @@ def _made(name: str, bases: tuple[Any, ...], **body: Any) -> Any:
 
 def __getattr__(name: str) -> Any:
     """The class of this name, for processes in which it was not made yet."""
-    for model_type in ARCHITECTURES if name.startswith("Lucid") else ():
+    for model_type in ARCHITECTURES + ENCODERS if name.startswith("Lucid") else ():
         config_class: Any = lucid_config_class(model_type)
         if name == config_class.__name__:
             return config_class
@@ -359,7 +377,7 @@ def _forward(stock: Any) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.update(zip(names, args, strict=False))
         past = kwargs.get("past_key_values")
-        if past is None and _wants_cache(self, kwargs.get("use_cache")):
+        if past is None and not self.sees_both_sides and _wants_cache(self, kwargs.get("use_cache")):
             past = DynamicCache(config=self.config)
         if past is not None:
             adopt_cache(past, self.config)
@@ -394,7 +412,5 @@ def _check_model(model: Any) -> None:
         raise ValueError(f"{name} has several parts; LUCID is for models of text: give its text model")
     if type(config).model_type not in CONFIG_MAPPING:
         raise ValueError(f"{name} has model_type {type(config).model_type!r}, which AutoConfig does not know")
-    if not getattr(config, "is_causal", True):
-        raise ValueError("config.is_causal is False: LUCID is for causal attention")
-    if not any(getattr(module, "is_causal", False) and hasattr(module, "layer_idx") for module in model.modules()):
-        raise ValueError(f"{name} has no causal attention with a layer_idx, or computes its attention itself")
+    if not any(hasattr(module, "is_causal") and hasattr(module, "layer_idx") for module in model.modules()):
+        raise ValueError(f"{name} has no attention with a layer_idx, or computes its attention itself")

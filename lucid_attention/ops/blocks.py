@@ -6,8 +6,8 @@ All diagonal entries of P are 1, also at a zero key. P_bb is symmetric with eige
 (`docs/mathematics.md`, section 8), so Cholesky's factor exists for any keys. By the length m of a block:
 
 m ≤ SMALL           explicit inverses X of all blocks of a tile at once, then one unit lower triangular solve with X · P
-m ≤ LONGEST_FACTOR  blocked Cholesky. The factor takes m² numbers per head, FACTOR_ELEMENTS of them at a time (or one
-                    head): 64 MB in float32, however many heads and blocks there are
+m ≤ LONGEST_FACTOR  blocked Cholesky. The factor takes m² elements per head, of as many heads at a time as fit into
+                    FACTOR_ELEMENTS: at most 64 MB in float32, however many heads and blocks there are
 longer              conjugate gradients with tiles made on the fly, in linear memory
 """
 
@@ -34,9 +34,10 @@ Block = int | Tensor | None
 
 SMALL = 64
 # Columns of a panel of the factor: LAPACK, slow here, does the diagonal of a panel and matrix products all the rest.
-PANEL = 32
+PANEL = 64
 LONGEST_FACTOR = 4096
-FACTOR_ELEMENTS = LONGEST_FACTOR**2
+# 8 MB in float32: what comes back from a cache of this size is faster than fewer, larger products.
+FACTOR_ELEMENTS = 2 * 1024**2
 # Conjugate gradients stop where every column of the residual is this much shorter than its right-hand side b. Since
 # ‖P_bb⁻¹‖ ≤ 2, the error of the solution is then at most twice as long as the residual.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
@@ -178,7 +179,8 @@ class DiagonalBlocks:
         count = C // w
         blocks = A.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).mul(0.5)
         blocks.diagonal(dim1=2, dim2=3).fill_(1)
-        X = torch.cholesky_inverse(torch.linalg.cholesky(blocks)).view(n * count, w, w)
+        root = _inverse_root(blocks.reshape(n * count, w, w))
+        X = torch.bmm(root.mT, root)
         if transposed and count > 1:
             solve_unit_lower_transposed_(_scaled_rows(X, A, count), y)
         y.copy_(torch.bmm(X, y.reshape(n * count, w, -1)).view(y.shape))
@@ -189,26 +191,26 @@ class DiagonalBlocks:
         """Left-looking Cholesky by panels, with the forward substitution; then the backward substitution."""
         n, m, _ = y.shape
         F = y.new_empty(n, m, m)
-        inverses = []
-        identity = torch.eye(PANEL, dtype=y.dtype, device=y.device)
+        steps: list[tuple[slice, Tensor]] = []
         for here in spans(0, m, PANEL):
-            a, b = here.start, here.stop
-            panel = F[:, a:, here]
+            a, b, w = here.start, here.stop, here.stop - here.start
+            panel = y.new_empty(n, m - a, w)
             for rows in spans(a, m, self.schedule.elements // PANEL):
                 tile = tiles.make(_moved(rows, start), _moved(here, start))
-                torch.mul(tile, 0.5 * tiles.alpha, out=F[:, rows, here])
+                torch.mul(tile, 0.5 * tiles.alpha, out=panel[:, _moved(rows, -a)])
             if mask is not None:
                 panel.mul_(mask[:, a:]).mul_(mask[:, here].mT)
-            panel[:, : b - a].diagonal(dim1=1, dim2=2).fill_(1)
-            subtract_product_(panel, F[:, a:, :a], F[:, here, :a].mT, 1.0)
-            corner = torch.linalg.cholesky(panel[:, : b - a])
-            inverse = torch.linalg.solve_triangular(corner, identity[: b - a, : b - a], upper=False)
-            inverses.append(inverse)
-            F[:, b:, here] = torch.bmm(F[:, b:, here], inverse.mT)
-            subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
+            panel[:, :w].diagonal(dim1=1, dim2=2).fill_(1)
+            if a:
+                panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1)
+                subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
+            inverse = _inverse_root(panel[:, :w])
+            steps.append((here, inverse))
+            F[:, b:, here] = torch.bmm(panel[:, w:], inverse.mT)
             y[:, here] = torch.bmm(inverse, y[:, here])
-        for here, inverse in reversed(list(zip(spans(0, m, PANEL), inverses, strict=True))):
-            subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
+        for here, inverse in reversed(steps):
+            if here.stop < m:
+                subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
             y[:, here] = torch.bmm(inverse.mT, y[:, here])
 
     def _solve_by_gradients_(self, y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
@@ -273,6 +275,12 @@ class DiagonalBlocks:
 
 def _moved(where: slice, offset: int) -> slice:
     return slice(where.start + offset, where.stop + offset)
+
+
+def _inverse_root(A: Tensor) -> Tensor:
+    """L⁻¹ of A = L Lᵀ: [n, w, w]. NaN in, NaN out."""
+    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(A)[0], identity, upper=False)
 
 
 def _scaled_rows(X: Tensor, A: Tensor, count: int) -> Tensor:

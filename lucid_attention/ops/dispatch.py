@@ -32,6 +32,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LARGEST_HEAD = 256
 # Below it there is no bfloat16 and no asynchronous copy; nothing was compiled for it.
 OLDEST_CUDA = (8, 0)
+# The kernels were compiled for no other device of AMD, and by no older Triton: 3.3 has no products in bf16x3.
+HIP_DEVICES = ("gfx942",)
+OLDEST_TRITON = (3, 9)
 
 
 def choose(
@@ -127,12 +130,18 @@ def unusable(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"it is for bfloat16, float16 and float32, got {dtype}"
     if not installed():
         return "Triton is not installed (torch's wheels for CUDA and ROCm bring it)"
+    release = package_version("triton")
+    if release[:1].isdigit() and tuple(int(number) for number in release.split(".")[:2]) < OLDEST_TRITON:
+        return "it needs Triton {}.{} or newer, got {}".format(*OLDEST_TRITON, release)
     if interpreted():
         return None
     if device.type != "cuda":
         return f"it is for CUDA and ROCm devices, got tensors on {device.type}"
+    if torch.version.hip:
+        name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        return None if name in HIP_DEVICES else f"it is for {', '.join(HIP_DEVICES)}, got {name}"
     capability = torch.cuda.get_device_capability(device)
-    if not torch.version.hip and capability < OLDEST_CUDA:
+    if capability < OLDEST_CUDA:
         return "it needs compute capability {}.{}, got {}.{}".format(*OLDEST_CUDA, *capability)
     return None
 

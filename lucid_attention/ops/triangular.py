@@ -234,3 +234,30 @@ def solve_adjoint_(
             subtract_product_(dy_past[:, cols], tile.mT, g[:, rows], tiles.alpha)
             if tile_grads:
                 tiles.pull_back(_at(rows, S), cols, tile, g[:, rows], y_past[:, cols], False)
+
+
+class Algebra:
+    """Products and triangular solves, by torch: batches [..., I, K] · [..., K, J] and solves with [m, C, C]."""
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a · b."""
+        return a @ b
+
+    def plus_product(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+        """c + alpha · a · b for batches of one dimension; c may be broadcast."""
+        return torch.baddbmm(c, a, b, alpha=alpha)
+
+    def add_product_(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
+        """c ← beta · c + alpha · a · b in place, for batches of one dimension."""
+        return c.baddbmm_(a, b, alpha=alpha, beta=beta)
+
+    def solve_(self, matrix: Tensor, y: Tensor) -> None:
+        """y ← (I + stril matrix)⁻¹ y in place. Entries on and above the diagonal are not read."""
+        solve_unit_lower_(matrix, y)
+
+    def solve_transposed_(self, matrix: Tensor, y: Tensor) -> None:
+        """y ← (I + stril matrix)⁻ᵀ y in place."""
+        solve_unit_lower_transposed_(matrix, y)
+
+
+TORCH = Algebra()

@@ -11,6 +11,7 @@ Rules for every kernel: plain pointers, int64 offsets, no `tl.trans` of a produc
 atomics, no reading back of what the kernel wrote.
 """
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -85,7 +86,8 @@ def precisions(architecture: str, dtype: torch.dtype) -> Precisions:
     """
     exact = "bf16x6" if architecture.startswith("gfx") else "tf32x3"
     values = exact if dtype == torch.float32 else "bf16x3"
-    return Precisions(exact, values, "bf16x3" if dtype == torch.bfloat16 else exact, "bf16x6")
+    inverse = "bf16x6" if dtype == torch.float32 else "bf16x3"
+    return Precisions(exact, values, "bf16x3" if dtype == torch.bfloat16 else exact, inverse)
 
 
 # The architecture to assume for tensors on the meta device, where kernels are compiled for GPUs that are not here.
@@ -126,9 +128,21 @@ class Tile:
     out: int = 128
 
 
+# Of products of float32 matrices.
+PRODUCT_TILE = Tile(64, 64, 0, 32)
+
+
 def padded_size(size: int) -> int:
     """The power of two to which a head size is padded; a product needs at least 16."""
     return max(16, triton.next_power_of_2(size))
+
+
+def stride_unit(*tensors: Tensor) -> int:
+    """The largest power of two up to 16 that divides all strides but the last ones, which are 1.
+
+    Kernels take strides in multiples of it, a constant that lengths do not change: so loads of 16 bytes are possible.
+    """
+    return math.gcd(16, *(stride for x in tensors for stride in x.stride()[:-1]))
 
 
 def splits_of(n: int, places: int) -> int:
@@ -173,16 +187,12 @@ def score_tile(
     FEATURES: tl.constexpr,
     PIECE: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
-    """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64. WIDEN: multiply in float32."""
+    """left[rows] · right[columns]ᵀ: [ROWS, COLUMNS] in float32. The firsts are int64."""
     scores = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, FEATURES, PIECE):
         a = key_rows(left, left_first, FEATURES, start, ROWS, PIECE)
         b = key_columns(right, right_first, FEATURES, start, COLUMNS, PIECE)
-        if WIDEN:
-            a = a.to(tl.float32)
-            b = b.to(tl.float32)
         scores = tl.dot(a, b, scores, input_precision=PRECISION)
     return scores
 
@@ -194,20 +204,20 @@ def exponentials(cosines, sharpness):
 
 
 @triton.jit
-def unit_inverse(upper, BLOCK: tl.constexpr):
-    """(I + Lᵀ)⁻ᵀ = (I + L)⁻¹ by forward substitution, from Lᵀ = `upper`: [BLOCK, BLOCK]. Other entries must be zero."""
-    rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    x = tl.where(rows == columns, 1.0, 0.0)
-    for i in range(1, BLOCK):
-        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
-        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
-    return x
+def exact_dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a · b. A 16-bit b is exact, so a product with its lower half would be zero: the halves of a are enough."""
+    if b.dtype == tl.float32:
+        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+    else:
+        high = a.to(b.dtype)
+        acc = tl.dot(high, b, acc)
+        acc = tl.dot((a - high.to(tl.float32)).to(b.dtype), b, acc)
+    return acc
 
 
 @triton.jit
 def softmax_step(scores, values, top, total, acc, row_of_p, PRODUCT: tl.constexpr):
-    """Take scores [ROWS, COLUMNS], exponents of 2, and their float32 values into an online softmax.
+    """Take scores [ROWS, COLUMNS], exponents of 2, and their values into an online softmax.
 
     top, total: [ROWS], maxima and sums of exponentials so far; acc: [ROWS, VALUES], their products with values. Rows of
     P (`row_of_p` [ROWS]) are not shifted: their largest exponent is that of the new key itself, 0.
@@ -216,7 +226,7 @@ def softmax_step(scores, values, top, total, acc, row_of_p, PRODUCT: tl.constexp
     finite = tl.where(highest == float("-inf"), 0.0, highest)
     weights = tl.exp2(scores - finite[:, None])
     shrink = tl.exp2(top - finite)
-    acc = tl.dot(weights, values, acc * shrink[:, None], input_precision=PRODUCT)
+    acc = exact_dot(weights, values, acc * shrink[:, None], PRODUCT)
     return highest, total * shrink + tl.sum(weights, 1), acc
 
 

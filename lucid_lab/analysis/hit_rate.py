@@ -133,7 +133,7 @@ def _mean(records: Sequence[Record], name: str) -> float:
 
 
 def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
-    """The questions in items of `Needles` or `MemoryUpdate`, each with the place where its key was last written.
+    """The questions in items of `Needles`, each with the place where its key was last written.
 
     task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T].
     whole_pair: spans hold key and value, or the value alone.

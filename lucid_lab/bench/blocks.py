@@ -1,12 +1,18 @@
 """The case `blocks`: tokens that see each other. Whole sequences next to torch's bidirectional attention; blocks of 32
-tokens next to causal LUCID. `python -m lucid_lab.bench.blocks` prints the steps of conjugate gradients."""
+tokens next to causal LUCID. `python -m lucid_lab.bench.blocks [CHECKPOINT TEXT]` prints the steps of conjugate
+gradients for made-up keys, or for those of a checkpoint that reads a file."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
+from pathlib import Path
+from statistics import median_low
+from typing import Any
 from unittest.mock import patch
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -108,15 +114,49 @@ def _points(settings: Settings) -> list[Point]:
     return points
 
 
-def steps(N: int, c: float) -> int:
-    """Products with P that conjugate gradients need for one head of N tokens at sharpness c."""
-    _, k, v, _ = gate.inputs(*ONE, N)
+def steps(k: Tensor, v: Tensor, c: float) -> int:
+    """Products with P that conjugate gradients need at sharpness c. k, v: [N, D], of one head."""
     with (
         by_gradients(),
         patch.object(blocks.DiagonalBlocks, "_product", autospec=True, side_effect=_PRODUCT) as counted,
     ):
-        precondition(k, v, sharpness=c, block=None)
+        precondition(k[None, None], v[None, None], sharpness=c, block=None)
     return counted.call_count
+
+
+@torch.no_grad()
+def real_heads(folder: str, text: str, N: int) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values, [N, D], as the attention of a checkpoint sees them: the first head of about six layers."""
+    from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import sdpa_mask
+
+    found = []
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **options: Any) -> Any:
+        found.append((key[0, 0], value[0, 0]))
+        return sdpa_attention_forward(module, query, key, value, *args, **options)
+
+    AttentionInterface.register("keeps_keys", attend)
+    AttentionMaskInterface.register("keeps_keys", sdpa_mask)
+    model = AutoModel.from_pretrained(folder, attn_implementation="keeps_keys", trust_remote_code=False).float().eval()
+    length = min(N, model.config.max_position_embeddings)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    model(tokenizer(text, return_tensors="pt", truncation=True, max_length=length).input_ids)
+    return found[:: max(1, len(found) // 6)]
+
+
+def print_steps(folder: str = "", text: str = "") -> None:
+    """Products until convergence by length and sharpness, median and largest; of made-up keys, or of a checkpoint's."""
+    words = Path(text).read_text() if folder else ""
+    print("N", *(sharpnesses := (1.0, 2.0, 4.0, 8.0, 16.0)), sep="\t")
+    for N in (512, 2048, 8192):
+        _, k, v, _ = gate.inputs(*ONE, N)
+        heads = real_heads(folder, words, N) if folder else [(k[0, 0], v[0, 0])]
+        if len(heads[0][0]) < N:
+            break
+        counts = [[steps(*head, c) for head in heads] for c in sharpnesses]
+        print(N, *(f"{median_low(found)} ({max(found)})" for found in counts), sep="\t", flush=True)
 
 
 CASE = Case(
@@ -128,6 +168,4 @@ CASE = Case(
 )
 
 if __name__ == "__main__":
-    print("N", *(sharpnesses := (1.0, 2.0, 4.0, 8.0, 16.0)), sep="\t")
-    for length in (512, 2048, 8192):
-        print(length, *(steps(length, c) for c in sharpnesses), sep="\t", flush=True)
+    print_steps(*sys.argv[1:])

@@ -28,6 +28,7 @@ CLAIMS = (
     "language_model",
     "warm_start",
     "variants",
+    "learned_beta",
     "finetuning_length",
     "length_extrapolation",
     "hybrid",
@@ -37,13 +38,15 @@ CLAIMS = (
     "operator_cost",
     "training_overhead",
     "decode_latency",
-    "pretrained",
     "forgetting_mqar",
     "flip_flop",
     "word_problems",
+    "centring",
+    "recipe",
+    "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
-HAVE_HOURS = ("needle_lm", "babilong", "variants")
+HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta")
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."

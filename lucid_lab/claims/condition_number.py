@@ -31,9 +31,10 @@ from ..toys.training import CHARACTER_MODEL, TINY_CHARACTER_MODEL, load_model
 from . import needle_grid
 
 CLAIM = Claim(
-    title="κ(P) grows with the length",
+    title="κ(P) grows with the length, beyond what any keys do",
     section="2.1",
-    says="The condition number of the preconditioner grows with the sequence: there is more to correct in longer ones.",
+    says="The condition number of the preconditioner grows with the sequence: there is more to correct in longer ones. "
+    "As printed this holds for any keys; judged is the stronger reading, that it grows more than before training.",
     paper="a figure without numbers: κ grows from 2K to 65K tokens",
 )
 # κ of a longer prefix may be this fraction smaller: κ of long prefixes is an estimate, good to about 1e-4.

@@ -52,10 +52,12 @@ def judge(ours: Spread, standard: dict[str, Spread], others: dict[str, Spread]) 
 
 
 def run(lab: Lab) -> Conclusion:
-    """All arms on forgetting MQAR; three of them on plain MQAR, with MLPs, and with Muon."""
+    """All arms on forgetting MQAR; three of them on plain MQAR, with MLPs, and with Muon, at the same rates."""
     group = run_study(lab, TOY)
-    mlp, plain = run_study(lab, TOY.but(mlp=2.0), MAIN), run_study(lab, TOY.but(task="mqar"), MAIN)
-    muon = run_study(lab, TOY.but(muon=True), MAIN)
+    rates = {key: one.arm.toy.rate for key, one in group.items()}
+    mlp, plain, muon = (
+        run_study(lab, TOY.but(**change), MAIN, rates) for change in ({"mlp": 2.0}, {"task": "mqar"}, {"muon": True})
+    )
     lengths = group["softmax"].arm.toy.test_lengths
 
     def score(one: Trained) -> Spread:

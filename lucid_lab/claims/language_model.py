@@ -23,7 +23,20 @@ from lucid_attention.nn.attention import ATTENTIONS
 
 from ..toys.arms import Group, Trained, arm, time_ratios, train_arms
 from ..toys.lab import Lab, Record
-from ..toys.results import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, series, spread, table
+from ..toys.results import (
+    Claim,
+    Conclusion,
+    Figure,
+    Spread,
+    Table,
+    heatmaps,
+    lead,
+    lines,
+    outcome,
+    series,
+    spread,
+    table,
+)
 from ..toys.training import (
     CHARACTER_MODEL,
     TINY_CHARACTER_MODEL,
@@ -80,14 +93,16 @@ def judge(gaps: Mapping[str, Spread]) -> tuple[str, str]:
     """The verdict and its reason. gaps: softmax loss minus LUCID's loss, by setting.
 
     Against the tuned baseline LUCID must be ahead by more than the spread over seeds, at equal steps and at equal time;
-    at equal steps only, or in one of VARIATIONS only, it is "partly".
+    ahead at equal steps and level at equal time, or ahead in one of VARIATIONS only, it is "partly".
     """
     better_variations = [words for name, words in VARIATIONS.items() if is_clear(gaps[name])]
-    equal_steps, equal_time = is_clear(gaps["tuned"]), is_clear(gaps["equal_time"])
-    if equal_steps and equal_time:
-        return "holds", "Against a tuned baseline LUCID's loss is lower at equal steps and at equal time."
-    if equal_steps:
-        return "partly", "Against a tuned baseline LUCID's loss is lower at equal steps, and not at equal time."
+    steps, late = (outcome(gaps[name], Spread(0.0, 0.0, gaps[name].count)) for name in ("tuned", "equal_time"))
+    verdict = lead(steps, late)
+    if verdict != "does not hold":
+        time = "at equal time" if verdict == "holds" else "level at equal time"
+        return verdict, f"Against a tuned baseline LUCID's loss is lower at equal steps and {time}."
+    if steps == "ahead" and not better_variations:
+        return verdict, "Against a tuned baseline LUCID's loss is lower at equal steps, and higher at equal time."
     if better_variations:
         variations = f"It is {', '.join(better_variations)}, at equal steps."
         return "partly", f"Against a tuned baseline LUCID's loss is not lower by more than the spread. {variations}"

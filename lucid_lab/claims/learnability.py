@@ -4,13 +4,16 @@ The paper trains one layer with one head of 256 on ten digits, first to copy the
 all digits so far. Its claim: to copy, standard attention lowers the off-diagonal entries of its softmax Jacobian
 diag(a) − a aᵀ by about 10³ and then does not adapt; LUCID keeps them and "rapidly adapts to the new task".
 
-Two protocols: ours (rotary positions, digits drawn with repeats, Adam 1e-3, 1200 + 400 steps of 32) and that of the
-published script (no positions, permutations of the digits, Adam 1e-4, 30 000 + 10 000 steps of 64), which the authors'
-page https://saisuryadv.com/blog/lucid.html links; there is no copy here to check these settings against. Weights are
-kept at the switch, Adam begins anew; a task counts as learned at a squared error below 0.1. Controls: a layer norm
-before the attention, embeddings of std 1. J is the mean of a_j a_k over queries and pairs j ≠ k of visible keys.
+Two protocols are judged. Ours: rotary positions, digits drawn with repeats, Adam 1e-3, 1200 + 400 steps of 32, Adam
+begins anew at the switch. That of the authors' script (saisuryadv/LUCID, synthetic_phase2_extension): no positions,
+permutations of the digits, one Adam of 1e-4 for both phases, 30 000 + 10 000 steps of 64, Xavier weights, a linear head
+on the context without an output projection, a gain in the key norm of P; its J is the mean |∂L/∂scores| over the mean
+|∂L/∂weights| below the diagonal. Controls: its sizes with our module and our J ("after the script"), a layer norm
+before the attention, embeddings of std 1. Our J is the mean of a_j a_k over queries and pairs j ≠ k of visible keys. A
+task counts as learned at a squared error below 0.1.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +52,13 @@ LOSS_SEQUENCES, JACOBIAN_SEQUENCES, TEST_SEED = 128, 16, 1_000_003
 
 @dataclass(frozen=True)
 class TwoTasks:
-    """A run: first copy, then average. every: steps between two measurements of loss and Jacobian."""
+    """A run: first copy, then average. every: steps between two measurements of loss and Jacobian.
+
+    script: the model, the optimiser and the J of the authors' script.
+    """
 
     attention: str
+    script: bool = False
     rope: bool = True
     permutations: bool = False
     layer_norm: bool = False
@@ -95,6 +102,43 @@ class OneLayer(nn.Module):
         return y
 
 
+class ScriptLayer(nn.Module):
+    """The model of the authors' script: no output projection, Xavier, and for LUCID a gain in the key norm of P."""
+
+    def __init__(self, run: TwoTasks) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(DIGITS, run.width)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(run.width, run.width, bias=False) for _ in range(3))
+        self.out = nn.Linear(run.width, 1)
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.out):
+            nn.init.xavier_uniform_(linear.weight)
+        nn.init.zeros_(self.out.bias)
+        self.key_norm = nn.RMSNorm(run.width) if run.attention == "lucid" else None
+
+    def forward(self, digits: Tensor) -> Tensor:
+        """digits: [B, T] -> [B, T]. `scores` and `weights`, [B, T, T], are those of the last call."""
+        x, root = self.embedding(digits), math.sqrt(self.embedding.embedding_dim)
+        q, k, y = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        hidden = torch.ones(digits.shape[-1], digits.shape[-1]).triu(1).bool()
+        if self.key_norm is not None:
+            k_rn = self.key_norm(k)
+            P = (k_rn @ k_rn.mT / root - root).masked_fill(hidden, -math.inf).exp()
+            y = torch.linalg.solve_triangular(P, y, upper=False, unitriangular=True)
+        self.scores = (q @ k.mT / root).masked_fill(hidden, -math.inf)
+        self.weights = self.scores.softmax(-1)
+        answers: Tensor = self.out(self.weights @ y)[..., 0]
+        return answers
+
+    def gradient_ratio(self, digits: Tensor, answers: Tensor) -> float:
+        """The script's Jacobian: mean |∂L/∂scores| over mean |∂L/∂weights|, below the diagonal."""
+        with torch.enable_grad():
+            loss = F.mse_loss(self(digits), answers)
+            below = torch.ones_like(self.scores[0]).tril(-1).bool()
+            scores, weights = torch.autograd.grad(loss, (self.scores, self.weights))
+        return (scores[:, below].abs().mean() / (weights[:, below].abs().mean() + 1e-10)).item()
+
+
 def draw(size: int, permutations: bool, generator: torch.Generator) -> Tensor:
     """Digits [size, LENGTH]: independent ones, or permutations of all digits."""
     if permutations:
@@ -115,18 +159,20 @@ def averaged(digits: Tensor) -> Tensor:
 def train_two_tasks(folder: Path, run: TwoTasks) -> Record:
     """Loss and Jacobians of both phases, measured on sequences that never change."""
     torch.manual_seed(run.seed)
-    model = OneLayer(run)
+    model = ScriptLayer(run) if run.script else OneLayer(run)
     tested = draw(LOSS_SEQUENCES, run.permutations, torch.Generator().manual_seed(TEST_SEED))
     generator = torch.Generator().manual_seed(run.seed)
     record: dict[str, list[Any]] = {"step": [], "loss": [], "off_diagonal": [], "query_jacobian": []}
     seconds = 0.0
+    one_adam = torch.optim.Adam(model.parameters(), lr=run.rate)
     for first, steps, task in ((0, run.copy_steps, copied), (run.copy_steps, run.average_steps, averaged)):
 
         def loss(step: int, task: Callable[[Tensor], Tensor] = task) -> Tensor:
             digits = draw(run.batch, run.permutations, generator)
             return F.mse_loss(model(digits), task(digits))
 
-        training = training_loop(steps, loss, torch.optim.Adam(model.parameters(), lr=run.rate, fused=True))
+        adam = one_adam if run.script else torch.optim.Adam(model.parameters(), lr=run.rate, fused=True)
+        training = training_loop(steps, loss, adam)
         for step in range(steps + 1):
             if step % run.every == 0 or step == steps:
                 measure(record, model, tested, task(tested), first + step)
@@ -137,11 +183,16 @@ def train_two_tasks(folder: Path, run: TwoTasks) -> Record:
 
 
 @torch.no_grad()
-def measure(record: dict[str, list[Any]], model: OneLayer, digits: Tensor, answers: Tensor, step: int) -> None:
+def measure(
+    record: dict[str, list[Any]], model: OneLayer | ScriptLayer, digits: Tensor, answers: Tensor, step: int
+) -> None:
     """Add loss and Jacobians to the record. It holds the step of the switch twice, once with the loss of each task."""
-    by_query = jacobians(model, digits[:JACOBIAN_SEQUENCES])
     record["step"].append(step)
     record["loss"].append(F.mse_loss(model(digits), answers).item())
+    if isinstance(model, ScriptLayer):
+        record["off_diagonal"].append(model.gradient_ratio(digits, answers))
+        return
+    by_query = jacobians(model, digits[:JACOBIAN_SEQUENCES])
     for name in ("off_diagonal", "query_jacobian"):
         record[name].append(statistics.fmean(jacobian[name] for jacobian in by_query))
 
@@ -161,11 +212,12 @@ PUBLISHED = TwoTasks(
 # The first two are judged, the others are controls.
 PROTOCOLS = {
     "ours": OURS,
-    "published script": PUBLISHED,
+    "authors": replace(PUBLISHED, script=True),
+    "after the script": PUBLISHED,
     "ours, layer norm": replace(OURS, layer_norm=True),
     "ours, embeddings of std 1": replace(OURS, embedding_std=1.0),
 }
-JUDGED = ("ours", "published script")
+JUDGED = ("ours", "authors")
 TINY: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch": 2, "width": 16}
 
 
@@ -173,16 +225,17 @@ TINY: dict[str, Any] = {"copy_steps": 4, "average_steps": 4, "every": 2, "batch"
 class Outcome:
     """One attention in one protocol, over seeds.
 
-    fall: J at the beginning of phase 1 over J at its end.
+    fall: J at the beginning of phase 1 over J at its end. rise: the largest J of phase 2 over J at the switch.
     adapted: steps of phase 2 until the loss is below LEARNED, for every seed; None for a seed that never gets there.
-    query_jacobian: at the start and after copying.
+    query_jacobian: at the start and after copying; None for the authors' model.
     """
 
     fall: Spread
+    rise: Spread
     copy_loss: Spread
     average_loss: Spread
     adapted: tuple[int | None, ...]
-    query_jacobian: tuple[Spread, Spread]
+    query_jacobian: tuple[Spread | None, Spread | None]
     milliseconds: Spread
 
     @property
@@ -209,14 +262,17 @@ def outcome(records: Sequence[Record], switch: int) -> Outcome:
     """Read the records of one attention in one protocol, one for every seed. switch: the last step of phase 1."""
     # The step of the switch is recorded twice; its first record is the end of phase 1.
     end = records[0]["step"].index(switch)
+    has_norms = bool(records[0]["query_jacobian"])
+    J = [record["off_diagonal"] for record in records]
     return Outcome(
-        fall=spread(record["off_diagonal"][0] / record["off_diagonal"][end] for record in records),
+        fall=spread(values[0] / values[end] for values in J),
+        rise=spread(max(values[end + 1 :]) / values[end] for values in J),
         copy_loss=spread((record["loss"][end] for record in records), 4),
         average_loss=spread((record["loss"][-1] for record in records), 4),
         adapted=tuple(adaptation(record, switch) for record in records),
         query_jacobian=(
-            spread((record["query_jacobian"][0] for record in records), 4),
-            spread((record["query_jacobian"][end] for record in records), 4),
+            spread((record["query_jacobian"][0] for record in records), 4) if has_norms else None,
+            spread((record["query_jacobian"][end] for record in records), 4) if has_norms else None,
         ),
         milliseconds=spread(record["milliseconds"] for record in records),
     )
@@ -239,6 +295,7 @@ PARTS = {
     "copy": "both learn to copy",
     "vanishes": "standard J falls about 10³×",
     "keeps": "LUCID keeps a higher J",
+    "rises": "LUCID's J rises after the switch",
     "stuck": "standard does not adapt",
     "adapts": "LUCID adapts",
     "sooner": "LUCID adapts sooner",
@@ -253,6 +310,7 @@ def parts(softmax: Outcome, lucid: Outcome) -> dict[str, bool]:
         "vanishes": softmax.fall.mean >= VANISHED,
         # A model that has not learned to copy keeps its Jacobian for free.
         "keeps": both_copy and lucid.fall.mean + lucid.fall.std < softmax.fall.mean - softmax.fall.std,
+        "rises": lucid.rise.mean - lucid.rise.std > 1,
         "stuck": all(steps is None for steps in softmax.adapted),
         "adapts": lucid.steps is not None,
         "sooner": lucid.steps is not None and (softmax.steps is None or lucid.steps < softmax.steps),
@@ -332,6 +390,7 @@ def numbers(outcomes: Outcomes) -> Table:
             title,
             NAMES[name],
             result.fall,
+            result.rise,
             result.copy_loss,
             result.adaptation_text(),
             result.average_loss,
@@ -342,7 +401,7 @@ def numbers(outcomes: Outcomes) -> Table:
         for name, result in by_name.items()
     ]
     norm = "‖∂o/∂q‖"
-    columns = ["protocol", "attention", "J falls ×", "loss, copy", "to adapt", "loss, average"]
+    columns = ["protocol", "attention", "J falls ×", "then rises ×", "loss, copy", "to adapt", "loss, average"]
     return table(
         "After each phase",
         [*columns, f"{norm} at the start", f"{norm} after copying", "ms a step"],

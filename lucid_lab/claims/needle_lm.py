@@ -43,8 +43,8 @@ ONE_NEEDLE, APART = 90.0, 10.0
 def judge(scores: Mapping[str, Spread], single: float, guess: float) -> str:
     """The verdict, from accuracies with several needles, mean over all lengths, by arm.
 
-    "holds": LUCID is clearly ahead of every baseline. "partly": of softmax attention at equal steps and at equal time,
-    and not of all others. Otherwise "does not hold".
+    "holds": LUCID is clearly ahead of every baseline. "partly": of softmax attention at equal steps, and not behind it
+    at equal time. Otherwise "does not hold".
     single: the best accuracy of any arm with one needle at the length of training. guess: that of picking any needle.
     Nothing is judged if `single` is below ONE_NEEDLE, or if no arm is more than APART points above `guess`.
     """

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..toys.arms import Arm, Trained, accuracy_bars, arm, train_arms
+from ..toys.arms import Arm, Group, Trained, accuracy_bars, arm, train_arms
 from ..toys.lab import HOURS, Lab
 from ..toys.results import Claim, Conclusion, Spread, bar, bars, spread, table
 from ..toys.training import CHARACTER_MODEL, Toy
@@ -112,14 +112,20 @@ def arms(lab: Lab, toy: Toy) -> list[Arm]:
     return [*variants, arm(toy.but(attention="softmax"))]
 
 
-def run(lab: Lab) -> Conclusion:
-    """Whether one of the paper's alternatives is better than the default."""
+def train_variants(lab: Lab) -> dict[str, Group]:
+    """Every arm on needles and on text."""
     needles, text = needle_grid.TOY, TEXT
     if lab.tiny:
         needles, text = needles.but(**TINY, test_lengths=(64,)), text.but(**TINY)
     if lab.scale == HOURS:
         needles = needles.but(steps=LONG_STEPS, test_lengths=(64,))
-    groups = train_arms(lab, {"needles": arms(lab, needles), "text": arms(lab, text)})
+    return train_arms(lab, {"needles": arms(lab, needles), "text": arms(lab, text)})
+
+
+def run(lab: Lab) -> Conclusion:
+    """Whether one of the paper's alternatives is better than the default."""
+    groups = train_variants(lab)
+    needles, text = (groups[name][DEFAULT].arm.toy for name in ("needles", "text"))
     titles = {key: one.arm.label for key, one in groups["needles"].items()}
     accuracies = {key: one.mean_accuracy(needles.length) for key, one in groups["needles"].items()}
     losses = {key: spread(one.values(0, text.length, "loss"), 3) for key, one in groups["text"].items()}

@@ -1,8 +1,7 @@
 """Word problems of A5 (Merrill et al. 2024): state tracking, a benchmark that others chose. Not in the paper.
 
 Published: words of up to 20 letters, width 512, answers at every letter. Two cores force: two layers of width 64 with
-MLPs, training at 16 letters, 1500 steps of 64 words. Tests have 1 to 16 times the letters. These settings were chosen
-with softmax attention alone.
+MLPs, training at 16 letters, 1000 steps of 32 words, two rates. Tests have 1, 4 and 16 times the letters.
 
 Predicted before the runs: LUCID with step sizes β ≤ 1 does no better than softmax attention, as Grazzi et al. prove for
 linear recurrences with eigenvalues in [0, 1]; β ≤ 2, as for DeltaNet, may help.
@@ -10,7 +9,7 @@ linear recurrences with eigenvalues in [0, 1]; β ≤ 2, as for DeltaNet, may he
 
 from ..toys.arms import length_lines
 from ..toys.lab import Lab
-from ..toys.neighbours import EQUAL_TIME, STUDY_TOY, run_study, study_table
+from ..toys.neighbours import BETA, BETA_2, DOUBLE_BETA, EQUAL_TIME, STUDY_TOY, run_study, study_table
 from ..toys.results import Claim, Conclusion, Spread, explain_against, outcome
 
 CLAIM = Claim(
@@ -19,15 +18,24 @@ CLAIM = Claim(
     says="A step size between 1 and 2 reverses what is stored. It lets DeltaNet track states and should help LUCID.",
     paper="no number given",
 )
+ARMS = (
+    ("softmax", None),
+    ("deltaformer", None),
+    ("gated_delta", DOUBLE_BETA),
+    ("lucid", None),
+    ("lucid", BETA),
+    ("lucid", BETA_2),
+    ("lucid_path", None),
+)
 TOY = STUDY_TOY.but(
     task="words_a5",
     n=(0,),
     length=16,
     mlp=2.0,
-    steps=1500,
-    batch=64,
+    steps=1000,
+    batch=32,
     test_n=(0,),
-    test_lengths=(16, 32, 64, 128, 256),
+    test_lengths=(16, 64, 256),
 )
 
 
@@ -45,7 +53,7 @@ def judge(doubled: Spread, single: Spread, softmax: Spread, late: Spread) -> str
 
 def run(lab: Lab) -> Conclusion:
     """All arms; below `--scale small` there is no β, and LUCID takes its place."""
-    group = run_study(lab, TOY)
+    group = run_study(lab, TOY, ARMS)
     scores = {key: one.accuracy(0, TOY.length) for key, one in group.items()}
     doubled, single = (scores.get(key, scores["lucid"]) for key in ("lucid+beta_2", "lucid+beta"))
     others = {one.arm.label: scores[key] for key, one in group.items() if key != "lucid+beta_2"}

@@ -1,106 +1,78 @@
 """Synthetic tasks that a model solves by looking back.
 
-`MemoryUpdate` and `Needles` are data sets for language models (`lucid train`): a pair (key, value) is two tokens.
-Item i depends on the seed and on i alone. It is {"input_ids", "labels"}, each int64 [T]: a context, n questions, one
-end token. Labels are for Transformers models, which compare the prediction at position t with labels[t + 1]: the answer
-to the question at t is labels[t + 1], all other labels are -100. So the answers are the last n labels. The input tokens
-at these positions do not reveal them.
+`LatestValue` and `Needles` are data sets for language models (`lucid train`). Item i depends on the seed and on i.
+It is {"input_ids", "labels"}, each int64 [T]. Labels are for Transformers models, which compare the prediction at
+position t with labels[t + 1]; all labels but the answers are -100.
 
-`overwrites` makes batches for small models of one layer: a pair (key, value) is one token.
+`overwrites` makes batches for small models of one layer.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast
 
 from . import IGNORED
 
 END = 0
 
 
-class _Task(Dataset[dict[str, Tensor]], ABC):
-    """Token ids are numbered in this order: END, keys, values, fillers."""
+class LatestValue(Dataset[dict[str, Tensor]]):
+    """`overwrites` in words: who has what, and then the question who has what now. The latest write counts.
 
-    def __init__(
-        self, n: int | Sequence[int], length: int, *, keys: int, values: int, fillers: int, size: int, seed: int
-    ) -> None:
-        self.choices = (n,) if isinstance(n, int) else tuple(n)
+        Ada:key Ben:cup Ada:hat ... Ben? cup Ada? hat
+
+    length: T: T − 2·8 writes, then every name once with its answer.
+    size: number of items.
+    """
+
+    NAMES = ("Ada", "Ben", "Cora", "Dan", "Eve", "Finn", "Gus", "Hal")
+    THINGS = ("apple", "book", "cup", "dice", "egg", "flute", "globe", "hat", "ink", "jar", "key", "lamp")
+
+    def __init__(self, length: int = 64, *, size: int = 1 << 20, seed: int = 0) -> None:
+        if length < 3 * len(self.NAMES):
+            raise ValueError(f"length must be at least {3 * len(self.NAMES)} for {len(self.NAMES)} names, got {length}")
         self.length, self.size, self.seed = length, size, seed
-        self.first_value = 1 + keys
-        self.first_filler = self.first_value + values
-        self.vocab_size = self.first_filler + fillers
-        if not self.choices or min(self.choices) < 1 or max(self.choices) > keys:
-            raise ValueError(f"an item must have 1 to {keys} keys, the number of key tokens, got {n}")
-        needed = 3 * max(self.choices) + 1
-        if length < needed:
-            raise ValueError(f"length must be at least {needed} for {max(self.choices)} keys, got {length}")
+        self.vocab_size = len(self.words())
+
+    @classmethod
+    def words(cls) -> list[str]:
+        """The vocabulary: writes, questions, answers, padding."""
+        writes = [f"{name}:{thing}" for name in cls.NAMES for thing in cls.THINGS]
+        return [*writes, *(f"{name}?" for name in cls.NAMES), *cls.THINGS, "[PAD]"]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """A word is a token."""
+        words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(self.words())}, unk_token="[PAD]"))
+        words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < self.size:
-            raise IndexError(f"index must be 0 to {self.size - 1}, got {index}")
-        random = np.random.default_rng([self.seed, index])
-        n = int(random.choice(self.choices))
-        keys = 1 + random.permutation(self.first_value - 1)[:n]
-        input_ids = np.full(self.length, END, dtype=np.int64)
-        labels = np.full(self.length, IGNORED, dtype=np.int64)
-        answers = self._write_context(input_ids[: self.length - n - 1], keys, random)
-        questions = random.permutation(keys)
-        input_ids[-n - 1 : -1] = questions
-        labels[-n:] = [answers[int(key)] for key in questions]
-        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
-
-    @abstractmethod
-    def _write_context(self, context: np.ndarray, keys: np.ndarray, random: np.random.Generator) -> dict[int, int]:
-        """Fill the context. Returns the answer for every key."""
+        _check_index(index, self.size)
+        names, things = len(self.NAMES), len(self.THINGS)
+        generator = torch.Generator().manual_seed(int(np.random.default_rng([self.seed, index]).integers(1 << 62)))
+        pairs, latest = overwrites(1, names, self.length - names, generator, values=things, key_tokens=names)
+        (key, value), answers = pairs[0].T, latest[0, -names:]
+        questions = torch.stack([names * things + key[-names:], names * (things + 1) + answers], 1).flatten()
+        input_ids = torch.cat([(key * things + value)[:-names], questions])
+        labels = torch.full_like(input_ids, IGNORED)
+        labels[-2 * names + 1 :: 2] = questions[1::2]
+        return {"input_ids": input_ids, "labels": labels}
 
 
-class MemoryUpdate(_Task):
-    """Keys are written several times, then asked for: the answer is the latest value of the key.
+class Needles(Dataset[dict[str, Tensor]]):
+    """Pairs (key, value) of two tokens at random even positions among fillers; then n questions and an end token.
 
-    keys: number of keys in an item, n; or several numbers, from which each item draws one.
-    length: T. The context is filled with pairs (key, value). Each pair writes one of the n keys, drawn at random, with
-        a value that differs from the key's current one. Every key is written at least once and asked for once.
-    key_tokens, values: numbers of tokens for keys and for values.
-    size: number of items.
-    """
-
-    def __init__(
-        self,
-        keys: int | Sequence[int] = 8,
-        length: int = 65,
-        *,
-        key_tokens: int = 64,
-        values: int = 64,
-        size: int = 1 << 20,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(keys, length, keys=key_tokens, values=values, fillers=0, size=size, seed=seed)
-
-    def _write_context(self, context: np.ndarray, keys: np.ndarray, random: np.random.Generator) -> dict[int, int]:
-        pairs = len(context) // 2
-        # If the context has an odd length, its first token stays END.
-        written = context[len(context) % 2 :]
-        values = self.first_filler - self.first_value
-        writes = random.permutation(np.concatenate([keys, random.choice(keys, pairs - len(keys))]))
-        steps = random.integers(1, values, pairs)
-        latest: dict[int, int] = {}
-        for i, key in enumerate(writes.tolist()):
-            # A step of 1 to values - 1, modulo values, always gives another value.
-            before = latest.get(key, self.first_value + int(random.integers(values)))
-            latest[key] = self.first_value + (before - self.first_value + int(steps[i])) % values
-            written[2 * i : 2 * i + 2] = key, latest[key]
-        return latest
-
-
-class Needles(_Task):
-    """Pairs (key, value) at random even positions among fillers. The questions ask for every key once.
+    The questions ask for every key once. The input tokens after them do not reveal the answers, which are the last n
+    labels. Token ids are numbered in this order: END, keys, values, fillers.
 
     n: number of pairs in an item; or several numbers, from which each item draws one.
     length: T, with the n questions and the end token.
@@ -119,14 +91,40 @@ class Needles(_Task):
         size: int = 1 << 20,
         seed: int = 0,
     ) -> None:
-        super().__init__(n, length, keys=keys, values=values, fillers=fillers, size=size, seed=seed)
+        self.choices = (n,) if isinstance(n, int) else tuple(n)
+        self.length, self.size, self.seed = length, size, seed
+        self.first_value = 1 + keys
+        self.first_filler = self.first_value + values
+        self.vocab_size = self.first_filler + fillers
+        if not self.choices or min(self.choices) < 1 or max(self.choices) > keys:
+            raise ValueError(f"an item must have 1 to {keys} keys, the number of key tokens, got {n}")
+        needed = 3 * max(self.choices) + 1
+        if length < needed:
+            raise ValueError(f"length must be at least {needed} for {max(self.choices)} keys, got {length}")
 
-    def _write_context(self, context: np.ndarray, keys: np.ndarray, random: np.random.Generator) -> dict[int, int]:
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        _check_index(index, self.size)
+        random = np.random.default_rng([self.seed, index])
+        n = int(random.choice(self.choices))
+        keys = 1 + random.permutation(self.first_value - 1)[:n]
+        input_ids = np.full(self.length, END, dtype=np.int64)
+        labels = np.full(self.length, IGNORED, dtype=np.int64)
+        context = input_ids[: self.length - n - 1]
         context[:] = random.integers(self.first_filler, self.vocab_size, len(context))
-        places = 2 * random.permutation(len(context) // 2)[: len(keys)]
-        values = random.integers(self.first_value, self.first_filler, len(keys))
+        places = 2 * random.permutation(len(context) // 2)[:n]
+        values = random.integers(self.first_value, self.first_filler, n)
         context[places], context[places + 1] = keys, values
-        return dict(zip(keys.tolist(), values.tolist(), strict=True))
+        order = random.permutation(n)
+        input_ids[-n - 1 : -1], labels[-n:] = keys[order], values[order]
+        return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+
+
+def _check_index(index: int, size: int) -> None:
+    if not 0 <= index < size:
+        raise IndexError(f"index must be 0 to {size - 1}, got {index}")
 
 
 def overwrites(
@@ -138,8 +136,8 @@ def overwrites(
     `key_tokens` keys, and a random value. Every key is written at least once. The last `keys` inputs ask for each key
     once; their value is `values`. The label of a question is the latest value of its key, all other labels are −100.
 
-    `MemoryUpdate` writes key and value as two tokens, which takes two layers to join. Here one layer is enough, so a
-    score measures the attention and not how layers work together.
+    With key and value as two tokens, two layers would have to join them. Here one layer is enough, so a score measures
+    the attention and not how layers work together.
     """
     writes = length - keys
     if not 1 <= keys <= min(key_tokens, writes):

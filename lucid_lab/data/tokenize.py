@@ -40,6 +40,7 @@ def tokenize(
     *,
     tokenizer: str = "train:32000",
     validation: float = 0.01,
+    share: float = 1.0,
     field: str = "text",
     split: str = "train",
     config: str | None = None,
@@ -55,12 +56,15 @@ def tokenize(
     tokenizer: "train:N" (a BPE of N tokens, trained on the beginning of the source: give a seed if its files are of
         several kinds), a folder with a tokenizer.json, or a hub name.
     validation: share of the documents that are held out, chosen by a hash of their text; at least one, unless 0.
+    share: of the documents that are read, chosen by another hash of their text; the tokenizer is trained on all.
     limit, limit_tokens: stop after as many documents, or after the document with this token.
     min_document_tokens: leave out shorter documents.
     """
     settings = {name: value for name, value in locals().items() if name not in ("out", "skip_bad")}
     if not 0 <= validation < 1:
         raise DataError(f"--validation must be from 0 to below 1, got {validation}")
+    if not 0 < share <= 1:
+        raise DataError(f"--share must be above 0 and at most 1, got {share}")
     for name, value in (("--limit", limit), ("--limit-tokens", limit_tokens)):
         if value is not None and value < 1:
             raise DataError(f"{name} must be at least 1, got {value}")
@@ -144,7 +148,7 @@ def _encode(text: Any, encoder: Encoder, work: Path, settings: dict[str, Any]) -
     ) as bar:
         for rows in explained(settings["source"], text.iter(BATCH)):
             batch = rows["text"]
-            texts = [document for document in batch if document]
+            texts = [document for document in batch if document and hash_share(document, "read") < settings["share"]]
             counts["bad"] += sum(document is None for document in batch)
             counts["empty"] += sum(document == "" for document in batch)
             for document, ids in zip(texts, encoder(texts), strict=True):
@@ -167,9 +171,9 @@ def _encode(text: Any, encoder: Encoder, work: Path, settings: dict[str, Any]) -
     save(done=True)
 
 
-def hash_share(text: str) -> float:
-    """A hash of the text as a number in [0, 1)."""
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
+def hash_share(text: str, salt: str = "") -> float:
+    """A hash of the text as a number in [0, 1). Another salt gives an independent one."""
+    return int.from_bytes(hashlib.sha256((salt + text).encode("utf-8", "surrogatepass")).digest()[:8], "big") / 2**64
 
 
 def _save_block(block: dict[str, list[list[int]]], folder: Path, vocab_size: int) -> None:

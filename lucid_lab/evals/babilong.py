@@ -181,8 +181,10 @@ def _places(prompt: str, story: Story) -> list[tuple[int, int]]:
     return [places[index] for index in story.supporting]
 
 
-def published_samples(name: str, task: str, length: int, samples: int, tokenizer: Any = None) -> list[dict[str, Any]]:
-    """The first samples of a published set, whose background is PG19.
+def published_samples(
+    name: str, task: str, length: int, samples: int, tokenizer: Any = None, *, plain: bool = False
+) -> list[dict[str, Any]]:
+    """The first samples of a published set, whose background is PG19. plain: prompts of text and question alone.
 
     name: on the hub, with a config for each length and a split for each task, or a folder with data/TASK/LENGTH.json.
     """
@@ -197,7 +199,7 @@ def published_samples(name: str, task: str, length: int, samples: int, tokenizer
     documents = []
     for row in islice(rows, samples):
         check_fields(row, what, ("input",), ("question",), ("target",))
-        prompt = render_prompt(task, row["input"], row["question"])
+        prompt = f"{row['input']} {row['question']}" if plain else render_prompt(task, row["input"], row["question"])
         documents.append(
             {
                 "task": task,

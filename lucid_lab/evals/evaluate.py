@@ -1,14 +1,19 @@
-"""`lucid eval`: our tasks with lm-evaluation-harness, which runs, scores, averages and keeps answers."""
+"""`lucid eval`: our tasks with lm-evaluation-harness, which runs, scores, averages and keeps answers.
+
+`lucid compare`: differences between checkpoints on the same samples, with their paired standard errors.
+"""
 
 import hashlib
 import json
 import logging
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +27,12 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable, make_table
 from transformers import GenerationConfig
 
-from lucid_attention.files import read_json, write_whole
+from lucid_attention.files import parse_json, read_json, read_text, write_whole
 from lucid_attention.messages import did_you_mean
 from lucid_attention.models.checkpoint import check_checkpoint, checkpoint_name, load_model
 
-from . import babi, longqa, needles, ruler
+from ..tables import text_table
+from . import babi, longqa, needles
 from .tokens import load_tokenizer
 
 # For `lm_eval --include_path`.
@@ -37,7 +43,7 @@ NO_LIMIT = 1 << 40
 # Files of a checkpoint up to this size count by content, larger ones and weights by size and time.
 SMALL = 1 << 26
 # Options whose values are an axis of the table, by the name of a value in the metadata of a task.
-AXES = {"variant": "variants", "story": "qa", "needles": "needles", "length": "lengths"}
+AXES = {"variant": "variants", "name": "variants", "story": "qa", "needles": "needles", "length": "lengths"}
 LENGTHS = {"length": (2048, 4096)}
 SAMPLED = ("samples", "seed")
 TEXTS = (*SAMPLED, "haystack", "answer_tokens")
@@ -71,12 +77,8 @@ FAMILIES = {
         {"variant": tuple(needles.SINGLE)} | LENGTHS, TEXTS, "score",
     ),
     "mniah": Family(
-        "lucid_mniah", "N needles in a haystack: RULER's multikey_1 to multikey_3, multivalue, multiquery",
-        {"variant": tuple(needles.MULTIPLE), "needles": (2, 4, 6, 8, 10)} | LENGTHS, TEXTS, "score",
-    ),
-    "ruler": Family(
-        "lucid_ruler", "RULER's variable tracking, common words, frequent words",
-        {"name": tuple(ruler.TASKS)} | LENGTHS, SAMPLED, "score",
+        "lucid_mniah", "N needles in a haystack, one is asked for: RULER's multikey_1; others by --variants",
+        {"variant": ("multikey_1",), "needles": (2, 4, 6, 8, 10)} | LENGTHS, TEXTS, "score",
     ),
     "babilong": Family(
         "lucid_babilong", "stories of bAbI in a long text: the original's strict score, the harness's lax one",
@@ -106,7 +108,7 @@ def make_tasks(names: Sequence[str], options: Options, tokenizer: str) -> list[A
         hint = did_you_mean(unknown[0], FAMILIES)
         raise ValueError(f"--tasks must be some of {', '.join(FAMILIES)}, or list, got {unknown[0]!r}{hint}")
     families = {name: FAMILIES[name] for name in names}
-    known = {AXES.get(axis, axis) for family in families.values() for axis in (*family.axes, *family.takes)} - {"name"}
+    known = {AXES.get(axis, axis) for family in families.values() for axis in (*family.axes, *family.takes)}
     if unused := set(options) - known:
         flags = [", ".join("--" + name.replace("_", "-") for name in sorted(some)) for some in (known, unused)]
         raise ValueError(f"{', '.join(names)} takes {flags[0]}, and not {flags[1]}")
@@ -124,9 +126,10 @@ def _cells(name: str, family: Family, options: Options) -> list[dict[str, Any]]:
     axes = {axis: tuple(dict.fromkeys(options.get(AXES.get(axis, ""), values))) for axis, values in family.axes.items()}
     known = needles.SINGLE | needles.MULTIPLE
     if "variant" in axes:  # --variants may name tasks of sniah and of mniah.
-        own = tuple(value for value in axes["variant"] if value in family.axes["variant"] or value not in known)
+        takes = needles.SINGLE if name == "sniah" else needles.MULTIPLE
+        own = tuple(value for value in axes["variant"] if value in takes or value not in known)
         if not own:
-            raise ValueError(f"--variants must hold some of {', '.join(family.axes['variant'])} for {name}")
+            raise ValueError(f"--variants must hold some of {', '.join(takes)} for {name}")
         axes["variant"] = own
     return [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
 
@@ -320,3 +323,74 @@ def results_table(results: dict[str, Any]) -> str:
     if results.get("groups"):
         tables.append(make_table(results, "groups"))
     return "\n".join(tables)
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
+    """The mean of b − a over the samples, and its standard error: infinite for one sample."""
+    gaps = [after - before for before, after in zip(a, b, strict=True)]
+    return fmean(gaps), stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.inf
+
+
+def read_scores(folder: Path, task: str) -> tuple[list[str], dict[str, list[float]]]:
+    """Of the samples that `lucid eval` has written: their hashes, in order, and their scores, by metric."""
+    file = folder / f"samples_{task}.jsonl"
+    # Not splitlines: a text may hold other line ends.
+    lines = [parse_json(line, f"{file}, line {i}") for i, line in enumerate(read_text(file).split("\n"), 1) if line]
+    try:
+        lines.sort(key=lambda line: line["doc_id"])
+        # A perplexity is no mean over samples.
+        metrics = [name for name in lines[0]["metrics"] if name != "perplexity"]
+        hashes = [f"{line['doc_hash']} {line['prompt_hash']}" for line in lines]
+        return hashes, {name: [float(line[name]) for line in lines] for name in metrics}
+    except (IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{file}: expected samples of `lucid eval`, got {type(error).__name__}: {error}") from error
+
+
+def comparison(folders: Sequence[Path], tasks: Iterable[str] | None = None) -> str:
+    """A table: scores of the first folder of results, and differences of the others.
+
+    tasks: to compare; None for all that the folders have in common.
+    """
+    contents = [read_json(folder / RESULTS) for folder in folders]
+    if any("checkpoint" not in content or "configs" not in content for content in contents):
+        raise ValueError(f"expected folders with {RESULTS} of `lucid eval`, got {', '.join(map(str, folders))}")
+    known = tasks if tasks is not None else contents[0]["configs"]
+    shared = [task for task in known if all(task in content["configs"] for content in contents)]
+    if not shared:
+        raise ValueError("the results have no task in common: expected the same tasks, lengths and needles")
+    names = [str(content["checkpoint"]["name"]) for content in contents]
+    labels = names if len(set(names)) == len(names) else [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    rows = [["task", "metric", "samples", labels[0], *(f"{label} − {labels[0]}" for label in labels[1:])]]
+    for task in shared:
+        (hashes, first), *others = (read_scores(folder, task) for folder in folders)
+        if any(other != hashes for other, _ in others):
+            raise ValueError(f"{task}: the samples differ: evaluate with the same tokenizer, seed, samples and options")
+        for metric, scores in first.items():
+            gaps = [paired_difference(scores, other[metric]) for _, other in others]
+            shown = [f"{mean:+.4f} ± {error:.4f}{' *' * (abs(mean) > 2 * error)}" for mean, error in gaps]
+            rows.append([task, metric, str(len(scores)), f"{fmean(scores):.4f}", *shown])
+    return f"{text_table(rows)}\n\n± paired standard error over samples; * more than two standard errors"
+
+
+def compare(
+    folders: Sequence[Path], tasks: Sequence[str], options: dict[str, Any], out: Path, **how: Any
+) -> str | None:
+    """Compare checkpoints, which are evaluated into folders of `out`, and results of `lucid eval`.
+
+    tasks, options, how: as for `evaluate`. Returns the table; None in all processes but the first.
+    """
+    if len(folders) < 2:
+        raise ValueError(f"expected two folders or more to compare, got {len(folders)}")
+    checkpoints = [folder for folder in folders if not (folder / RESULTS).is_file()]
+    if not checkpoints and (tasks or options):
+        raise ValueError("--tasks and their options are for checkpoints, and these folders hold results")
+    for folder in checkpoints:
+        check_checkpoint(folder)
+        if not tasks:
+            raise ValueError(f"{str(folder)!r} holds no {RESULTS}: to evaluate checkpoints, give --tasks")
+    done = {folder: evaluate(folder, tasks, options, out / result_name(folder), **how) for folder in checkpoints}
+    results = [evaluation.results for evaluation in done.values()]
+    if None in results:
+        return None
+    names = results[0]["configs"] if results and results[0] else None
+    return comparison([done[folder].folder if folder in done else folder for folder in folders], names)

@@ -45,6 +45,7 @@ ONE_TEXT = (
     "above text, only give me the answer and do not output any other words.\n\nQuestion: {question}\nAnswer:"
 )
 QUESTION_LAST = "{context}\n\nQuestion: {question}\nAnswer:"
+PLAIN = {"longbench": "{context}{question}", "scrolls": "{question}\n\n{context}"}
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ TASKS = {
 }
 
 
-def documents(name: str, split: str, data_dir: str = "") -> list[dict[str, Any]]:
+def documents(name: str, split: str, data_dir: str = "", *, plain: bool = False) -> list[dict[str, Any]]:
     """The documents of a task: {"id", "prompt", "answers", "choices"}.
 
     choices: "yes" and "no" for a question of Qasper whose answers are all yes or no; else empty.
     split: "train" (the paper's, for fine-tuning), "held_out" (for evaluation), "all" (a whole test set of LongBench).
     data_dir: a folder with NAME.jsonl (LongBench) or NAME/SPLIT.jsonl (SCROLLS); "" for the hub.
+    plain: prompts without instructions, as the authors train: text and question.
     """
     if name not in TASKS:
         raise ValueError(f"a task must be one of {', '.join(TASKS)}, got {name!r}")
@@ -79,7 +81,7 @@ def documents(name: str, split: str, data_dir: str = "") -> list[dict[str, Any]]
     read_rows = _longbench_rows if task.suite == "longbench" else _scrolls_rows
     docs = []
     for row in read_rows(name, split, data_dir):
-        prompt = task.prompt.format(context=row["context"], question=row["question"])
+        prompt = (PLAIN[task.suite] if plain else task.prompt).format(context=row["context"], question=row["question"])
         choices = YES_NO if name == "qasper" and all(map(is_yes_no, row["answers"])) else []
         docs.append({"id": row["id"], "prompt": prompt, "answers": row["answers"], "choices": choices})
     if not docs:

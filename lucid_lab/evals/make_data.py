@@ -21,8 +21,10 @@ Line = dict[str, Any]
 SAMPLED: dict[str, Any] = {"samples": 1000, "seed": 0, "tokenizer": None, "haystack": "prose"}
 KINDS: dict[str, dict[str, Any]] = {
     "needles": SAMPLED | {"lengths": (1024, 2048, 4096), "needles": (4,)},
-    "babilong": SAMPLED | {"lengths": (0, 1024, 2048, 4096), "tasks": tuple(STORIES), "babilong_hub": ""},
-    **{kind: {"data_dir": ""} for kind in ("longbench", "qasper", "qmsum")},
+    "babilong": SAMPLED
+    | {"lengths": (0, 1024, 2048, 4096), "tasks": tuple(STORIES), "babilong_hub": "", "plain": False},
+    "longbench": {"data_dir": "", "plain": False, "part": "train"},
+    **{kind: {"data_dir": "", "plain": False} for kind in ("qasper", "qmsum")},
 }
 
 
@@ -34,12 +36,17 @@ def training_lines(kind: str, options: dict[str, Any]) -> Iterator[Line]:
         known, flags = (", ".join("--" + name.replace("_", "-") for name in names) for names in (KINDS[kind], unused))
         raise ValueError(f"{kind} takes {known}, and not {flags}")
     options = KINDS[kind] | options
+    if options.get("part", "train") not in ("train", "all"):
+        raise ValueError(f"--part must be train (the half for training) or all, got {options['part']!r}")
     if "data_dir" in options:
-        return question_lines(HALVED if kind == "longbench" else (kind,), options["data_dir"])
+        return question_lines(HALVED if kind == "longbench" else (kind,), **options)
     for length in options["lengths"]:
         check_sizes(options["samples"], length, options["seed"])
     if options.get("babilong_hub"):
-        return published_lines(options["babilong_hub"], options["tasks"], options["lengths"], options["samples"])
+        published = ("babilong_hub", "tasks", "lengths", "samples", "plain")
+        return published_lines(*(options[name] for name in published))
+    if options.get("plain"):
+        raise ValueError("--plain is for published stories: expected --babilong-hub")
     if not options["tokenizer"]:
         raise ValueError("--tokenizer is needed: lengths are in its tokens")
     options["tokenizer"] = load_tokenizer(str(options["tokenizer"]))
@@ -68,19 +75,23 @@ def sample_lines(
         yield line | ({"haystack_repeats": sample.haystack_repeats} if sample.haystack_repeats else {})
 
 
-def published_lines(name: str, tasks: Sequence[str], lengths: Sequence[int], samples: int) -> Iterator[Line]:
+def published_lines(
+    name: str, tasks: Sequence[str], lengths: Sequence[int], samples: int, plain: bool
+) -> Iterator[Line]:
     """`samples` prompts for every task at every length, from a published training set of BABILong."""
-    sets = [published_samples(name, task, length, samples) for length in lengths for task in tasks]
+    sets = [published_samples(name, task, length, samples, plain=plain) for length in lengths for task in tasks]
     for index in range(samples):
         for members in sets:
             if index < len(members):
                 yield {"prompt": members[index]["prompt"], "answer": f" {members[index]['answer']}"}
 
 
-def question_lines(tasks: Sequence[str], data_dir: str = "") -> Iterator[Line]:
+def question_lines(
+    tasks: Sequence[str], data_dir: str = "", plain: bool = False, part: str = "train"
+) -> Iterator[Line]:
     """The paper's training splits of LongBench and SCROLLS. A question with several answers gets the first."""
     for task in tasks:
-        for document in documents(task, "train", data_dir):
+        for document in documents(task, part, data_dir, plain=plain):
             yield {"prompt": document["prompt"], "answer": f" {document['answers'][0].strip()}"}
 
 

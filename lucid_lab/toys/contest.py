@@ -10,7 +10,7 @@ from lucid_attention.nn.attention import ATTENTIONS
 
 from .arms import EQUAL_TIME, Arm, Group, Trained, arm, train_arms
 from .lab import HOURS, Lab
-from .results import Spread, Table, outcome, spread, table
+from .results import Spread, Table, lead, outcome, spread, table
 from .training import Toy, train
 
 # The seed of the trials that look for a rate: none of those that are compared.
@@ -71,7 +71,7 @@ def late_arm(fast: Trained, slow: Trained) -> Arm:
     """The faster arm with the steps that fit into the processor time of the slower one."""
     ratio = max(1.0, round(slow.seconds / max(fast.seconds, 1e-9), 2))
     toy = fast.arm.toy.but(steps=round(fast.arm.toy.steps * ratio))
-    change = f"the time of {ATTENTIONS[slow.arm.key].title}"
+    change = f"the time of {ATTENTIONS[slow.arm.toy.attention].title}"
     return replace(fast.arm, key=f"{fast.arm.key}+{EQUAL_TIME}", role="control", toy=toy, change=change)
 
 
@@ -84,15 +84,16 @@ def mean_score(one: Trained, ns: Sequence[int], lengths: Sequence[int]) -> Sprea
 def judge_against(ours: Spread, standard: Mapping[str, Spread], others: Mapping[str, Spread], floor: float) -> str:
     """The verdict from scores in percent.
 
-    standard: of softmax attention, at equal steps and at equal time. others: of the other baselines.
+    standard: of softmax attention, at equal steps, then at equal time. others: of the other baselines.
     floor: if no score is above it, nothing was learned, and nothing is judged.
-    "holds": clearly ahead of all. "partly": of softmax attention, not of all others. Otherwise "does not hold".
+    "holds": clearly ahead of all. Against softmax attention the rule is `lead`; not ahead of all others: "partly".
     """
     if max(score.mean for score in (ours, *standard.values(), *others.values())) <= floor:
         return "too small to judge"
-    if any(outcome(ours, score) != "ahead" for score in standard.values()):
-        return "does not hold"
-    return "holds" if all(outcome(ours, score) == "ahead" for score in others.values()) else "partly"
+    steps, *time = (outcome(ours, score) for score in standard.values())
+    verdict = lead(steps, time[-1] if time else steps)
+    beaten = all(outcome(ours, score) == "ahead" for score in others.values())
+    return "partly" if verdict == "holds" and not beaten else verdict
 
 
 def contest_table(title: str, group: Group, n_title: str, names: Sequence[str], note: str) -> Table:

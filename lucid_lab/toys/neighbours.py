@@ -4,11 +4,11 @@ Used by `forgetting_mqar`, `flip_flop` and `word_problems`. Keys and values of a
 published models have a short convolution. One arm shows softmax attention without it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, train_arms
-from .contest import TRIAL_SEED, late_arm
+from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, equal_time, time_ratios, train_arms
+from .contest import TRIAL_SEED
 from .lab import Lab
 from .results import Table, table
 from .training import Toy, train
@@ -25,17 +25,15 @@ STUDY: tuple[tuple[str, Change | None], ...] = (
     ("softmax", None),
     ("softmax", NO_SHIFT),
     ("forgetting", None),
-    ("gated", None),
-    ("exclusive", None),
-    ("deltaformer", None),
-    ("gated_delta", None),
-    ("path", None),
     ("lucid", None),
-    ("lucid", LEARNED_SHARPNESS),
+    ("deltaformer", None),
+    ("exclusive", None),
+    ("gated", None),
     ("lucid", CENTRED),
-    ("lucid", WHITENED),
-    ("lucid", BETA),
+    ("lucid", LEARNED_SHARPNESS),
     ("lucid", BETA_2),
+    ("path", None),
+    ("gated_delta", None),
     ("lucid_path", None),
 )
 FEW = ("softmax", "forgetting", "lucid")
@@ -45,20 +43,28 @@ RATES = (3e-3, 1e-2)
 EQUAL_TIME = "softmax+equal_time"
 
 
-def run_study(lab: Lab, toy: Toy, study: Sequence[tuple[str, Change | None]] = STUDY) -> Group:
+def run_study(
+    lab: Lab, toy: Toy, study: Sequence[tuple[str, Change | None]] = STUDY, rates: Mapping[str, float] | None = None
+) -> Group:
     """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
 
-    Below `--scale small` there are three arms, at the first rate.
+    rates: of another group, by key; default from trials. Below `--scale small` there are three arms, at the first rate.
     """
     if lab.tiny:
         toy = toy.but(steps=3, batch=2, test_batch=2, test_lengths=toy.test_lengths[:2])
     if not lab.scale.every_attention:
         study = [(name, change) for name, change in study if name in FEW and change is None]
     arms = [arm(toy.but(attention=name), change) for name, change in study]
-    if lab.scale.every_attention:
+    if rates is not None:
+        arms = [replace(one, toy=one.toy.but(rate=rates[one.key])) for one in arms]
+    elif lab.scale.every_attention:
         arms = best_rates(lab, arms)
     group = train_arms(lab, {"": arms})[""]
-    return group | train_arms(lab, {"": [late_arm(group["softmax"], group["lucid"])]})[""]
+    softmax, lucid = (group[name].arm.toy for name in ("softmax", "lucid"))
+    # Steps in turn: the times of whole trainings depend on what else the machine does.
+    timing = {"ratio": 1.0} if lab.tiny else time_ratios(lab, {"": (lucid, softmax)})[""]
+    late = equal_time(softmax, timing)
+    return group | train_arms(lab, {"": [late]})[""]
 
 
 def best_rates(lab: Lab, arms: Sequence[Arm]) -> list[Arm]:

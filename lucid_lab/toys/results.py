@@ -93,6 +93,16 @@ def outcome(one: Spread, other: Spread) -> str:
     return "ahead" if one.mean > other.mean else "behind"
 
 
+def lead(at_equal_steps: str, at_equal_time: str) -> str:
+    """The verdict on a race against softmax attention, the same for every claim. Arguments: of `outcome`.
+
+    "holds": ahead at equal steps and at equal time. "partly": ahead at equal steps and level at equal time.
+    """
+    if at_equal_steps != "ahead" or at_equal_time == "behind":
+        return "does not hold"
+    return "holds" if at_equal_time == "ahead" else "partly"
+
+
 def explain_against(name: str, ours: Spread, baselines: Mapping[str, Spread]) -> str:
     """Our score in percent, and the baselines that it is ahead of, level with and behind. baselines: by title."""
     words = {"ahead": "ahead of", "level": "within noise of", "behind": "behind"}

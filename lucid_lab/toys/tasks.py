@@ -120,6 +120,70 @@ def _windows(text: np.ndarray, starts: np.ndarray, length: int) -> Batch:
     return rows[:, :-1], rows[:, 1:]
 
 
+class MaskedCharacters(Characters):
+    """As `Characters`, but n percent of the bytes are hidden as token 256, and these are asked for."""
+
+    hidden_from = 0
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        super().__init__(n, length)
+        self.n, self.tables = list(n), [257]
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length] and [size, length]. A batch hides one of n percent."""
+        random = np.random.default_rng([seed, step, 1])
+        return self._hide(super().batch(size, seed, step)[0], int(random.choice(self.n)), random)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Windows of the unseen tenth with n percent hidden."""
+        return self._hide(super().test(size, n, length)[0], n, np.random.default_rng([TEST_SEED, n, length]))
+
+    def _hide(self, rows: Tensor, n: int, random: np.random.Generator) -> Batch:
+        hidden = torch.from_numpy(random.random(rows.shape) < n / 100)
+        hidden[:, : self.hidden_from] = False
+        # So that every row has an answer.
+        hidden[:, -1] = True
+        return rows.masked_fill(hidden, 256), rows.masked_fill(~hidden, IGNORED)
+
+
+class LastBlock(MaskedCharacters):
+    """Block diffusion: bytes are hidden in the last 16 only; the blocks before are final."""
+
+    hidden_from = -16
+
+
+class RepeatedKeys:
+    """Recall in any order. A token is a pair of key and value; n keys, each with one value, repeat by Zipf's law.
+
+    Every key is asked once, by a token without its value among the others, and has its value at least once.
+    """
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        self.n, self.length = list(n), length
+        self.tables, self.answers = [256, 65], 64
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length, 2] and [size, length]. A batch has one of n keys."""
+        random = np.random.default_rng([seed, step])
+        return self._rows(size, int(random.choice(self.n)), self.length, random)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n keys."""
+        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
+
+    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        keys, values = _distinct(size, 256, n, random), random.integers(64, size=(size, n))
+        frequency = 1 / np.arange(1, n + 1)
+        again = random.choice(n, size=(size, length - 2 * n), p=frequency / frequency.sum())
+        each = np.broadcast_to(np.arange(n), (size, n))
+        order = _distinct(size, length, length, random)
+        which = np.take_along_axis(np.concatenate([each, each, again], 1), order, 1)
+        asked = order < n
+        key, value = np.take_along_axis(keys, which, 1), np.take_along_axis(values, which, 1)
+        rows = np.stack([key, np.where(asked, 64, value)], -1)
+        return torch.from_numpy(rows), torch.from_numpy(np.where(asked, value, IGNORED))
+
+
 class Recall:
     """Multi-query associative recall (MQAR, Arora et al. 2023): n pairs of key and value, then each key is asked once.
 
@@ -273,6 +337,9 @@ TASKS: dict[str, Callable[[Sequence[int], int], Task]] = {
     "overwrites": Overwrites,
     "needles": NeedleRecall,
     "characters": Characters,
+    "masked_characters": MaskedCharacters,
+    "last_block": LastBlock,
+    "repeated_keys": RepeatedKeys,
     "mqar": Recall,
     "forgetting_mqar": ForgettingRecall,
     "flip_flop": FlipFlop,

@@ -39,7 +39,7 @@ from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
-from ..data.synthetic import MemoryUpdate, Needles
+from ..data.synthetic import LatestValue, Needles
 from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..locks import LOCK, locked
 from ..report.figures import write_png
@@ -51,11 +51,13 @@ RECIPE, METRICS, SUMMARY, MODEL = "recipe.json", "metrics.jsonl", "summary.json"
 TENSORBOARD = "tensorboard"
 # Fields that may change when a run is resumed: none of them affects what the model learns.
 MAY_CHANGE = {"about", "log_every", "evaluate_every", "save_every", "keep", "workers", "micro_batch_size"}
-SYNTHETIC: dict[str, Any] = {"needles": Needles, "memory_update": MemoryUpdate}
+SYNTHETIC: dict[str, Any] = {"needles": Needles, "latest_value": LatestValue}
 # Where the tokens of "stdlib" are saved, and the vocabulary of their tokenizer unless data_options name another.
 STDLIB_FOLDER, STDLIB_VOCABULARY = Path("runs") / "data", 4096
 # Added to the seed of synthetic validation items, so that no training run shares them.
 VALIDATION_SEED = 1_000_003_000_000
+# Share of a device's memory that a run can fill: CUDA itself and fragments take the rest.
+FITS = 0.9
 # Separate documents should fill a good part of a sequence from this length on.
 LONG = 4096
 
@@ -109,7 +111,7 @@ def chosen_recipe(
 
 
 class Inputs(NamedTuple):
-    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for synthetic tasks."""
+    """The data of a run. train: the sequences of all steps, in order. tokenizer: None for tasks without words."""
 
     train: Dataset[Any]
     validation: Dataset[Any]
@@ -143,6 +145,7 @@ def load_inputs(recipe: Recipe) -> Inputs:
         # Every item is new: the run is one pass.
         train: Any = make(**options, size=sequences, seed=recipe.seed)
         validation: Any = make(**options, size=recipe.evaluation_sequences, seed=recipe.seed + VALIDATION_SEED)
+        tokenizer = getattr(train, "tokenizer", None)
     elif recipe.data.endswith(".jsonl"):
         if recipe.start is None:
             raise DataError(f"{recipe.data}: prompts with answers are for a trained model: give one with --from")
@@ -295,8 +298,9 @@ def attention_of(start: str) -> str | list[str]:
 def memory_needs(recipe: Recipe, model: Any, devices: int = 1, parallel: str = "ddp") -> dict[str, int]:
     """Bytes on each device, by part. model: also one without content. The activations are a rough estimate.
 
-    Weights, gradients and AdamW's two moments are float32. A layer keeps about 8 hidden, 3 intermediate and 4 head
-    widths per token for the backward pass; with checkpointing, its input, and one layer works at a time.
+    Weights, gradients and AdamW's two moments are float32; ddp copies the gradients once more to send them. A layer
+    keeps about 8 hidden, 3 intermediate and 4 head widths per token for the backward pass; with checkpointing, its
+    input, and one layer works at a time.
     """
     shared = devices if parallel == "fsdp" else 1
     weights = 4 * sum(parameter.numel() for parameter in model.parameters()) // shared
@@ -310,15 +314,15 @@ def memory_needs(recipe: Recipe, model: Any, devices: int = 1, parallel: str = "
     rows = min(recipe.loss_rows or tokens, tokens)
     return {
         "weights": weights,
-        "gradients": weights,
+        "gradients": weights * (2 if devices > 1 and parallel == "ddp" else 1),
         "optimiser": 2 * weights,
         "activations": inputs + layer if recipe.gradient_checkpointing else layer * layers,
         "logits": 3 * 4 * rows * config.vocab_size,
     }
 
 
-def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str]:
-    """What `--dry-run` prints: model, steps, tokens, memory of each device. Nothing is allocated or written."""
+def planned_model(recipe: Recipe) -> Any:
+    """The model of a recipe without content: shapes alone."""
     enable_lucid()
     folder = token_folder_path(recipe)
     if recipe.start is not None:
@@ -331,8 +335,23 @@ def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp") -> list[str
             known = {"vocab_size": _stdlib_vocabulary(recipe)}
         config = new_config(recipe, **known)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def dry_run(recipe: Recipe, devices: int = 1, parallel: str = "ddp", gigabytes_each: float | None = None) -> list[str]:
+    """What `--dry-run` prints: model, steps, tokens, memory of each device. Nothing is allocated or written.
+
+    gigabytes_each: of a device; a run that needs more than FITS of them is refused.
+    """
+    folder, model = token_folder_path(recipe), planned_model(recipe)
     needs = memory_needs(recipe, model, devices, parallel)
+    if gigabytes_each is not None and sum(needs.values()) > FITS * 1e9 * gigabytes_each:
+        way_out = "" if parallel == "fsdp" else " --parallel fsdp,"
+        raise ValueError(
+            f"{recipe.preset} needs about {gigabytes(sum(needs.values()))} on each of {devices} device(s) with "
+            f"{parallel}, and {FITS:.0%} of {gigabytes_each:g} GB can be used: take{way_out} a smaller "
+            "micro_batch_size, or more memory"
+        )
     missing = "" if folder is None or recipe.data == "stdlib" or folder.is_dir() else ", which does not exist yet"
     here = f"this machine's device has {gigabytes(machine_memory())}"
     return [
@@ -448,6 +467,7 @@ def training_arguments(
         learning_rate=recipe.learning_rate,
         adam_beta1=recipe.beta1,
         adam_beta2=recipe.beta2,
+        adam_epsilon=recipe.adam_eps,
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         warmup_steps=round(recipe.warmup * recipe.steps),
@@ -643,9 +663,32 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         # A pickle that nothing reads.
         (partial / "training_args.bin").unlink(missing_ok=True)
+        (partial / "README.md").write_text(model_card(recipe, summary), encoding="utf-8")
         finish_folder(partial, run / MODEL)
         role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         write_png(loss_figure(entries, role, recipe.about), run / "loss.png")
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
+
+
+def model_card(recipe: Recipe, summary: dict[str, Any]) -> str:
+    """The README.md of a trained model."""
+    attention = recipe.attention if isinstance(recipe.attention, str) else ", ".join(recipe.attention)
+    return f"""---
+library_name: transformers
+tags: [lucid-attention]
+---
+{recipe.about[0].upper()}{recipe.about[1:]}.
+
+- Attention: {attention} {recipe.attention_options or ""}
+- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}
+- Parameters: {summary["parameters"]:,}; validation loss: {summary["validation_loss"]:.3f} nats
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from lucid_attention import enable_lucid
+
+    enable_lucid()
+    model = AutoModelForCausalLM.from_pretrained(FOLDER)
+    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+"""

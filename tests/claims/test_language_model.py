@@ -95,8 +95,8 @@ def test_settings_change_what_they_say_and_nothing_else() -> None:
 
 CASES: list[tuple[dict[str, float], float, str, str]] = [
     ({"tuned": 0.05, "equal_time": 0.03}, 0.01, "holds", "at equal steps and at equal time"),
-    ({"tuned": 0.05, "equal_time": 0.005}, 0.01, "partly", "at equal steps, and not at equal time"),
-    ({"tuned": 0.05, "equal_time": -0.05}, 0.01, "partly", "at equal steps, and not at equal time"),
+    ({"tuned": 0.05, "equal_time": 0.005}, 0.01, "partly", "at equal steps and level at equal time"),
+    ({"tuned": 0.05, "equal_time": -0.05}, 0.01, "does not hold", "at equal steps, and higher at equal time"),
     ({"no_positions": 0.1}, 0.01, "partly", "without RoPE"),
     ({"long_context": 0.1, "one_wide_head": 0.1}, 0.01, "partly", "one wide head, with the longer context"),
     ({"tuned": 0.005, "equal_time": 0.005}, 0.01, "does not hold", "in no setting"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lucid_lab.claims import learnability
-from lucid_lab.claims.learnability import OneLayer, TwoTasks, averaged, copied, draw
+from lucid_lab.claims.learnability import OneLayer, ScriptLayer, TwoTasks, averaged, copied, draw
 from lucid_lab.toys.lab import SMALL, Record
 
 from .made_up import MadeUpLab
@@ -56,6 +56,47 @@ def test_phase_2_begins_with_the_weights_of_phase_1(tmp_path: Path) -> None:
     assert record["off_diagonal"][2] == record["off_diagonal"][3] != record["off_diagonal"][4]
     # The record before the switch has the loss of copying, the one after it that of averaging.
     assert record["loss"][2] != record["loss"][3]
+
+
+@pytest.mark.parametrize("attention", ["softmax", "lucid"])
+def test_the_model_of_the_script_and_its_ratio_of_gradients_are_those_of_the_definition(attention: str) -> None:
+    torch.manual_seed(0)
+    model = ScriptLayer(TwoTasks(attention, script=True, width=8)).double()
+    model.embedding.weight.data.normal_()
+    assert ("key_norm.weight" in model.state_dict()) == (attention == "lucid")
+    if model.key_norm is not None:
+        model.key_norm.weight.data.uniform_(0.5, 1.2)
+    digits = draw(2, True, torch.Generator().manual_seed(0))
+    x = model.embedding(digits)
+    q, k, v = model.q_proj(x), model.k_proj(x), model.v_proj(x)
+    scores = (q @ k.mT / 8**0.5 + torch.full((10, 10), float("-inf")).triu(1)).detach().requires_grad_()
+    P = torch.eye(10, dtype=torch.float64)
+    if model.key_norm is not None:
+        u = model.key_norm.weight * k * (k.square().mean(-1, keepdim=True) + torch.finfo(torch.float64).eps) ** -0.5
+        P = P + (u @ u.mT / 8**0.5 - 8**0.5).exp().tril(-1)
+    a = scores.softmax(-1)
+    answers = (a @ P.inverse() @ v @ model.out.weight[0]) + model.out.bias
+    torch.testing.assert_close(model(digits), answers)
+    da, ds = torch.autograd.grad((answers - digits).square().mean(), (a, scores))
+    below = torch.ones(10, 10).tril(-1).bool()
+    expected = ds[:, below].abs().mean() / da[:, below].abs().mean()
+    assert model.gradient_ratio(digits, copied(digits).double()) == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_the_script_has_one_adam_for_both_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adams: list[torch.optim.Optimizer] = []
+    plain = learnability.training_loop
+
+    def loop(steps: int, loss: Any, optimizer: torch.optim.Optimizer) -> Any:
+        adams.append(optimizer)
+        return plain(steps, loss, optimizer)
+
+    monkeypatch.setattr(learnability, "training_loop", loop)
+    for script in (True, False):
+        run = TwoTasks("lucid", script=script, copy_steps=2, average_steps=2, every=1, batch=2, width=8)
+        record = learnability.train_two_tasks(tmp_path, run)
+        assert len(record["off_diagonal"]) == 6
+    assert (adams[0] is adams[1], adams[2] is adams[3]) == (True, False)
 
 
 @pytest.mark.parametrize(

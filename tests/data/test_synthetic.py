@@ -7,85 +7,67 @@ import pytest
 import torch
 
 from lucid_lab.data import IGNORED
-from lucid_lab.data.synthetic import MemoryUpdate, Needles, overwrites
+from lucid_lab.data.synthetic import LatestValue, Needles, overwrites
 
-TASKS: dict[str, tuple[type[MemoryUpdate] | type[Needles], dict[str, Any]]] = {
-    "memory update": (MemoryUpdate, {"keys": 8, "length": 65}),
-    "memory update, mixed": (MemoryUpdate, {"keys": (2, 4, 8, 16), "length": 65}),
-    "memory update, odd context": (MemoryUpdate, {"keys": 3, "length": 21, "key_tokens": 3, "values": 2}),
-    "memory update, shortest": (MemoryUpdate, {"keys": 5, "length": 16}),
-    "needles": (Needles, {"n": (2, 4, 8, 16), "length": 65}),
-    "needles, no room": (Needles, {"n": 4, "length": 13, "fillers": 1}),
-    "one needle": (Needles, {"n": 1, "length": 256}),
+TASKS: dict[str, dict[str, Any]] = {
+    "mixed": {"n": (2, 4, 8, 16), "length": 65},
+    "no room": {"n": 4, "length": 13, "fillers": 1},
+    "one needle": {"n": 1, "length": 256},
 }
 
 
-@pytest.fixture(params=TASKS.values(), ids=TASKS)
-def task(request: pytest.FixtureRequest) -> MemoryUpdate | Needles:
-    kind, options = request.param
-    return kind(**options, size=40, seed=5)
-
-
-def read(task: MemoryUpdate | Needles, ids: list[int]) -> list[int]:
-    """The labels, found by reading the tokens from left to right."""
-    labels, latest = [IGNORED] * len(ids), {}
-    for t, (token, following) in enumerate(pairwise(ids)):
-        if 0 < token < task.first_value:
-            if task.first_value <= following < task.first_filler:
-                latest[token] = following
-            else:
-                labels[t + 1] = latest[token]
-    return labels
-
-
-def test_reading_the_input_gives_the_labels(task: MemoryUpdate | Needles) -> None:
+@pytest.mark.parametrize("options", TASKS.values(), ids=TASKS)
+def test_the_needles_in_the_context_give_the_labels(options: dict[str, Any]) -> None:
+    task, numbers = Needles(**options, size=40, seed=5), set()
     for item in task:
-        assert read(task, item["input_ids"].tolist()) == item["labels"].tolist()
+        ids, labels, latest = item["input_ids"].tolist(), [IGNORED] * task.length, {}
+        for t, (token, following) in enumerate(pairwise(ids)):
+            if 0 < token < task.first_value:
+                if token not in latest:
+                    assert task.first_value <= following < task.first_filler
+                    assert t % 2 == 0
+                    latest[token] = following
+                else:
+                    labels[t + 1] = latest.pop(token)
+        assert labels == item["labels"].tolist()
+        assert not latest
+        assert (min(ids), ids[-1]) == (0, 0)
+        numbers.add(sum(label != IGNORED for label in labels))
+    assert numbers == set(task.choices)
 
 
-def test_items_have_the_documented_layout(task: MemoryUpdate | Needles) -> None:
-    numbers_of_keys = set()
+def test_reading_the_words_gives_the_latest_things() -> None:
+    task = LatestValue(64, size=30, seed=5)
     for item in task:
-        ids, labels = item["input_ids"], item["labels"]
-        assert ids.dtype == labels.dtype == torch.int64
-        assert ids.shape == labels.shape == (task.length,)
-        assert ids.min() >= 0
-        assert ids.max() < task.vocab_size
-        n = int((labels != -100).sum())
-        numbers_of_keys.add(n)
-        assert (labels[-n:] != -100).all()
-        assert ids[-1] == 0
-        questions = ids[-n - 1 : -1].tolist()
-        assert len(set(questions)) == n
-        assert all(0 < key < task.first_value for key in questions)
-        assert all(task.first_value <= value < task.first_filler for value in labels[-n:].tolist())
-    assert numbers_of_keys == set(task.choices)
+        words, labels, latest = task.tokenizer.decode(item["input_ids"]).split(), [IGNORED] * 64, {}
+        assert task.tokenizer(" ".join(words))["input_ids"] == item["input_ids"].tolist()
+        for t, word in enumerate(words):
+            name, _, thing = word.partition(":")
+            if thing:
+                latest[name] = thing
+            elif word.endswith("?"):
+                assert words[t + 1] == latest.pop(word[:-1])
+                labels[t + 1] = int(item["input_ids"][t + 1])
+        assert labels == item["labels"].tolist()
+        assert not latest
 
 
-@pytest.mark.parametrize("case", TASKS)
-def test_items_depend_on_seed_and_index_alone(case: str) -> None:
-    kind, options = TASKS[case]
-    task, same, other = (kind(**options, size=40, seed=seed) for seed in (5, 5, 6))
+@pytest.mark.parametrize("make", [Needles, LatestValue])
+def test_items_depend_on_seed_and_index_alone(make: Any) -> None:
+    task, same, other = (make(length=65, size=40, seed=seed) for seed in (5, 5, 6))
     assert torch.equal(same[17]["input_ids"], task[17]["input_ids"])
     assert any(not torch.equal(other[i]["input_ids"], task[i]["input_ids"]) for i in range(40))
     assert len({tuple(item["input_ids"].tolist()) for item in task}) > 35
 
 
-def test_needles_lie_at_all_even_positions_of_the_context() -> None:
-    task = Needles(4, 65, size=200)
-    positions = [t for item in task for t, token in enumerate(item["input_ids"].tolist()[:60]) if 0 < token < 65]
-    assert all(t % 2 == 0 for t in positions)
-    assert set(positions) == set(range(0, 60, 2))
-    assert len(positions) == 4 * 200
-
-
 @pytest.mark.parametrize(
     ("make", "complaint"),
     [
-        (lambda: MemoryUpdate(8, 24), "length must be at least 25 for 8 keys, got 24"),
-        (lambda: MemoryUpdate(65, 1000), "1 to 64 keys, the number of key tokens, got 65"),
+        (lambda: Needles(8, 24), "length must be at least 25 for 8 keys, got 24"),
+        (lambda: Needles(65, 1000), "1 to 64 keys, the number of key tokens, got 65"),
         (lambda: Needles(0, 65), "1 to 64 keys, the number of key tokens, got 0"),
         (lambda: Needles((), 65), "1 to 64"),
+        (lambda: LatestValue(23), "length must be at least 24 for 8 names, got 23"),
     ],
 )
 def test_a_task_that_cannot_be_made_is_refused(make: Any, complaint: str) -> None:

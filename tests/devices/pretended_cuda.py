@@ -116,7 +116,7 @@ class Pretended(Tensor):
         _refuse_two_devices(func, args, kwargs)
         _count(func, packet, args, kwargs)
         target = kwargs.get("device")
-        kept = target is None or torch.device(target).type in ("cuda", "meta")
+        kept = target is None or torch.device(target).type in (CUDA.type, "meta")
         out = func(*_unwrapped(args), **_unwrapped({**kwargs, **({} if target is None else {"device": "cpu"})}))
         if packet is aten._to_copy and kept and target is not None:
             # On the CPU this may have been no copy.
@@ -252,7 +252,7 @@ def _factories() -> Iterator[None]:
 
 
 def _is_cuda(device: Any) -> bool:
-    return isinstance(device, (str, torch.device)) and torch.device(device).type == "cuda"
+    return isinstance(device, (str, torch.device)) and torch.device(device).type == CUDA.type
 
 
 def pretended(x: Tensor) -> Tensor:

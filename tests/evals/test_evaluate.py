@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from lucid_attention import enable_lucid
 from lucid_lab.evals import evaluate as evaluation
-from lucid_lab.evals.compare import paired_difference
-from lucid_lab.evals.evaluate import FAMILIES, TASK_FOLDER, EvaluatedModel, identity, make_tasks
+from lucid_lab.evals.evaluate import FAMILIES, TASK_FOLDER, EvaluatedModel, identity, make_tasks, paired_difference
+from lucid_lab.evals.needles import MULTIPLE
 from lucid_lab.evals.tokens import load_tokenizer
 
 from .checkpoints import lucid, write_checkpoint
@@ -36,8 +36,7 @@ SMALL = (*NEEDLES, "--needles", 2, "--lengths", 300, "--samples", 3)
 def ruler_tasks(tokenizer_folder: Path) -> list[Any]:
     return [
         *leaves("sniah", tokenizer_folder, samples=3, lengths=(1024,)),
-        *leaves("mniah", tokenizer_folder, samples=3, lengths=(2048,), needles=(1, 4)),
-        *leaves("ruler", tokenizer_folder, samples=3, lengths=(2048,)),
+        *leaves("mniah", tokenizer_folder, samples=3, lengths=(2048,), needles=(1, 4), variants=tuple(MULTIPLE)),
     ]
 
 
@@ -67,17 +66,6 @@ def test_prompts_and_answers_have_the_length_of_their_task(ruler_tasks: list[Any
             assert len(ids) + settings["max_gen_toks"] <= int(task.task_name.rsplit("-", 1)[1]), task.task_name
             for needle in sample["doc"].get("needles", []):
                 assert tokenizer.decode(ids[slice(*needle["span"])]).strip() == needle["text"]
-
-
-def test_rulers_samples_depend_on_the_seed_alone(tokenizer_folder: Path) -> None:
-    def docs(seed: int) -> list[Any]:
-        tasks = leaves("ruler", tokenizer_folder, samples=2, lengths=(2048,), seed=seed)
-        return [task.eval_docs.to_list() for task in tasks]
-
-    assert docs(0) == docs(0)
-    assert all(one != other for one, other in zip(docs(0), docs(1), strict=True))
-    with pytest.raises(ValueError, match=r"ruler vt needs \d+ tokens with this tokenizer, more than --lengths 512"):
-        leaves("ruler", tokenizer_folder, lengths=(512,))
 
 
 @pytest.mark.parametrize("kind", ["lucid", "llama", "dropin"])
@@ -134,7 +122,9 @@ def test_users_of_lm_eval_get_the_same_samples_and_scores(llama_folder: Path) ->
 
 def test_means_are_over_variants_and_over_all(llama_folder: Path) -> None:
     (group,) = make_tasks(
-        ["mniah"], {"lengths": (600,), "needles": (1, 2), "samples": 1, "haystack": "noise"}, str(llama_folder)
+        ["mniah"],
+        {"lengths": (600,), "needles": (1, 2), "samples": 1, "haystack": "noise", "variants": tuple(MULTIPLE)},
+        str(llama_folder),
     )
     assert group.child_names == ["mniah-needles_1-600", "mniah-needles_2-600"]
     assert [len(child) for child in group] == [5, 5]

@@ -70,6 +70,17 @@ def test_the_published_training_set_becomes_prompts(tmp_path: Path) -> None:
     assert lucid("make-data", "babilong", out, *words) == 0
     prompts = [render_prompt("qa1", row["input"], row["question"]) for row in ROWS[:2]]
     assert lines(out) == [{"prompt": prompt, "answer": " garden"} for prompt in prompts]
+    assert lucid("make-data", "babilong", tmp_path / "plain.jsonl", *words, "--plain") == 0
+    plain = [f"{row['input']} {row['question']}" for row in ROWS[:2]]
+    assert [line["prompt"] for line in lines(tmp_path / "plain.jsonl")] == plain
+
+
+def test_all_rows_become_plain_prompts_as_the_authors_take_them(tmp_path: Path, data: str) -> None:  # noqa: F811
+    assert lucid("make-data", "longbench", tmp_path / "all.jsonl", "--data-dir", data, "--part", "all", "--plain") == 0
+    prompts = [doc["prompt"] for task in HALVED for doc in documents(task, "all", data, plain=True)]
+    assert [line["prompt"] for line in lines(tmp_path / "all.jsonl")] == prompts
+    assert len(prompts) > len([doc for task in HALVED for doc in documents(task, "train", data)])
+    assert not any("Answer" in prompt for prompt in prompts)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +94,8 @@ def test_the_published_training_set_becomes_prompts(tmp_path: Path) -> None:
         (["babilong", "OUT", "--tasks", "qa9", "--tokenizer", "TOKENIZER"], "stories must be some of qa1"),
         (["qasper", "OUT", "--data-dir", "nowhere"], "there is no file"),
         (["needles", "OUT", "--tasks", "qa1"], ", and not --tasks"),
+        (["babilong", "OUT", "--plain"], "--plain is for published stories"),
+        (["longbench", "OUT", "--part", "half"], "--part must be train"),
     ],
 )
 def test_an_error_is_a_message_and_leaves_no_file(

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from lucid_attention import enable_lucid
 from lucid_lab.evals.evaluate import EvaluatedModel
-from lucid_lab.evals.perplexity import exponential_of_mean
-from lucid_lab.evals.tokens import load_tokenizer
+from lucid_lab.evals.tokens import exponential_of_mean, load_tokenizer
 
 from .stub_models import ask, leaves
 

@@ -23,16 +23,10 @@ def results(one: str, two: str) -> dict[str, Any]:
     }
 
 
-def test_a_difference_with_a_reason_is_said() -> None:
-    said, wrong = hf_suite.judge(COLUMNS, results("failed", "passed"), [REASON])
-    assert said == ["a lucid: test_one failed, passed with sdpa: so it is"]
-    assert wrong == []
-
-
 def test_a_difference_without_a_reason_is_wrong() -> None:
     for outcomes in (results("failed", "failed"), results("failed", "skipped")):
         said, (wrong,) = hf_suite.judge(COLUMNS, outcomes, [REASON])
-        assert len(said) == 1
+        assert said == ["a lucid: test_one failed, passed with sdpa: so it is"]
         assert "test_two" in wrong
         assert wrong.endswith("without a reason: said why")
     (_, wrong_outcome) = hf_suite.judge(COLUMNS, results("skipped", "passed"), [REASON])
@@ -44,11 +38,6 @@ def test_a_reason_without_a_difference_is_wrong_if_its_columns_ran() -> None:
         "a reason that no longer applies: ['test_on*'] in ['* lucid']: so it is"
     ]
     assert hf_suite.judge(COLUMNS, results("passed", "passed"), [REASON | {"columns": ["b lucid"]}]) == ([], [])
-
-
-def test_the_table_counts() -> None:
-    last = hf_suite.table(COLUMNS, results("failed", "passed")).splitlines()[-1]
-    assert last.split() == ["a", "lucid", "1", "2", "0", "1", "a", "sdpa"]
 
 
 def test_the_reasons_are_well_formed_and_name_columns() -> None:

@@ -1,4 +1,6 @@
-"""No kernel reads or writes outside its tensors: every tensor lies between guard zones, over all small shapes.
+"""No kernel reads or writes outside its tensors, and no program depends on another one of its launch.
+
+Every tensor lies between guard zones, over all small shapes.
 
 The zones of floating point tensors are NaN, so that what is read from them shows in a result; those of integers are far
 out of range. What is written to them shows afterwards.
@@ -8,6 +10,9 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
+from triton.runtime.errors import InterpreterError
 
 from lucid_attention import lucid_decode, lucid_path_attention, precondition
 from lucid_attention.ops.lucid import triton_decode, triton_solve
@@ -134,3 +139,31 @@ def test_a_path_step_keeps_to_its_tensors(guards, S, sizes, monkeypatch):
         )
         assert all(x.isfinite().all() for x in step)
     guards.check()
+
+
+@triton.jit
+def planted_kernel(x, out, KIND: tl.constexpr):
+    """Every program copies a number, where KIND is "right"."""
+    pid = tl.program_id(0)
+    place = pid // 2 if KIND == "two write" else pid
+    target = x + (pid + 1) if KIND == "one reads" else out + place
+    tl.store(target, tl.load(x + pid))
+    if KIND == "reads its own":
+        tl.store(x + pid, tl.load(out + pid))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("two write", "two programs write to one address"),
+        ("one reads", "a program reads what another one writes"),
+        ("reads its own", "a program reads what it wrote"),
+    ],
+)
+def test_the_log_of_addresses_finds_planted_races(kind, message):
+    """Every launch of these tests is checked by it."""
+    x, out = torch.zeros(5), torch.zeros(5)
+    planted_kernel[(4,)](x, out, KIND="right")
+    with pytest.raises((AssertionError, InterpreterError), match=message):
+        planted_kernel[(4,)](x, out, KIND=kind)

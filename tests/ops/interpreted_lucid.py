@@ -26,11 +26,12 @@ DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).re
 # So small that short sequences have several chunks and strips.
 SMALL = SolveTiles(
     inverse=Tile(16, 16, 16, 16),
-    merge=Tile(16, 16, 16, 16),
+    product=Tile(16, 16, 0, 16),
     solve=Tile(16, 16, 16, 0),
     update=Tile(16, 16, 16, 16),
     gradient=Tile(16, 16, 16, 16, out=16),
     block=16,
+    chunk=32,
     strip=64,
 )
 MASK = torch.arange(280).view(2, 140) % 83 > 4
@@ -161,7 +162,10 @@ def test_zero_small_and_huge_keys(size, dtype, small_tiles):
 @pytest.mark.parametrize("keys", ["close", "closest"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_inside_nothing_is_as_coarse_as_tf32(dtype, keys):
-    """Results of 16-bit inputs before they are rounded: products in tf32 would be off by 2e-3, in bfloat16 by 2e-2."""
+    """Results of 16-bit inputs before they are rounded: off by what float16 rounds, which bfloat16 feeds back.
+
+    Products in tf32 would be off by 2e-3, in bfloat16 by 2e-2.
+    """
     tensors = Case(T=140, H=1, D=32, E=16, keys=keys).tensors(dtype)
     k, v, weight = tensors["k"], tensors["v"], torch.randn(1, 1, 140, 16).to(dtype)
     truth = evaluate(oracles.precondition, widened({"k": k, "v": v}), weight.double())
@@ -170,4 +174,4 @@ def test_inside_nothing_is_as_coarse_as_tf32(dtype, keys):
     triton_solve.forward(system, v, y, None, SMALL)
     triton_solve.backward(system, weight, y, None, triton_solve.Gradients(dv, dk, None, None, None, None), SMALL)
     for name, x in (("out", y), ("dv", dv), ("dk", dk)):
-        assert error(x, truth[name]) <= 1e-4, name
+        assert error(x, truth[name]) <= (2**-11 if dtype == torch.bfloat16 else 1e-4), name

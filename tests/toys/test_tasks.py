@@ -100,6 +100,28 @@ def test_recall_asks_every_key_once_for_its_last_value(task: str, updates: int, 
         made.test(1, n, 4 * n + 2 * updates - 2)
 
 
+def test_hidden_bytes_are_asked_for_and_blocks_before_the_last_are_whole() -> None:
+    whole = TASKS["characters"]((), 64).batch(20, 3, 4)[0]
+    for task, start in (("masked_characters", 0), ("last_block", 48)):
+        inputs, labels = TASKS[task]((50,), 64).batch(20, 3, 4)
+        hidden = inputs == 256
+        assert torch.equal(torch.where(hidden, labels, inputs), whole)
+        assert torch.equal(labels == IGNORED, ~hidden)
+        assert not hidden[:, :start].any()
+        assert abs(hidden[:, start:].double().mean() - 0.5) < 0.1
+
+
+def test_every_repeated_key_is_asked_once_and_shown_with_its_value() -> None:
+    inputs, labels = TASKS["repeated_keys"]((10,), 100).batch(8, 0, 0)
+    for row, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
+        shown = {key: value for key, value in row if value != 64}
+        asked = [(key, answer) for (key, value), answer in zip(row, answers, strict=True) if value == 64]
+        assert sorted(asked) == sorted(shown.items())
+        assert len(shown) == 10
+        assert all((value == 64) == (answer != IGNORED) for (_, value), answer in zip(row, answers, strict=True))
+        assert all(shown[key] == value for key, value in row if value != 64)
+
+
 def test_a_read_of_the_flip_flop_language_repeats_the_last_write() -> None:
     made = TASKS["flip_flop"]((80,), 200)
     for percent, (inputs, labels) in ((80, made.batch(50, 0, 0)), (10, made.test(50, 10, 200))):

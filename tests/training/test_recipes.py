@@ -31,7 +31,7 @@ def test_every_recipe_makes_a_model_and_survives_json(name: str) -> None:
     ],
 )
 def test_a_change_has_the_type_of_its_field(change: str, field: str, value: object) -> None:
-    assert getattr(find_recipe("tiny_needle").changed([change]), field) == value
+    assert getattr(find_recipe("latest_value").changed([change]), field) == value
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,14 @@ def test_a_change_has_the_type_of_its_field(change: str, field: str, value: obje
         ("attention=lucidd", r"attention must be one of .*did you mean 'lucid'"),
         ("preset=tinny", r"preset must be one of .*did you mean 'tiny'"),
         ("precision=bf16", "precision must be one of float32, bfloat16"),
-        ("micro_batch_size=3", "batch_size must be a multiple of micro_batch_size: got 16 and 3"),
+        ("micro_batch_size=3", "batch_size must be a multiple of micro_batch_size: got 32 and 3"),
         ("steps", "a change must be KEY=VALUE, got 'steps'"),
         ("steps.a=1", "steps has no parts"),
     ],
 )
 def test_a_wrong_change_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        find_recipe("tiny_needle").changed([change])
+        find_recipe("latest_value").changed([change])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_wrong_change_is_refused(change: str, message: str) -> None:
 )
 def test_a_model_that_cannot_be_made_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        new_config(find_recipe("tiny_needle").changed([f"model.{change}"]), vocab_size=100)
+        new_config(find_recipe("latest_value").changed([f"model.{change}"]), vocab_size=100)
 
 
 def test_two_ramps_are_refused() -> None:
@@ -84,10 +84,10 @@ def test_a_new_batch_size_brings_its_micro_batch_size(batch_size: int, processes
 
 
 def test_options_of_the_command_change_the_recipe() -> None:
-    recipe = chosen_recipe("tiny_needle", attention="softmax", data="memory_update", seed=3, changes=["steps=7"])
+    recipe = chosen_recipe("latest_value", attention="softmax", data="needles", seed=3, changes=["steps=7"])
     assert (recipe.attention, recipe.data, recipe.data_options, recipe.seed, recipe.steps) == (
         "softmax",
-        "memory_update",
+        "needles",
         {},
         3,
         7,
@@ -116,7 +116,7 @@ def test_a_dry_run_counts_the_model_and_divides_it_with_fsdp(capsys: pytest.Capt
     out = capsys.readouterr().out
     assert "steps: 500 of 16 × 65,536 tokens, 524,288,000 in all" in out
     assert "data/dolma, which does not exist yet" in out
-    recipe = find_recipe("tiny_needle")
+    recipe = find_recipe("latest_value")
     (line, *_) = dry_run(recipe)
     from transformers import AutoModelForCausalLM
 

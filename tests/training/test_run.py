@@ -29,7 +29,6 @@ SMALL: dict[str, Any] = {
     "batch_size": 4,
     "micro_batch_size": 2,
     "model": {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16},
-    "data_options": {"n": [2, 4, 8]},
     "log_every": 1,
     "save_every": 2,
     "evaluate_every": 0,
@@ -38,7 +37,7 @@ SMALL: dict[str, Any] = {
 
 
 def small(**changes: Any) -> Recipe:
-    return replace(find_recipe("tiny_needle"), **{**SMALL, **changes})
+    return replace(find_recipe("latest_value"), **{**SMALL, **changes})
 
 
 def losses(run: Path) -> list[float]:
@@ -98,7 +97,7 @@ def test_a_signal_saves_a_checkpoint_and_the_run_resumes_to_the_same_losses(
 ) -> None:
     # Trainer would save only at the end.
     recipe = small(save_every=0)
-    words = ["train", "tiny_needle", "--out", str(tmp_path / "run")]
+    words = ["train", "latest_value", "--out", str(tmp_path / "run")]
     monkeypatch.setattr(runs, "chosen_recipe", lambda *_, **__: recipe)
     with monkeypatch.context() as patch:
         signal_at(5, number, patch)
@@ -120,7 +119,7 @@ def test_a_run_that_is_stopped_before_its_first_step_says_that_there_is_no_check
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runs, "make_model", lambda *_: signal.raise_signal(signal.SIGINT))
-    assert cli.main(["train", "tiny_needle", "--out", str(tmp_path / "run")]) == 130
+    assert cli.main(["train", "latest_value", "--out", str(tmp_path / "run")]) == 130
     assert "no checkpoint was saved yet: the same command starts from the beginning" in capsys.readouterr().err
 
 
@@ -202,7 +201,7 @@ def test_two_processes_train_as_one_and_resume(whole: Path, tmp_path: Path) -> N
     settings = {**SMALL, "micro_batch_size": 1}
     model = settings.pop("model")
     changes = [f"{key}={value}" for key, value in {**settings, **{f"model.{k}": v for k, v in model.items()}}.items()]
-    words = ["train", "tiny_needle", "--out", str(run), *(f"--set={c}" for c in changes)]
+    words = ["train", "latest_value", "--out", str(run), *(f"--set={c}" for c in changes)]
     done = torchrun(program, words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("validation loss") == 1
@@ -263,7 +262,7 @@ def test_a_model_that_is_divided_between_processes_trains_as_a_whole_one(tmp_pat
 
 @pytest.mark.slow
 def test_fsdp_is_refused_where_the_model_would_be_copied(tmp_path: Path) -> None:
-    words = ["train", "tiny_needle", "--out", str(tmp_path / "run"), "--parallel", "fsdp", "--set=micro_batch_size=8"]
+    words = ["train", "latest_value", "--out", str(tmp_path / "run"), "--parallel", "fsdp", "--set=micro_batch_size=8"]
     assert "--parallel fsdp needs GPUs" in torchrun(["-m", "lucid_lab.cli"], words).stderr
     with pytest.raises(ValueError, match="--parallel fsdp needs several processes"):
         train(small(), tmp_path / "run", parallel="fsdp")

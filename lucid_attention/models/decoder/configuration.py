@@ -64,7 +64,8 @@ class LucidConfig(PreTrainedConfig):
         qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
         attention_options: further arguments of the attention's constructor, which override the fields above. For
-            several attentions, one dictionary per attention, by its name.
+            several attentions, one dictionary per attention, by its name. {"block": n}: blocks of n tokens that see
+            each other (block diffusion). Pad them on the right, and pass whole blocks to a cache.
     """
 
     model_type: ClassVar[str] = MODEL_TYPE

@@ -238,8 +238,6 @@ def paged_decode_(
     Returns:
         o: [B, H·G, 1, E].
     """
-    from . import triton_decode
-
     pages, size, H, _ = k_pages.shape
     checks.check_shape("norm_pages", norm_pages, (pages, size, H), "[pages, page size, H]")
     checks.check_shape("y_pages", y_pages, (pages, size, H, v.shape[3]), "[pages, page size, H, E]")
@@ -256,6 +254,31 @@ def paged_decode_(
     reason = kernel_obstacle(token)
     if reason:
         raise ValueError(f"paged decoding cannot run: {reason}")
+    learned, fixed = (c, 0.0) if isinstance(c, Tensor) else (None, c)
+    given = beta, norm, learned, strength, token.scale, fixed
+    out: Tensor = _paged_decode_op(q, k_pages, y_pages, norm_pages, v, block_table, lengths, *given)
+    return out
+
+
+def _run_paged_kernels(
+    q: Tensor, k: Tensor, y: Tensor, norms: Tensor, v: Tensor, block_table: Tensor, lengths: Tensor,
+    beta: Tensor | None, norm: str, sharpness: Tensor | None, strength: float, scale: float, fixed: float,
+) -> Tensor:  # fmt: skip
+    from . import triton_decode
+
+    k, y, norms = (x.transpose(1, 2) for x in (k, y, norms))
+    c = fixed if sharpness is None else sharpness
     o, _ = _outputs(q, k, v)
-    triton_decode.step(token, y, o, block_table)
+    triton_decode.step(Token(q, k, v, y, norms, None, beta, norm, c, strength, scale, lengths), y, o, block_table)
     return o
+
+
+_paged_decode_op = torch.library.custom_op(
+    "lucid_attention::paged_decode_triton",
+    _run_paged_kernels,
+    mutates_args=("y_pages",),
+    schema="(Tensor q, Tensor k_pages, Tensor(a!) y_pages, Tensor norm_pages, Tensor v, Tensor block_table, "
+    "Tensor lengths, Tensor? beta, str norm, Tensor? sharpness, float strength, float scale, float fixed_sharpness) "
+    "-> Tensor",
+)
+_paged_decode_op.register_fake(lambda q, k_pages, y_pages, norm_pages, v, *rest: _outputs(q, k_pages, v)[0])

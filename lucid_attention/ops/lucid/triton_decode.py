@@ -27,6 +27,7 @@ from ..triton_tiles import (
     registers,
     softmax_step,
     splits_of,
+    stride_unit,
 )
 
 # Of float32 keys: a step waits for memory, and pieces of a wide head for tensor cores would spill registers.
@@ -62,7 +63,10 @@ class StepTensors(NamedTuple):
 
 
 class StepConstants(NamedTuple):
-    """What the kernels are compiled for. FEATURES, VALUES: padded D and E. WIDTH: of E, combined by one program."""
+    """What the kernels are compiled for. FEATURES, VALUES: padded D and E. WIDTH: of E, combined by one program.
+
+    UNIT: the strides of k and y are multiples of it.
+    """
 
     G: int
     D: int
@@ -73,6 +77,7 @@ class StepConstants(NamedTuple):
     ROWS: int
     COLUMNS: int
     PAGE: int
+    UNIT: int
     COUNTED: bool
     IN_PLACE: bool
     MASKED: bool
@@ -83,13 +88,18 @@ class StepConstants(NamedTuple):
 
 
 @triton.jit
-def places(cache, table, strides, stride_table, batch, head, tokens, inside, PAGE: tl.constexpr):
-    """Pointers to the rows of a cache for positions [N] of a sequence. strides: of batch or pages, heads and places."""
-    start = cache + head * strides[1]
+def places(
+    cache, table, strides, stride_table, batch, head, tokens, inside, PAGE: tl.constexpr, UNIT: tl.constexpr = 1
+):
+    """Pointers to the rows of a cache for positions [N] of a sequence.
+
+    strides: of batch or pages, heads and places, in multiples of UNIT.
+    """
+    start = cache + head * strides[1] * UNIT
     if PAGE:
         pages = tl.load(table + batch * stride_table + tokens // PAGE, mask=inside, other=0).to(tl.int64)
-        return start + pages * strides[0] + (tokens % PAGE) * strides[2]
-    return start + batch * strides[0] + tokens.to(tl.int64) * strides[2]
+        return start + pages * strides[0] * UNIT + (tokens % PAGE) * strides[2] * UNIT
+    return start + batch * strides[0] * UNIT + tokens.to(tl.int64) * strides[2] * UNIT
 
 
 @triton.jit
@@ -104,7 +114,7 @@ def new_rows(step, k_strides, n_strides, stride_table, n, batch, head, count, hi
     here = (rows < CONST.G)[:, None] & (features < CONST.D)
     x = tl.load(step.q + (n * CONST.G + rows)[:, None] * CONST.D + features, mask=here, other=0.0).to(tl.float32)
     one = tl.zeros((1,), tl.int32) + count
-    new = places(step.k, step.table, k_strides, stride_table, batch, head, one, one >= 0, CONST.PAGE)
+    new = places(step.k, step.table, k_strides, stride_table, batch, head, one, one >= 0, CONST.PAGE, CONST.UNIT)
     key = tl.load(new[:, None] + features, mask=features < CONST.D, other=0.0).to(tl.float32)
     x = tl.where((tl.abs(x) < float("inf")) | (hidden == 0), x, 0.0)
     key = tl.where((tl.abs(key) < float("inf")) | (hidden == 0), key, 0.0)
@@ -166,7 +176,7 @@ def step_split_kernel(
         seen = tokens < count
         if CONST.MASKED:
             seen &= tl.load(step.mask + batch * stride_mask + tokens, mask=seen, other=0) != 0
-        there = places(step.k, step.table, k_strides, stride_table, batch, head, tokens, seen, CONST.PAGE)
+        there = places(step.k, step.table, k_strides, stride_table, batch, head, tokens, seen, CONST.PAGE, CONST.UNIT)
         mask = seen[None, :] & (features < CONST.D)[:, None]
         keys = tl.load(there[None, :] + features[:, None], mask=mask, other=0.0)
         scores = tl.dot(x, keys, input_precision=CONST.PRECISION) * factors
@@ -174,9 +184,9 @@ def step_split_kernel(
         inverse = tl.load(there, mask=seen, other=0.0).to(tl.float32)[None, :]
         scores *= inverse if CONST.QK else tl.where(is_key, inverse, 1.0)
         scores = tl.where(seen[None, :], scores - shift, float("-inf"))
-        there = places(y, step.table, y_strides, stride_table, batch, head, tokens, seen, CONST.PAGE)
+        there = places(y, step.table, y_strides, stride_table, batch, head, tokens, seen, CONST.PAGE, CONST.UNIT)
         mask = seen[:, None] & (wide < CONST.E)[None, :]
-        values = tl.load(there[:, None] + wide[None, :], mask=mask, other=0.0).to(tl.float32)
+        values = tl.load(there[:, None] + wide[None, :], mask=mask, other=0.0)
         top, total, acc = softmax_step(scores, values, top, total, acc, rows == CONST.G, CONST.PRODUCT)
     here = (n * splits + split) * CONST.ROWS + rows
     tl.store(step.maxima + here, top)
@@ -215,7 +225,7 @@ def step_combine_kernel(
         new *= tl.load(beta + n)
     new = tl.where(hidden == 0, new, 0.0).to(y.dtype.element_ty)
     one = tl.zeros((1,), tl.int32) + (count if CONST.IN_PLACE else 0)
-    there = places(y, step.table, y_strides, stride_table, batch, head, one, one >= 0, CONST.PAGE)
+    there = places(y, step.table, y_strides, stride_table, batch, head, one, one >= 0, CONST.PAGE, CONST.UNIT)
     tl.store(there[:, None] + wide[None, :], new[None, :], mask=(wide < CONST.E)[None, :])
     # The new key among the keys that the queries read.
     x, power, inverse, factors = new_rows(
@@ -252,7 +262,7 @@ def step(token: Token, y: Tensor, o: Tensor, table: Tensor | None = None) -> Non
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + 1)
     where = architecture(k.device)
     multiply, tile = precisions(where, k.dtype), step_tile(where, k.dtype, features, values)
-    page = 0 if table is None else k.shape[2]
+    page, unit = 0 if table is None else k.shape[2], stride_unit(k, y_past, y)
     splits = splits_of(n, k.shape[2] if table is None else table.shape[1] * page)
     maxima, sums = (q.new_empty(n, splits, rows, dtype=torch.float32) for _ in range(2))
     parts = q.new_empty(n, splits, rows, values, dtype=torch.float32)
@@ -268,19 +278,23 @@ def step(token: Token, y: Tensor, o: Tensor, table: Tensor | None = None) -> Non
     )
     const = StepConstants(
         G=G, D=D, FEATURES=features, E=E, VALUES=values, WIDTH=min(64, values), ROWS=rows, COLUMNS=tile.cols, PAGE=page,
-        COUNTED=counts is not None, IN_PLACE=in_place, MASKED=mask is not None, QK=token.norm == "qk",
+        UNIT=unit, COUNTED=counts is not None, IN_PLACE=in_place, MASKED=mask is not None, QK=token.norm == "qk",
         BETA=token.beta is not None, PRECISION=STEP_PRECISION, PRODUCT=multiply.values,
     )  # fmt: skip
     count = 0 if counts is not None else k.shape[2] - 1
     numbers = (
         H, count, splits, 0 if mask is None else mask.stride(0), 0 if table is None else table.stride(0),
-        0 if counts is None or counts.numel() == 1 else counts.stride(0), *k.stride()[:3], *norms.stride()[:3],
+        0 if counts is None or counts.numel() == 1 else counts.stride(0), *_in_units(k, unit), *norms.stride()[:3],
     )  # fmt: skip
     options = {"CONST": const, "num_warps": tile.warps, "num_stages": tile.stages}
     with on_device(k):
         step_split_kernel[(n * splits,)](
-            tensors, y_past, *numbers, *y_past.stride()[:3], **options, **registers(step_split_kernel, k.device)
+            tensors, y_past, *numbers, *_in_units(y_past, unit), **options, **registers(step_split_kernel, k.device)
         )
         step_combine_kernel[(n, values // const.WIDTH)](
-            tensors, y, v, beta, o, *numbers, *y.stride()[:3], **options, **registers(step_combine_kernel, k.device)
+            tensors, y, v, beta, o, *numbers, *_in_units(y, unit), **options, **registers(step_combine_kernel, k.device)
         )
+
+
+def _in_units(x: Tensor, unit: int) -> list[int]:
+    return [stride // unit for stride in x.stride()[:3]]

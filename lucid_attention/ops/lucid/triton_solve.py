@@ -1,8 +1,8 @@
 """The LUCID solve and its gradients by Triton kernels: tile sizes, kernels, then their launches.
 
-Forward: pack, invert all diagonal blocks, then right-looking: solve a chunk, update the rest of its strip; once a strip
-is solved, update all later rows in parallel. Backward: the same in reverse order for dv, then one pass for the keys.
-The launches depend on shapes only, never on data, and no program waits for another. Nothing T × T is in memory.
+Forward: pack, invert all diagonal blocks of 512 rows (strips), then right-looking: one product with its inverse solves
+a strip, then all later rows are updated in parallel. Backward: the same in reverse order for dv, then one pass for the
+keys. The launches depend on shapes only, never on data, and no program waits for another. Nothing T × T is in memory.
 
 Everything is padded: n heads of P positions, those of the past first and right-aligned, so that the new ones start at
 a multiple of a chunk. Keys are [n, P, D'], values [n, P, E'], D' and E' padded as well, so only the kernels at the
@@ -11,9 +11,12 @@ values and weight 0: they take no part.
 
     z = v − s L y,   y = w ∘ z,   L_ij = exp(c (cos θ_ij − 1)) for j < i in the same document
 
-w is β, or 1, and 0 at masked positions. A chunk is a pair of blocks; `chunks` holds, for each, the inverse of its
-diagonal block of I + s L diag(w) (of I + s diag(w) L for the adjoint): computed for all chunks at once, by forward
-substitution.
+w is β, or 1, and 0 at masked positions. What is inverted is I + s L diag(w), or I + s diag(w) L for the adjoint.
+
+For 16-bit inputs a solved y is kept in float16, and a product with it is two: with the halves of L in float16. An error
+of y enters the result at most doubled, however long the sequence (`docs/mathematics.md`): less than what bfloat16
+rounds. For float16 inputs a third product adds what y lost. So that neither overflows, every column of the values is
+scaled by a power of two to a largest entry between 1 and 2, and L by 2^15.
 """
 
 import math
@@ -26,10 +29,14 @@ import triton.language as tl
 from torch import Tensor
 
 from .. import packing
+from ..triton_products import TritonAlgebra
 from ..triton_tiles import (
+    LOG2_E,
+    PRODUCT_TILE,
     Precisions,
     Tile,
     architecture,
+    exact_dot,
     exponentials,
     key_columns,
     key_rows,
@@ -38,57 +45,57 @@ from ..triton_tiles import (
     precisions,
     registers,
     score_tile,
-    unit_inverse,
+    stride_unit,
 )
 from .system import Gradients, System
 
 PACK_ROWS = 16
+# Memory that inverses of strips may take.
+INVERSE_BYTES = 256 * 1024**2
+# The power of two by which L is scaled before it becomes float16.
+SCALED = tl.constexpr(15)
 
 
 @dataclass(frozen=True)
 class SolveTiles:
-    """block: rows of a diagonal block; a chunk, two blocks, is solved by one launch; strip: rows whose solution is
-    taken to all later rows at once."""
+    """block: rows of a tile of an inverse; positions are padded to a multiple of chunk; strip: the most rows that are
+    solved at once."""
 
     inverse: Tile
-    merge: Tile
+    product: Tile
     solve: Tile
     update: Tile
     gradient: Tile
     block: int = 64
+    chunk: int = 128
     strip: int = 512
-
-    @property
-    def chunk(self) -> int:
-        return 2 * self.block
-
-
-# Rows of a tile and piece of the head size of the gradients of bfloat16 keys: the largest that spill nothing. 64 rows
-# are what the matrix instructions of sm_90 and sm_100 need.
-GRADIENT = {"sm_80": (32, 128), "sm_90": (64, 64), "sm_100": (64, 64), "gfx942": (64, 128)}
-# The piece of the values in flight there: 32, or what packed documents need to spill nothing (float16 everywhere).
-GRADIENT_VALUES = {"sm_90": 16}
 
 
 def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: int) -> SolveTiles:
     """One configuration per architecture and shape class. Each compiles without spills (`make test-gpu-offline`).
 
-    dtype: the wider one of keys and values; features, values: the padded head sizes.
+    dtype: the wider one of keys and values; features, values: the padded head sizes. The large tiles are for the
+    architectures where matrix instructions need them, and none had wrong results with 8 warps.
     """
-    width = min(128, values)
-    whole = 32 if dtype == torch.float32 else features
-    rows, out = GRADIENT.get(architecture, (32, 64))
-    piece = 16 if dtype == torch.float16 else GRADIENT_VALUES.get(architecture, 32)
+    width, exact = min(128, values), dtype == torch.float32
+    large = architecture in ("sm_80", "sm_90") and not exact and max(features, values) <= 128
+    whole = 32 if exact else features
     # Whole keys leave less room for values; only here it is too little.
     narrow = architecture == "sm_120" and whole >= 128
+    update = Tile(64, 32, min(64, width) if narrow else width, whole)
+    gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64)
     if dtype != torch.bfloat16:
-        rows, out = 32, 64 if features <= 128 else 32
+        gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64 if features <= 128 else 32)
+    elif large:
+        gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
+    if large:
+        update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
         inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
-        merge=Tile(64, 16, width, min(whole, 64)),
+        product=PRODUCT_TILE,
         solve=Tile(64, 32, min(32, values), 0),
-        update=Tile(64, 32, min(64, width) if narrow else width, whole),
-        gradient=Tile(rows, 32, min(piece, values), min(whole, 64), out=out),
+        update=update,
+        gradient=gradient,
     )
 
 
@@ -113,7 +120,8 @@ class Constants(NamedTuple):
     """What a kernel is compiled for. Fields that a kernel does not read keep their default.
 
     FEATURES, VALUES: D' and E'. PIECE: of D', multiplied at a time; WIDTH: of E', likewise; OUT: of D', written by one
-    program. PACKED: whether there are documents. PRECISION, PRODUCT, GRADIENT, INVERSE: `Precisions`.
+    program. PACKED: whether there are documents. LOWER: whether solutions have a lower half. PRECISION, PRODUCT,
+    GRADIENT, INVERSE: `Precisions`.
     """
 
     FEATURES: int = 0
@@ -127,6 +135,7 @@ class Constants(NamedTuple):
     ADJOINT: bool = False
     BETA: bool = False
     PACKED: bool = False
+    LOWER: bool = False
     PRECISION: str = ""
     PRODUCT: str = ""
     GRADIENT: str = ""
@@ -134,18 +143,29 @@ class Constants(NamedTuple):
 
 
 @triton.jit
-def read_source(x, mask, strides, length, H, head, positions, columns, SIZE: tl.constexpr, MASKED: tl.constexpr):
+def read_source(x, mask, strides, length, H, head, positions, columns, CONST: tl.constexpr):
     """Positions and columns of a head of x: [B, H, length, SIZE], zero outside and where the mask is 0.
 
-    strides: of batch, heads and positions in x, and of the batch in the mask.
+    strides: of batch, heads and positions in x, in multiples of UNIT, and of the batch in the mask.
     """
     batch = head // H
     inside = (positions >= 0) & (positions < length)
-    if MASKED:
+    if CONST.MASKED:
         inside &= tl.load(mask + batch * strides[3] + positions, mask=inside, other=0) != 0
-    start = x + batch * strides[0] + (head % H) * strides[1]
-    there = start + positions.to(tl.int64)[:, None] * strides[2] + columns[None, :]
-    return tl.load(there, mask=inside[:, None] & (columns < SIZE)[None, :], other=0.0)
+    start = x + (batch * strides[0] + (head % H) * strides[1]) * CONST.UNIT
+    there = start + (positions.to(tl.int64) * strides[2] * CONST.UNIT)[:, None] + columns[None, :]
+    return tl.load(there, mask=inside[:, None] & (columns < CONST.SIZE)[None, :], other=0.0).to(tl.float32)
+
+
+class PackConstants(NamedTuple):
+    """SIZE: of the source; PADDED: of the result; PIECE: of it, copied by a program; UNIT: as in `stride_unit`."""
+
+    SIZE: int
+    PADDED: int
+    PIECE: int
+    UNIT: int
+    ROWS: int
+    MASKED: bool
 
 
 SOURCE = ["H", "stride_b", "stride_h", "stride_t", "stride_mask", "length", "offset", "first", "tiles", "P"]
@@ -154,7 +174,7 @@ SOURCE = ["H", "stride_b", "stride_h", "stride_t", "stride_mask", "length", "off
 @triton.jit(do_not_specialize=SOURCE, do_not_specialize_on_alignment=["mask"])
 def pack_keys_kernel(
     k, mask, keys, rnorm, inverse, H, stride_b, stride_h, stride_t, stride_mask, length, offset, first, tiles, P,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr,
+    CONST: tl.constexpr,
 ):  # fmt: skip
     """Copy keys, each scaled by a power of two to a largest entry of 256 to 511, so that products neither overflow nor
     vanish; rnorm: 1/‖·‖ of the scaled key, inverse: 1/‖·‖ of the key itself. Both are 0 for a zero key.
@@ -163,10 +183,10 @@ def pack_keys_kernel(
     """
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
-    rows = first + (pid % tiles) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, PADDED)
+    rows = first + (pid % tiles) * CONST.ROWS + tl.arange(0, CONST.ROWS)
+    columns = tl.arange(0, CONST.PADDED)
     strides = (stride_b, stride_h, stride_t, stride_mask)
-    x = read_source(k, mask, strides, length, H, head, rows - offset, columns, SIZE, MASKED).to(tl.float32)
+    x = read_source(k, mask, strides, length, H, head, rows - offset, columns, CONST)
     exponent = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) >> 23) & 255
     scale = (tl.minimum(tl.maximum(262 - exponent, 1), 254) << 23).to(tl.float32, bitcast=True)
     # Below the smallest normal number a key counts as zero, as in the other implementations.
@@ -178,24 +198,25 @@ def pack_keys_kernel(
     # NaN must not turn into a zero key.
     reciprocal = tl.where(squares == squares, reciprocal, squares).to(tl.float32)
     here = head * P + rows
-    tl.store(keys + here[:, None] * PADDED + columns[None, :], scaled.to(keys.dtype.element_ty))
+    tl.store(keys + here[:, None] * CONST.PADDED + columns[None, :], scaled.to(keys.dtype.element_ty))
     tl.store(rnorm + here, reciprocal)
     tl.store(inverse + here, reciprocal * scale)
 
 
 @triton.jit(do_not_specialize=SOURCE, do_not_specialize_on_alignment=["mask"])
 def pack_values_kernel(
-    v, mask, values, H, stride_b, stride_h, stride_t, stride_mask, length, offset, first, tiles, P,
-    SIZE: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, MASKED: tl.constexpr, PIECE: tl.constexpr,
+    v, mask, values, scales, H, stride_b, stride_h, stride_t, stride_mask, length, offset, first, tiles, P,
+    CONST: tl.constexpr,
 ):  # fmt: skip
-    """Copy values; zeros at padding and masked positions. Rows as in `pack_keys_kernel`."""
+    """Copy values times scales [n, PADDED]; zeros at padding and masked positions. Rows as in `pack_keys_kernel`."""
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
-    rows = first + (pid % tiles) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    rows = first + (pid % tiles) * CONST.ROWS + tl.arange(0, CONST.ROWS)
+    columns = tl.program_id(1) * CONST.PIECE + tl.arange(0, CONST.PIECE)
     strides = (stride_b, stride_h, stride_t, stride_mask)
-    x = read_source(v, mask, strides, length, H, head, rows - offset, columns, SIZE, MASKED)
-    out = values + (head * P + rows)[:, None] * PADDED + columns[None, :]
+    x = read_source(v, mask, strides, length, H, head, rows - offset, columns, CONST)
+    x *= tl.load(scales + head * CONST.PADDED + columns)[None, :]
+    out = values + (head * P + rows)[:, None] * CONST.PADDED + columns[None, :]
     tl.store(out, x.to(values.dtype.element_ty))
 
 
@@ -207,7 +228,7 @@ def cosine_tile(system, base, row, column, ROWS: tl.constexpr, COLUMNS: tl.const
     """
     cosines = score_tile(
         system.keys, base + row, system.keys, base + column, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
-        CONST.PRECISION, False,
+        CONST.PRECISION,
     )  # fmt: skip
     left = tl.load(system.rnorm + base + row + tl.arange(0, ROWS))
     right = tl.load(system.rnorm + base + column + tl.arange(0, COLUMNS))
@@ -220,97 +241,80 @@ def same_document(system, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
     return left[:, None] == tl.load(system.documents + column + tl.arange(0, COLUMNS))[None, :]
 
 
-@triton.jit
-def system_block(system, base, row, column, sharpness, CONST: tl.constexpr):
-    """A tile of L without its mask: exp(c (cos θ − 1)), zero between documents: [BLOCK, BLOCK]."""
-    BLOCK: tl.constexpr = CONST.BLOCK
-    tile = exponentials(cosine_tile(system, base, row, column, BLOCK, BLOCK, CONST), sharpness)
-    if CONST.PACKED:
-        tile = tl.where(same_document(system, row, column, BLOCK, BLOCK), tile, 0.0)
-    return tile
+@triton.jit(do_not_specialize=["first", "tiles", "sixteenths", "P"])
+def blocks_kernel(system, matrices, first, tiles, sixteenths, P, CONST: tl.constexpr):
+    """s L diag(w), or s diag(w) L for the adjoint, of strips of 16 · `sixteenths` rows from `first` on.
 
-
-@triton.jit(do_not_specialize=["first", "tiles", "P"])
-def inverse_kernel(system, chunks, first, tiles, P, CONST: tl.constexpr):
-    """The inverses of all diagonal blocks, by forward substitution: the diagonal blocks of `chunks`."""
-    BLOCK: tl.constexpr = CONST.BLOCK
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    block = pid % tiles
-    start = first + block * BLOCK
-    base = head * P
-    # L is made of a symmetric matrix: this is its transpose, whose column i is row i of L, without a transposition.
-    upper = system_block(system, base, start, start, tl.load(system.sharpness + head), CONST)
-    rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
-    w = tl.load(system.weights + base + start + tl.arange(0, BLOCK)) * system.strength
-    upper *= w[None, :] if CONST.ADJOINT else w[:, None]
-    x = unit_inverse(tl.where(rows < columns, upper, 0.0), BLOCK)
-    out = chunks + (head * tiles + block) * (2 * BLOCK * BLOCK) + (block % 2) * BLOCK
-    tl.store(out + rows * (2 * BLOCK) + columns, x)
-
-
-@triton.jit(do_not_specialize=["first", "tiles", "P"])
-def merge_kernel(system, chunks, first, tiles, P, CONST: tl.constexpr):
-    """The lower left block of the inverse of every chunk, −X₁ A₁₀ X₀."""
-    BLOCK: tl.constexpr = CONST.BLOCK
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    start = first + (pid % tiles) * (2 * BLOCK)
-    base = head * P
-    rows = tl.arange(0, BLOCK)[:, None]
-    inner = tl.arange(0, BLOCK)[None, :]
-    columns = tl.program_id(1) * CONST.COLUMNS + tl.arange(0, CONST.COLUMNS)[None, :]
-    tile = system_block(system, base, start + BLOCK, start, tl.load(system.sharpness + head), CONST)
-    w = system.weights + base + start + tl.arange(0, BLOCK)
-    if CONST.ADJOINT:
-        tile *= (tl.load(w + BLOCK) * system.strength)[:, None]
-    else:
-        tile *= (tl.load(w) * system.strength)[None, :]
-    chunk = chunks + (head * tiles + pid % tiles) * (4 * BLOCK * BLOCK)
-    upper = tl.load(chunk + rows * (2 * BLOCK) + columns)
-    lower = tl.load(chunk + (rows + BLOCK) * (2 * BLOCK) + inner + BLOCK)
-    right = tl.dot(tile, upper, input_precision=CONST.INVERSE)
-    corner = tl.dot(lower, right, input_precision=CONST.INVERSE)
-    tl.store(chunk + (rows + BLOCK) * (2 * BLOCK) + columns, -corner)
-
-
-@triton.jit(do_not_specialize=["chunk", "chunk_count", "first", "length", "P"])
-def solve_kernel(
-    weights, chunks, residuals, solved, out, z, products, chunk, chunk_count, first, length, P, E: tl.constexpr,
-    CONST: tl.constexpr,
-):  # fmt: skip
-    """Solve a chunk whose residuals are complete: solved = w ∘ z with z = X · residuals (Xᵀ for the adjoint).
-
-    Written twice: to `solved` [n, P, E'] for later updates, and to `out` [n, T, E]. With BETA z is written as well; the
-    adjoint, whose z is the gradient t of the right-hand side, reads z and writes t·z of every row and piece of E.
+    matrices: [n, strips, rows, rows], zero on and above the diagonal and after P. tiles: of BLOCK rows of all strips.
     """
     BLOCK: tl.constexpr = CONST.BLOCK
     pid = tl.program_id(0)
-    head = (pid // 2).to(tl.int64)
-    half = pid % 2
+    head = (pid // tiles).to(tl.int64)
+    row = first + (pid % tiles) * BLOCK
+    size = sixteenths * 16
+    local = (pid % tiles) * BLOCK % size
+    column = row - local + tl.program_id(1) * BLOCK
+    base = head * P
+    rows = tl.arange(0, BLOCK)
+    columns = tl.arange(0, BLOCK)
+    tile = tl.zeros((BLOCK, BLOCK), tl.float32)
+    if (column <= row) & (row < P):
+        cosines = cosine_tile(system, base, row, column, BLOCK, BLOCK, CONST)
+        tile = exponentials(cosines, tl.load(system.sharpness + head))
+        if CONST.PACKED:
+            tile = tl.where(same_document(system, row, column, BLOCK, BLOCK), tile, 0.0)
+        if CONST.ADJOINT:
+            tile *= (tl.load(system.weights + base + row + rows) * system.strength)[:, None]
+        else:
+            tile *= (tl.load(system.weights + base + column + columns) * system.strength)[None, :]
+        tile = tl.where((row + rows)[:, None] > (column + columns)[None, :], tile, 0.0)
+    start = matrices + (head * tiles * BLOCK + (pid % tiles) * BLOCK) * size + tl.program_id(1) * BLOCK
+    tl.store(start + rows[:, None] * size + columns[None, :], tile)
+
+
+@triton.jit(do_not_specialize=["index", "strips", "sixteenths", "start", "tiles", "first", "length", "P"])
+def solve_kernel(
+    weights, scales, inverses, residuals, solved, lower, out, z, products, index, strips, sixteenths, start, tiles,
+    first, length, P, E: tl.constexpr, CONST: tl.constexpr,
+):  # fmt: skip
+    """Solve a strip whose residuals are complete: y = w ∘ z with z = X · residuals (Xᵀ for the adjoint).
+
+    inverses: [n, strips, rows, rows], X of the strip is at `index`; its rows are [start, start + tiles · BLOCK).
+    Written twice: to `solved` [n, P, E'] for later updates (LOWER: what float16 cuts off, to `lower`), and to `out`
+    [n, T, E], without the scales. With BETA z is written as well; the adjoint, whose z is the gradient t of the
+    right-hand side, reads z and writes t·z of every row and piece of E.
+    """
+    BLOCK: tl.constexpr = CONST.BLOCK
+    pid = tl.program_id(0)
+    head = (pid // tiles).to(tl.int64)
+    row = (pid % tiles) * BLOCK
+    size = sixteenths * 16
     rows = tl.arange(0, BLOCK)
     columns = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
     inner = tl.arange(0, CONST.COLUMNS)
-    matrix = chunks + (head * chunk_count + chunk) * (4 * BLOCK * BLOCK)
-    base = head * P + first + chunk * (2 * BLOCK)
+    matrix = inverses + (head * strips + index) * size * size
+    base = head * P + start
     acc = tl.zeros((BLOCK, CONST.WIDTH), tl.float32)
-    low = half * BLOCK if CONST.ADJOINT else 0
-    high = 2 * BLOCK if CONST.ADJOINT else (half + 1) * BLOCK
-    for i in range(low, high, CONST.COLUMNS):
+    for i in range(row if CONST.ADJOINT else 0, tiles * BLOCK if CONST.ADJOINT else row + BLOCK, CONST.COLUMNS):
         if CONST.ADJOINT:
-            x = tl.load(matrix + (half * BLOCK + rows)[:, None] + (i + inner)[None, :] * (2 * BLOCK))
+            x = tl.load(matrix + (row + rows)[:, None] + (i + inner)[None, :] * size)
         else:
-            x = tl.load(matrix + (half * BLOCK + rows)[:, None] * (2 * BLOCK) + (i + inner)[None, :])
+            x = tl.load(matrix + (row + rows)[:, None] * size + (i + inner)[None, :])
         y = tl.load(residuals + (base + i + inner)[:, None] * CONST.VALUES + columns[None, :])
         acc = tl.dot(x, y, acc, input_precision=CONST.INVERSE)
-    here = base + half * BLOCK + rows
-    y = acc * tl.load(weights + here)[:, None]
-    tl.store(solved + here[:, None] * CONST.VALUES + columns[None, :], y)
-    position = chunk * (2 * BLOCK) + half * BLOCK + rows
+    here = base + row + rows
+    w = tl.load(weights + here)[:, None]
+    y = acc * w
+    rounded = y.to(solved.dtype.element_ty)
+    tl.store(solved + here[:, None] * CONST.VALUES + columns[None, :], rounded)
+    if CONST.LOWER:
+        rest = (y - rounded.to(tl.float32)).to(tl.float16)
+        tl.store(lower + here[:, None] * CONST.VALUES + columns[None, :], rest)
+    acc /= tl.load(scales + head * CONST.VALUES + columns)[None, :]
+    position = start - first + row + rows
     inside = (position < length)[:, None] & (columns < E)[None, :]
     there = (head * length + position)[:, None] * E + columns[None, :]
-    tl.store(out + there, y.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + there, (acc * w).to(out.dtype.element_ty), mask=inside)
     if CONST.BETA:
         if CONST.ADJOINT:
             product = tl.sum(acc * tl.load(z + there, mask=inside, other=0.0).to(tl.float32), 1)
@@ -320,14 +324,40 @@ def solve_kernel(
             tl.store(z + there, acc.to(z.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def resident_rows(x, first, ROWS: tl.constexpr, FEATURES: tl.constexpr, PIECE: tl.constexpr):
+    """Rows that a program keeps for all of its tiles: all features, if they fit, otherwise none."""
+    rows = first
+    if PIECE == FEATURES:
+        rows = key_rows(x, first, FEATURES, 0, ROWS, FEATURES)
+    return rows
+
+
+@triton.jit
+def resident_scores(
+    kept, left, row, right, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FEATURES: tl.constexpr,
+    PIECE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """left[rows] · right[columns]ᵀ, as `score_tile`; kept: `resident_rows` of left."""
+    if PIECE == FEATURES:
+        columns = key_columns(right, column, FEATURES, 0, COLUMNS, FEATURES)
+        scores = tl.dot(kept, columns, input_precision=PRECISION)
+    else:
+        scores = score_tile(left, row, right, column, ROWS, COLUMNS, FEATURES, PIECE, PRECISION)
+    return scores
+
+
 @triton.jit(do_not_specialize=["first", "tiles", "source", "source_end", "P"])
-def update_kernel(system, solved, residuals, first, tiles, source, source_end, P, CONST: tl.constexpr):
+def update_kernel(system, solved, lower, residuals, first, tiles, source, source_end, P, CONST: tl.constexpr):
     """residuals[target] −= s L[target, source] · solved[source], for all targets in tiles of ROWS.
 
-    Targets are after the source or, for the adjoint, before it: what L is made of is symmetric.
+    Targets are after the source or, for the adjoint, before it: what L is made of is symmetric. lower: what float16 cut
+    off from `solved`, with LOWER.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
+    # In float32 nothing is scaled.
+    SHIFT: tl.constexpr = SCALED if solved.dtype.element_ty == tl.float16 else 0
     pid = tl.program_id(0)
     head = (pid // tiles).to(tl.int64)
     target = first + (pid % tiles) * ROWS
@@ -339,53 +369,30 @@ def update_kernel(system, solved, residuals, first, tiles, source, source_end, P
         else:
             source_end = tl.minimum(source_end, tl.load(system.documents + P + target + ROWS - 1))
     if source < source_end:
-        c = tl.load(system.sharpness + head)
+        c = tl.load(system.sharpness + head) * LOG2_E
         rows = tl.arange(0, ROWS)
         columns = tl.arange(0, COLUMNS)
         wide = tl.program_id(1) * CONST.WIDTH + tl.arange(0, CONST.WIDTH)
         row_norms = tl.load(system.rnorm + base + target + rows)[:, None]
-        if CONST.PIECE == CONST.FEATURES:
-            row_keys = key_rows(system.keys, base + target, CONST.FEATURES, 0, ROWS, CONST.FEATURES)
+        row_keys = resident_rows(system.keys, base + target, ROWS, CONST.FEATURES, CONST.PIECE)
         if CONST.PACKED:
             row_documents = tl.load(system.documents + target + rows)[:, None]
         acc = tl.zeros((ROWS, CONST.WIDTH), tl.float32)
         for j in range(source, source_end, COLUMNS):
-            if CONST.PIECE == CONST.FEATURES:
-                column_keys = key_columns(system.keys, base + j, CONST.FEATURES, 0, COLUMNS, CONST.FEATURES)
-                scores = tl.dot(row_keys, column_keys, input_precision=CONST.PRECISION)
-            else:
-                scores = score_tile(
-                    system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
-                    CONST.PRECISION, False,
-                )  # fmt: skip
+            scores = resident_scores(
+                row_keys, system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
+                CONST.PRECISION,
+            )  # fmt: skip
             scores *= row_norms * tl.load(system.rnorm + base + j + columns)[None, :]
-            tile = exponentials(scores, c)
+            tile = tl.exp2((scores - 1.0) * c + SHIFT)
             if CONST.PACKED:
                 tile = tl.where(row_documents == tl.load(system.documents + j + columns)[None, :], tile, 0.0)
-            y = tl.load(solved + (base + j + columns)[:, None] * CONST.VALUES + wide[None, :])
-            acc = tl.dot(tile, y, acc, input_precision=CONST.PRODUCT)
+            there = (base + j + columns)[:, None] * CONST.VALUES + wide[None, :]
+            acc = exact_dot(tile, tl.load(solved + there), acc, CONST.PRODUCT)
+            if CONST.LOWER:
+                acc = tl.dot(tile.to(tl.float16), tl.load(lower + there), acc)
         here = residuals + (base + target + rows)[:, None] * CONST.VALUES + wide[None, :]
-        tl.store(here, tl.load(here) - system.strength * acc)
-
-
-@triton.jit
-def gradient_tile(system, left, right, base, target, j, sharpness, CONST: tl.constexpr):
-    """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS]."""
-    ROWS: tl.constexpr = CONST.ROWS
-    COLUMNS: tl.constexpr = CONST.COLUMNS
-    cosines = score_tile(
-        system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
-        CONST.PRECISION, False,
-    )  # fmt: skip
-    row_norms = tl.load(system.rnorm + base + target + tl.arange(0, ROWS))[:, None]
-    cosines *= row_norms * tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
-    product = score_tile(
-        left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT, True
-    )
-    w = product * exponentials(cosines, sharpness)
-    if CONST.PACKED:
-        w = tl.where(same_document(system, target, j, ROWS, COLUMNS), w, 0.0)
-    return w, cosines
+        tl.store(here, tl.load(here) - (system.strength / 2**SHIFT) * acc)
 
 
 @triton.jit
@@ -393,18 +400,55 @@ def column_product(system, w, acc, base, j, CONST: tl.constexpr):
     """acc + w · diag(1/‖k‖) k, for the piece of the head size that this program writes."""
     w *= tl.load(system.rnorm + base + j + tl.arange(0, CONST.COLUMNS))[None, :]
     k = key_rows(system.keys, base + j, CONST.FEATURES, tl.program_id(1) * CONST.OUT, CONST.COLUMNS, CONST.OUT)
-    return tl.dot(w, k.to(tl.float32), acc, input_precision=CONST.GRADIENT)
+    # The range of float16 is too small for w.
+    k = k.to(tl.float32) if k.dtype == tl.float16 else k
+    return exact_dot(w, k, acc, CONST.GRADIENT)
+
+
+@triton.jit
+def gradient_tile(
+    system, left, right, lower_left, lower_right, row_keys, row_left, row_lower, c, base, target, j,
+    CONST: tl.constexpr,
+):  # fmt: skip
+    """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
+
+    Either left or right is g, whose lower half is another tensor with LOWER; the other one has none. The tensors of
+    rows are `resident_rows`.
+    """
+    ROWS: tl.constexpr = CONST.ROWS
+    COLUMNS: tl.constexpr = CONST.COLUMNS
+    cosines = resident_scores(
+        row_keys, system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
+        CONST.PRECISION,
+    )  # fmt: skip
+    row_norms = tl.load(system.rnorm + base + target + tl.arange(0, ROWS))[:, None]
+    cosines *= row_norms * tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
+    w = resident_scores(
+        row_left, left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT
+    )  # fmt: skip
+    if CONST.LOWER:
+        w += resident_scores(
+            row_lower, lower_left, base + target, lower_right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH,
+            CONST.PRODUCT,
+        )  # fmt: skip
+    w *= exponentials(cosines, c)
+    if CONST.PACKED:
+        w = tl.where(same_document(system, target, j, ROWS, COLUMNS), w, 0.0)
+    return w, cosines
 
 
 @triton.jit(do_not_specialize=["first_new", "tiles", "P"])
-def key_gradient_kernel(system, values, gradients, du, row_sums, first_new, tiles, P, CONST: tl.constexpr):
+def key_gradient_kernel(
+    system, values, gradients, lower, units, du, row_sums, first_new, tiles, P, CONST: tl.constexpr
+):
     """du of a tile of positions, from the columns before them and the rows after them; every tile is made again.
 
     With W_ij = −s L_ij (g_i · y_j) for j < i, where g = dv, and u = k/‖k‖:
 
         du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dc = Σ W (cos θ − 1)
 
-    gradients: g, zero in the past. du: [n, P, D']. row_sums: [n, P], the terms of dc by row.
+    gradients, lower: g, zero in the past, and what float16 cuts off. units: [n], by which g · y is scaled. du:
+    [n, P, D']. row_sums: [n, P], the terms of dc by row.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
@@ -413,8 +457,10 @@ def key_gradient_kernel(system, values, gradients, du, row_sums, first_new, tile
     target = (pid % tiles) * ROWS
     base = head * P
     c = tl.load(system.sharpness + head)
+    factor = -system.strength / tl.load(units + head)
     rows = target + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
+    row_keys = resident_rows(system.keys, base + target, ROWS, CONST.FEATURES, CONST.PIECE)
     low = 0
     high = P
     if CONST.PACKED:
@@ -423,22 +469,28 @@ def key_gradient_kernel(system, values, gradients, du, row_sums, first_new, tile
     # Rows of the past belong to no equation here.
     low_end = tl.where(target >= first_new, target + ROWS, low)
     sums = tl.zeros((ROWS,), tl.float32)
-    before = tl.zeros((ROWS, CONST.OUT), tl.float32)
+    acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
+    row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
+    row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(low, low_end, COLUMNS):
-        w, cosines = gradient_tile(system, gradients, values, base, target, j, c, CONST)
+        w, cosines = gradient_tile(
+            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
+        )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
         sums += tl.sum(w * (cosines - 1.0), 1)
-        before = column_product(system, w, before, base, j, CONST)
-    after = tl.zeros((ROWS, CONST.OUT), tl.float32)
+        acc = column_product(system, w, acc, base, j, CONST)
+    row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
-        w, cosines = gradient_tile(system, values, gradients, base, target, j, c, CONST)
+        w, cosines = gradient_tile(
+            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
+        )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
-        after = column_product(system, w, after, base, j, CONST)
+        acc = column_product(system, w, acc, base, j, CONST)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
-        tl.store(row_sums + here, -system.strength * sums)
+        tl.store(row_sums + here, factor * sums)
     features = tl.program_id(1) * CONST.OUT + tl.arange(0, CONST.OUT)
-    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], (before + after) * (-system.strength * c))
+    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc * (factor * c))
 
 
 @triton.jit(do_not_specialize=["first", "offset", "tiles", "length", "P"])
@@ -463,23 +515,27 @@ def project_kernel(
 
 
 class _Launches:
-    """The launches for one system, padded: n heads of P positions of which the new ones start at `first`."""
+    """The launches for one system, padded: n heads of P positions of which the new ones start at `first`.
 
-    def __init__(self, system: System, v: Tensor, tiles: SolveTiles | None) -> None:
+    values: v, and y of the past, or dy: their columns decide the scales.
+    """
+
+    def __init__(self, system: System, v: Tensor, tiles: SolveTiles | None, *values: Tensor | None) -> None:
         (*heads, T, D), S = system.k.shape, system.past_length
         dtype = system.k.dtype if system.k_past is None else torch.promote_types(system.k.dtype, system.k_past.dtype)
         dtype_of_all = torch.promote_types(dtype, v.dtype)
         where = architecture(system.k.device)
         self.system, self.n, self.device = system, math.prod(heads), v.device
         self.multiply: Precisions = precisions(where, dtype_of_all)
-        self.features = padded_size(D)
-        self.tiles = tiles or solve_tiles(where, dtype_of_all, self.features, padded_size(v.shape[3]))
-        self.values = max(padded_size(v.shape[3]), self.tiles.update.values)
+        self.dtype = dtype_of_all
+        self.solved_dtype = torch.float32 if dtype_of_all == torch.float32 else torch.float16
+        self.features, self.values = padded_size(D), padded_size(v.shape[3])
+        self.tiles = tiles or solve_tiles(where, dtype_of_all, self.features, self.values)
         chunk = self.tiles.chunk
         self.first = triton.cdiv(S, chunk) * chunk
         self.P = self.first + triton.cdiv(T, chunk) * chunk
-        self.chunk_count = (self.P - self.first) // chunk
         self.padded = self._pad_system(dtype)
+        self.scales = scales_of(self._largest(*values))
 
     def _pad_system(self, dtype: torch.dtype) -> PaddedSystem:
         system, n, P = self.system, self.n, self.P
@@ -487,7 +543,7 @@ class _Launches:
         rnorm, inverse = (system.k.new_empty(n, P, dtype=torch.float32) for _ in range(2))
         for k, past in ((system.k_past, True), (system.k, False)):
             if k is not None:
-                self._pack(pack_keys_kernel, k, (keys, rnorm, inverse), past, (), PADDED=self.features)
+                self._pack(pack_keys_kernel, k, (keys, rnorm, inverse), past, self.features)
         B, H, T, _ = system.k.shape
         weights = system.k.new_zeros(B, H, P, dtype=torch.float32)
         new = weights[:, :, self.first : self.first + T]
@@ -501,38 +557,52 @@ class _Launches:
         c = c.reshape(n).float().contiguous() if isinstance(c, Tensor) else rnorm.new_full((n,), c)
         return PaddedSystem(keys, rnorm, inverse, weights.view(n, P), documents, c, system.strength)
 
+    def _largest(self, *tensors: Tensor | None) -> Tensor:
+        """The largest finite entry of every column of tensors [B, H, *, E], without masked positions: [n, E']."""
+        out = self.padded.keys.new_zeros(self.n, self.values, dtype=torch.float32)
+        S, mask = self.system.past_length, self.system.key_mask
+        for x in tensors:
+            if x is not None:
+                size = x.abs()
+                visible = size < math.inf
+                if mask is not None:
+                    visible &= (mask[:, :S] if x is self.system.y_past else mask[:, S:])[:, None, :, None]
+                columns = size.where(visible, 0).amax(2).flatten(0, 1)
+                out[:, : x.shape[3]] = torch.maximum(out[:, : x.shape[3]], columns)
+        return out
+
     def _pack(
-        self, kernel: triton.JITFunction, x: Tensor, outs: tuple[Tensor, ...], past: bool, more: tuple[int, ...],
-        **sizes: int,
+        self, kernel: triton.JITFunction, x: Tensor, outs: tuple[Tensor, ...], past: bool, padded: int,
+        piece: int | None = None,
     ) -> None:  # fmt: skip
-        """Copy x: [B, H, *, size] to its rows among the past or the new positions of `outs`: [n, P, *]."""
+        """Copy x: [B, H, *, size] to its rows among the past or the new positions of `outs`: [n, P, padded]."""
         x = x if x.stride(-1) == 1 else x.contiguous()
         low, high = (0, self.first) if past else (self.first, self.P)
-        H, length, mask = x.shape[1], x.shape[2], self.system.key_mask
+        H, length, mask, unit = x.shape[1], x.shape[2], self.system.key_mask, stride_unit(x)
         if mask is not None:
             mask = (mask if mask.stride(-1) == 1 else mask.contiguous()).view(torch.uint8)
             mask = mask[:, 0 if past else self.system.past_length :]
-        tiles = (high - low) // PACK_ROWS
-        kernel[(self.n * tiles, *more)](
-            x, outs[0] if mask is None else mask, *outs, H, *x.stride()[:3], 0 if mask is None else mask.stride(0),
-            length, high - length if past else low, low, tiles, self.P, SIZE=x.shape[3], **sizes, ROWS=PACK_ROWS,
-            MASKED=mask is not None, num_warps=4, **registers(kernel, self.device),
+        tiles, piece = (high - low) // PACK_ROWS, piece or padded
+        kernel[(self.n * tiles, triton.cdiv(padded, piece))](
+            x, outs[0] if mask is None else mask, *outs, H, *(stride // unit for stride in x.stride()[:3]),
+            0 if mask is None else mask.stride(0), length, high - length if past else low, low, tiles, self.P,
+            CONST=PackConstants(x.shape[3], padded, piece, unit, PACK_ROWS, mask is not None), num_warps=4,
+            **registers(kernel, self.device),
         )  # fmt: skip
 
     def value_buffer(self, dtype: torch.dtype = torch.float32) -> Tensor:
         return self.padded.keys.new_empty(self.n, self.P, self.values, dtype=dtype)
 
-    def pack_values(self, x: Tensor | None, out: Tensor, past: bool) -> None:
-        """Copy x [B, H, *, E] to its places among the past or the new positions of `out`; None: zeros."""
+    def pack_values(self, x: Tensor | None, out: Tensor, past: bool, scales: Tensor | None = None) -> None:
+        """Copy x [B, H, *, E], scaled, to its places among the past or the new positions of `out`; None: zeros."""
         low, high = (0, self.first) if past else (self.first, self.P)
         if low == high:
             return
         if x is None:
             out[:, low:high] = 0
             return
-        piece = min(64, self.values)
-        pieces = (triton.cdiv(self.values, piece),)
-        self._pack(pack_values_kernel, x, (out,), past, pieces, PADDED=self.values, PIECE=piece)
+        scales = self.scales if scales is None else scales
+        self._pack(pack_values_kernel, x, (out, scales), past, self.values, min(64, self.values))
 
     def _launch(
         self, kernel: triton.JITFunction, grid: tuple[int, ...], tile: Tile, *arguments: object, **constants: Any
@@ -547,72 +617,95 @@ class _Launches:
             **registers(kernel, self.device),
         )  # fmt: skip
 
-    def inverses(self, adjoint: bool) -> Tensor:
-        """[n, chunks, 2 · BLOCK, 2 · BLOCK]."""
-        block, count, tiles = self.tiles.block, self.chunk_count, self.tiles
-        chunks = self.padded.keys.new_empty(self.n, count, 2 * block, 2 * block, dtype=torch.float32)
-        grid = (self.n * 2 * count,)
-        self._launch(inverse_kernel, grid, tiles.inverse, chunks, self.first, 2 * count, BLOCK=block, ADJOINT=adjoint)
-        columns = min(tiles.merge.cols, block)
+    def inverses(self, start: int, strips: int, size: int, adjoint: bool) -> Tensor:
+        """Those of some strips of `size` rows from `start` on: [n, strips, size, size]."""
+        block, algebra = self.tiles.block, TritonAlgebra(self.tiles.product, self.multiply.inverse)
+        matrices = self.padded.keys.new_empty(self.n * strips, size, size, dtype=torch.float32)
+        tiles = strips * size // block
         self._launch(
-            merge_kernel, (self.n * count, block // columns), tiles.merge, chunks, self.first, count, BLOCK=block,
-            ADJOINT=adjoint, COLUMNS=columns, INVERSE=self.multiply.inverse,
+            blocks_kernel, (self.n * tiles, size // block), self.tiles.inverse, matrices, start, tiles, size // 16,
+            BLOCK=block, ADJOINT=adjoint,
         )  # fmt: skip
-        return chunks
+        return algebra.inverse_(matrices)
 
-    def update(self, solved: Tensor, residuals: Tensor, targets: tuple[int, int], source: tuple[int, int]) -> None:
+    def update(
+        self, solved: Tensor, lower: Tensor | None, residuals: Tensor, targets: tuple[int, int], source: tuple[int, int]
+    ) -> None:
         """Subtract the columns [source) of solved rows from the residuals of the rows [targets)."""
         tile = self.tiles.update
-        count = (targets[1] - targets[0]) // tile.rows
+        count, width = (targets[1] - targets[0]) // tile.rows, min(tile.values, self.values)
         if count <= 0 or source[0] >= source[1]:
             return
         self._launch(
-            update_kernel, (self.n * count, self.values // tile.values), tile, solved, residuals, targets[0], count,
-            *source, ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=tile.values, PRODUCT=self.multiply.values,
+            update_kernel, (self.n * count, self.values // width), tile, solved, solved if lower is None else lower,
+            residuals, targets[0], count, *source, ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=width,
+            LOWER=lower is not None and self.dtype == torch.float16, PRODUCT=self.multiply.values,
         )  # fmt: skip
+
+    def strip_size(self) -> int:
+        """Rows that are solved at once: no more than there are, or than memory holds inverses of."""
+        size, length = self.tiles.strip, self.P - self.first
+        while size > self.tiles.chunk and (size // 2 >= length or self.n * size * size * 4 > INVERSE_BYTES):
+            size //= 2
+        return size
 
     def sweep(
-        self, residuals: Tensor, solved: Tensor, out: Tensor, z: Tensor | None, products: Tensor | None, adjoint: bool
-    ) -> None:
-        """Solve all chunks in order, or for the adjoint in reverse order."""
-        tile, chunk, strip = self.tiles.solve, self.tiles.chunk, self.tiles.strip
-        chunks = self.inverses(adjoint)
-        outputs = out, out if z is None else z, out if products is None else products
+        self, residuals: Tensor, solved: Tensor, lower: Tensor | None, out: Tensor, z: Tensor | None,
+        products: Tensor | None, adjoint: bool,
+    ) -> None:  # fmt: skip
+        """Solve all strips in order, or for the adjoint in reverse order."""
+        tile, size = self.tiles.solve, self.strip_size()
+        together = max(1, INVERSE_BYTES // (self.n * size * size * 4)) * size
+        width = min(tile.values, self.values)
+        outputs = (
+            solved if lower is None else lower,
+            out,
+            out if z is None else z,
+            out if products is None else products,
+        )
         const = Constants(
-            VALUES=self.values, WIDTH=tile.values, COLUMNS=tile.cols, BLOCK=self.tiles.block, ADJOINT=adjoint,
-            BETA=z is not None, INVERSE=self.multiply.inverse,
+            VALUES=self.values, WIDTH=width, COLUMNS=tile.cols, BLOCK=self.tiles.block, ADJOINT=adjoint,
+            BETA=z is not None, LOWER=lower is not None, INVERSE=self.multiply.inverse,
         )  # fmt: skip
-        strips = list(range(self.first, self.P, strip))
-        for low in reversed(strips) if adjoint else strips:
-            high = min(low + strip, self.P)
-            starts = list(range(low, high, chunk))
-            for start in reversed(starts) if adjoint else starts:
-                solve_kernel[(self.n * 2, self.values // tile.values)](
-                    self.padded.weights, chunks, residuals, solved, *outputs, (start - self.first) // chunk,
-                    self.chunk_count, self.first, out.shape[2], self.P, E=out.shape[3], CONST=const,
+
+        def ordered(*borders: int) -> list[int]:
+            return list(reversed(range(*borders))) if adjoint else list(range(*borders))
+
+        for begin in ordered(self.first, self.P, together):
+            end = min(begin + together, self.P)
+            strips = triton.cdiv(end - begin, size)
+            inverses = self.inverses(begin, strips, size, adjoint)
+            for low in ordered(begin, end, size):
+                high = min(low + size, self.P)
+                tiles = (high - low) // self.tiles.block
+                solve_kernel[(self.n * tiles, self.values // width)](
+                    self.padded.weights, self.scales, inverses, residuals, solved, *outputs, (low - begin) // size,
+                    strips, size // 16, low, tiles, self.first, out.shape[2], self.P, E=out.shape[3], CONST=const,
                     num_warps=tile.warps, num_stages=tile.stages, **registers(solve_kernel, self.device),
                 )  # fmt: skip
-                rest = (low, start) if adjoint else (start + chunk, high)
-                self.update(solved, residuals, rest, (start, start + chunk))
-            self.update(solved, residuals, (0, low) if adjoint else (high, self.P), (low, high))
+                self.update(solved, lower, residuals, (0, low) if adjoint else (high, self.P), (low, high))
 
-    def key_gradients(self, y: Tensor, g: Tensor, out: Gradients) -> None:
-        """Write the gradients of keys and sharpness. g: [n, P, E'], overwritten in the past."""
+    def key_gradients(self, y: Tensor, g: Tensor, lower: Tensor | None, out: Gradients) -> None:
+        """Write the gradients of keys and sharpness. g, lower: [n, P, E'], overwritten in the past."""
         tile, system, padded = self.tiles.gradient, self.system, self.padded
-        dtype = y.dtype if system.y_past is None else torch.promote_types(y.dtype, system.y_past.dtype)
-        values = self.value_buffer(dtype)
-        self.pack_values(y, values, past=False)
-        self.pack_values(system.y_past, values, past=True)
-        self.pack_values(None, g, past=True)
-        du, row_sums = (
-            padded.keys.new_empty(padded.keys.shape, dtype=torch.float32),
-            padded.rnorm.new_empty(padded.rnorm.shape),
-        )
+        # Scales that cancel those of g in a product with it, up to one factor for each head.
+        largest = self._largest(y, system.y_past)
+        units = scales_of((largest / self.scales).amax(1))
+        scales = units[:, None] / self.scales
+        values = self.value_buffer(self.solved_dtype)
+        self.pack_values(y, values, past=False, scales=scales)
+        self.pack_values(system.y_past, values, past=True, scales=scales)
+        for x in (g, lower):
+            if x is not None:
+                self.pack_values(None, x, past=True)
+        du = padded.keys.new_empty(padded.keys.shape, dtype=torch.float32)
+        row_sums = padded.rnorm.new_empty(padded.rnorm.shape)
         count, width = self.P // tile.rows, min(tile.out, self.features)
+        rest = g if lower is None else lower
         self._launch(
-            key_gradient_kernel, (self.n * count, self.features // width), tile, values, g, du, row_sums, self.first,
-            count, OUT=width, WIDTH=min(tile.values, self.values), ROWS=tile.rows, COLUMNS=tile.cols,
-            PRODUCT=self.multiply.values, GRADIENT=self.multiply.gradient,
+            key_gradient_kernel, (self.n * count, self.features // width), tile, values, g, rest, units, du, row_sums,
+            self.first, count, OUT=width, WIDTH=min(tile.values, self.values), ROWS=tile.rows, COLUMNS=tile.cols,
+            LOWER=lower is not None, PRODUCT=self.multiply.values, GRADIENT=self.multiply.gradient,
         )  # fmt: skip
         if out.dsharpness is not None:
             out.dsharpness.copy_(row_sums[:, self.first :].sum(1).view(out.dsharpness.shape))
@@ -626,15 +719,23 @@ class _Launches:
                 )  # fmt: skip
 
 
+def scales_of(largest: Tensor) -> Tensor:
+    """The powers of two that bring numbers to between 1 and 2; 1 for zero."""
+    exponents = torch.frexp(largest).exponent.clamp(-120, 120)
+    return torch.ldexp(torch.ones_like(largest), 1 - exponents).masked_fill_(largest == 0, 1)
+
+
 def forward(system: System, v: Tensor, y: Tensor, z: Tensor | None, tiles: SolveTiles | None = None) -> None:
     """Write y [B, H, T, E] and, if it is not None, z [B, H, T, E], both contiguous."""
     with on_device(v):
-        launches = _Launches(system, v, tiles)
-        residuals, solved = launches.value_buffer(), launches.value_buffer()
+        launches = _Launches(system, v, tiles, v, system.y_past)
+        residuals, solved = launches.value_buffer(), launches.value_buffer(launches.solved_dtype)
         launches.pack_values(v, residuals, past=False)
         launches.pack_values(system.y_past, solved, past=True)
-        launches.update(solved, residuals, (launches.first, launches.P), (0, launches.first))
-        launches.sweep(residuals, solved, y, z, None, adjoint=False)
+        # Scaled values of the past are exact in float16.
+        lower = torch.empty_like(solved) if launches.dtype == torch.float16 else None
+        launches.update(solved, None, residuals, (launches.first, launches.P), (0, launches.first))
+        launches.sweep(residuals, solved, lower, y, z, None, adjoint=False)
 
 
 def backward(
@@ -642,22 +743,23 @@ def backward(
 ) -> None:
     """Write all gradients that have a buffer in `out`, contiguous. dk is needed for dk_past and dsharpness."""
     with on_device(dy):
-        launches = _Launches(system, y, tiles)
-        residuals, g = launches.value_buffer(), launches.value_buffer()
+        launches = _Launches(system, y, tiles, dy)
+        residuals, g = launches.value_buffer(), launches.value_buffer(launches.solved_dtype)
+        lower = None if launches.solved_dtype == torch.float32 else torch.empty_like(g)
         launches.pack_values(dy, residuals, past=False)
         launches.pack_values(None, residuals, past=True)
         products = None
         if z is not None:
-            pieces = launches.values // launches.tiles.solve.values
+            pieces = launches.values // min(launches.tiles.solve.values, launches.values)
             products = dy.new_empty(launches.n, pieces, dy.shape[2], dtype=torch.float32)
-        launches.sweep(residuals, g, out.dv, z, products, adjoint=True)
+        launches.sweep(residuals, g, lower, out.dv, z, products, adjoint=True)
         if out.dbeta is not None and products is not None:
             out.dbeta.copy_(system.zero_masked(products.sum(1).view(out.dbeta.shape)))
         if out.dy_past is not None:
-            past = residuals[:, launches.first - system.past_length : launches.first, : dy.shape[3]]
-            past = past.reshape(out.dy_past.shape)
+            past = residuals[:, launches.first - system.past_length : launches.first] / launches.scales[:, None]
+            past = past[..., : dy.shape[3]].reshape(out.dy_past.shape)
             if system.key_mask is not None:
                 past = past.masked_fill(~system.key_mask[:, None, : system.past_length, None], 0)
             out.dy_past.copy_(past)
         if out.dk is not None:
-            launches.key_gradients(y, g, out)
+            launches.key_gradients(y, g, lower, out)

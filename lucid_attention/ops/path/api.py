@@ -7,7 +7,6 @@ Shapes: B batch, H key/value heads, G query heads per key/value head, T new and 
 size.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from torch import Tensor
 from .. import checks, custom_op, packing
 from ..custom_op import refuse_forward_mode
 from ..dispatch import BLOCKWISE_AND_TRITON, choose, kernel_obstacle
-from ..packing import NonFinite, nan_at, zeros_at
 from ..precision import readout_dtype
 from . import blockwise, reference
 from .system import DIFFERENTIABLE, INPUTS, LucidPast, Past, PathSystem, checked_path_system, from_operator
@@ -211,43 +209,18 @@ def _backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequ
 
 path_op = _register("path", "blockwise", _forward, _backward)
 
-# The inputs of every position. In packed documents, positions that are not finite are computed as zeros (`NonFinite`).
-PER_POSITION = ("q", "k", "v", "w", "beta")
-
 
 def _triton_forward(*inputs: Any) -> Tensors:
     from . import triton_pass
 
-    system = from_operator(*inputs)
-    if system.cu_seqlens is None:
-        return triton_pass.forward(system)
-    # A query that is not finite spoils its own row only.
-    tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION[1:]}
-    found = NonFinite(tensors.values(), system.k.shape[1], system.key_mask, system.cu_seqlens)
-    system = replace(system, **{name: zeros_at(x, found.positions) for name, x in tensors.items()})
-    o, lse, y = triton_pass.forward(system)
-    return nan_at(o, found.after), lse, nan_at(y, found.after)
+    return triton_pass.forward(from_operator(*inputs))
 
 
 def _triton_backward(douts: Tensors, outs: Tensors, inputs: Sequence[Any], needed: Sequence[bool]) -> Tensors:
     from . import triton_pass
 
-    system, (o, lse, y), (do, _, dy) = from_operator(*inputs), outs, douts
-    if system.cu_seqlens is None:
-        return triton_pass.backward(system, outs, do, dy)
-    tensors: dict[str, Any] = {name: getattr(system, name) for name in PER_POSITION}
-    found = NonFinite((*tensors.values(), o, y, do, dy), system.k.shape[1], system.key_mask, system.cu_seqlens)
-    where = found.documents
-    system = replace(system, **{name: zeros_at(x, where) for name, x in tensors.items()})
-    o, lse, y, do, dy = (zeros_at(x, where) for x in (o, lse, y, do, dy))
-    grads = triton_pass.backward(system, (o, lse, y), do, dy)
-    for i, name in enumerate(DIFFERENTIABLE):
-        if name in PER_POSITION:
-            grads[i] = nan_at(grads[i], where)
-    dsharpness = grads[DIFFERENTIABLE.index("sharpness")]
-    if dsharpness is not None:
-        dsharpness.masked_fill_(where.any(2), math.nan)
-    return grads
+    do, _, dy = douts
+    return triton_pass.backward(from_operator(*inputs), outs, do, dy)
 
 
 path_triton_op = _register("path_triton", "triton", _triton_forward, _triton_backward)

@@ -1,18 +1,18 @@
 """PaTH, LUCID's solve on PaTH scores, or both on one tree: sequence by sequence, some heads at a time.
 
 Top-down: `forward` and `backward` go over parts of the batch and groups of heads; `forward_heads` and `backward_heads`
-solve and read one group on one tree (`tree.py`); `BlockwiseTree` does both by torch:
+solve and read one group on one tree (`tree.py`):
 
 - the read-out is dense inside leaves and one non-causal attention for each join of the tree; rows merge these partial
   softmaxes by their log-sum-exps, and with the final output and log-sum-exp the gradient of each part is exact;
-- the solve is that of `triangular.py` in the order of the tree: once a diagonal block is solved, the one rectangle
-  that is due is a product of moved rows and keys (`PathTiles`).
+- the solve (`BlockwiseTree`) is that of `triangular.py` in the order of the tree: once a diagonal block is solved, the
+  one rectangle that is due is a product of moved rows and keys (`PathTiles`).
 
-Memory is linear in the length: a tree exists only for the heads in flight. `triton_pass.py` is the same with kernels.
+Memory is linear in the length: a tree exists only for the heads in flight. `triton_pass.py` solves with kernels.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -24,9 +24,9 @@ from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
 from ..softmax.strips import attend_rectangle, attend_rectangle_backward
-from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_
+from ..triangular import TORCH, Algebra, Schedule, pick_schedule, solve_, solve_adjoint_
 from .system import DIFFERENTIABLE, PathSystem
-from .tree import TORCH, Algebra, Join, Layout, PathScores
+from .tree import Join, Layout, PathScores
 
 # Heads of short sequences run together, up to this many positions: many small steps would cost more than their work.
 POSITIONS = 2048
@@ -93,11 +93,11 @@ class SolveGradients(NamedTuple):
 class HeadsTree:
     """The PaTH scores of some heads. Sets of rows: those of q first, those of the solve, c k/‖k‖, last.
 
-    Subclasses solve and read. Tensors are those of `PathHeads` and `Outputs`.
+    Subclasses solve. Tensors are those of `PathHeads` and `Outputs`; their head sizes may be padded.
     """
 
     def __init__(self, heads: PathHeads, layout: Layout, *, keep: bool, algebra: Algebra = TORCH) -> None:
-        self.heads, self.layout = heads, layout
+        self.heads, self.layout, self.algebra = heads, layout, algebra
         self.k, w, beta = (layout.cut(x) for x in (heads.k, heads.w, heads.beta))
         rows = [] if heads.q is None else [layout.cut_rows(heads.q)]
         if heads.sharpness is not None:
@@ -118,30 +118,72 @@ class HeadsTree:
 
     def attend(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """o and lse."""
-        raise NotImplementedError
+        scores, layout, y = self.scores, self.layout, self.layout.cut(y)
+        p = scores.leaf_scores(0)
+        p = p.masked_fill(self._future(p), -math.inf)
+        top = p.amax(-1, keepdim=True)
+        p.sub_(top).exp_()
+        total = p.sum(-1, keepdim=True)
+        o, lse = self.algebra.product(p, y).div_(total), total.log().add_(top)
+        for join in scores.all_joins():
+            part, part_lse = self.attend_rectangle(join.rows[0], join.k, join.left_of(y))
+            _merge_(join.right_of(o), join.right_of(lse), part, part_lse[..., None])
+        if self.heads.past is not None:
+            k_past, y_past = self.heads.past
+            part, part_lse = self.attend_rectangle(one_node(scores.rows[0]), k_past[:, None], y_past[:, None])
+            _merge_(one_node(o), one_node(lse), part, part_lse[..., None])
+        return layout.join_rows(o), layout.join_rows(lse)[..., 0]
 
     def attend_backward(
         self, y: Tensor, do: Tensor, o: Tensor, lse: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """dy and the gradients of k_past and y_past; those of scores go to `scores`."""
-        raise NotImplementedError
+        scores, layout, y = self.scores, self.layout, self.layout.cut(y)
+        do, o, lse = (layout.cut_rows(x) for x in (do, o, lse[..., None]))
+        p = scores.leaf_scores(0).sub(lse).exp_()
+        p.masked_fill_(self._future(p), 0)
+        dy = self.algebra.product(p.mT, do)
+        along = (do * o).sum(-1, keepdim=True)
+        scores.leaf_pull_back(0, p.mul_(self.algebra.product(do, y.mT).sub_(along)))
+        for join in scores.all_joins():
+            assert join.dk is not None
+            args = join.right_of(do), join.rows[0], join.k, join.left_of(y), join.right_of(o)
+            join.drows[0], dk, dy_left = self.attend_rectangle_backward(*args, join.right_of(lse)[..., 0])
+            join.dk += dk
+            join.left_of(dy).add_(dy_left)
+        if self.heads.past is None:
+            return layout.join(dy), None
+        k_past, y_past = self.heads.past
+        args = one_node(do), one_node(scores.rows[0]), k_past[:, None], y_past[:, None], one_node(o)
+        drows, dk_past, dy_past = self.attend_rectangle_backward(*args, one_node(lse)[..., 0])
+        scores.drows[0].add_(drows[:, 0].view(scores.rows[0].shape))
+        return layout.join(dy), (dk_past[:, 0], dy_past[:, 0])
+
+    def attend_rectangle(self, q: Tensor, k: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return attend_rectangle(q, k, y)
+
+    def attend_rectangle_backward(
+        self, do: Tensor, q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return attend_rectangle_backward(do, q, k, y, o, lse)
+
+    def wide(self, x: MaybeTensor) -> MaybeTensor:
+        """[*, E] as the tree computes it, E padded."""
+        return x
+
+    def _future(self, scores: Tensor) -> Tensor:
+        """Which of the scores inside leaves [n, leaves, G·C, C] are above the diagonal: [G·C, C]."""
+        position = torch.arange(scores.shape[3], device=scores.device)
+        return position > position.repeat(scores.shape[2] // scores.shape[3])[:, None]
 
 
-Plan = tuple[Iterable[Group], Callable[[Group], HeadsTree]]
+# The groups of heads that are computed together, and the tree of a group.
+Trees = tuple[Iterable[Group], Callable[[Group], HeadsTree]]
+# From a system, one of its parts, and whether the trees stay valid for gradients.
+Plan = Callable[[PathSystem, packing.Part, bool], Trees]
 
 
-class Backend(NamedTuple):
-    """How a system becomes trees.
-
-    parts: the sequences that are computed together; plan(system, part, keep): the groups of heads of a part that are
-    computed together, and the tree of a group, which stays valid for gradients if `keep`.
-    """
-
-    parts: Callable[[PathSystem], Iterator[packing.Part]]
-    plan: Callable[[PathSystem, packing.Part, bool], Plan]
-
-
-def _plan(system: PathSystem, part: packing.Part, keep: bool) -> Plan:
+def _plan(system: PathSystem, part: packing.Part, keep: bool) -> Trees:
     sequences = system.part(part)
     B, H, T = sequences.k.shape[:3]
     schedule = pick_schedule(system.k.device, B * H, T, sequences.past_length)
@@ -150,10 +192,7 @@ def _plan(system: PathSystem, part: packing.Part, keep: bool) -> Plan:
     return schedule.groups(B, H), lambda group: BlockwiseTree(heads_of(sequences, group), layout, schedule, keep=keep)
 
 
-BLOCKWISE = Backend(PathSystem.parts, _plan)
-
-
-def forward(system: PathSystem, backend: Backend = BLOCKWISE) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def forward(system: PathSystem, plan: Plan = _plan) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """o: [B, H·G, T, E] in the dtype of q and lse: [B, H·G, T], if there is a q; y: [B, H, T, E], if it solves."""
     q, v = system.q, system.v
     o = lse = None
@@ -162,8 +201,8 @@ def forward(system: PathSystem, backend: Backend = BLOCKWISE) -> tuple[Tensor | 
         lse = system.output(*q.shape[:3], like=q, dtype=system.dtype)
     y = system.output(*v.shape, like=v) if system.solves else None
     with no_autocast(v):
-        for part, (o_part, lse_part, y_part), _ in packing.pieces(backend.parts(system), (o, lse, y)):
-            groups, tree_of = backend.plan(system, part, False)
+        for part, (o_part, lse_part, y_part), _ in packing.pieces(system.parts(), (o, lse, y)):
+            groups, tree_of = plan(system, part, False)
             for group in groups:
                 outputs = forward_heads(tree_of(group))
                 _store(o_part, group, outputs.o, by_kv_head=True)
@@ -177,7 +216,7 @@ def backward(
     outputs: Sequence[Tensor | None],
     do: Tensor | None,
     dy: Tensor | None,
-    backend: Backend = BLOCKWISE,
+    plan: Plan = _plan,
 ) -> list[Tensor | None]:
     """Gradients of `DIFFERENTIABLE`. outputs: those of `forward`; do, dy: gradients of o and y."""
     inputs = [x if isinstance(x := getattr(system, name), Tensor) else None for name in DIFFERENTIABLE]
@@ -190,15 +229,17 @@ def backward(
         dsharpness.zero_()
     new = [None if do is None else grads[0], *grads[1:5]]
     with no_autocast(system.v):
-        for part, new_pieces, past_pieces in packing.pieces(backend.parts(system), new, grads[5:8]):
+        for part, new_pieces, past_pieces in packing.pieces(system.parts(), new, grads[5:8]):
             dc = None if dsharpness is None else torch.empty_like(part.per_sequence(dsharpness))
             o, lse, y = (None if x is None else part.take(x) for x in outputs)
             do_part, dy_part = (None if x is None else part.take_grad(x) for x in (do, dy))
-            groups, tree_of = backend.plan(system, part, True)
+            groups, tree_of = plan(system, part, True)
             for group in groups:
                 rows = [_flat(x, group, system, by_kv_head=True) for x in (o, lse, do_part)]
                 values, dvalues = (_flat(x, group, system) for x in (y, dy_part))
-                found = backward_heads(tree_of(group), Outputs(rows[0], rows[1], values), rows[2], dvalues)
+                tree = tree_of(group)
+                made = Outputs(tree.wide(rows[0]), rows[1], tree.wide(values))
+                found = backward_heads(tree, made, tree.wide(rows[2]), tree.wide(dvalues))
                 if found.q is not None:
                     found.q.mul_(system.scale)
                 for name, whole in zip(DIFFERENTIABLE, [*new_pieces, *past_pieces, dc], strict=True):
@@ -314,52 +355,6 @@ class BlockwiseTree(HeadsTree):
         solve_adjoint_(dy, y, tiles, self.schedule, y_past=self.heads.y_past, dy_past=dy_past)
         tiles.finish()
         return SolveGradients(dy, tiles.dinverse, tiles.du_past, tiles.row_sums)
-
-    def attend(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        scores, layout, y = self.scores, self.layout, self.layout.cut(y)
-        p = scores.leaf_scores(0)
-        p = p.masked_fill(self._future(p), -math.inf)
-        top = p.amax(-1, keepdim=True)
-        p.sub_(top).exp_()
-        total = p.sum(-1, keepdim=True)
-        o, lse = (p @ y).div_(total), total.log().add_(top)
-        for join in scores.all_joins():
-            part, part_lse = attend_rectangle(join.rows[0], join.k, join.left_of(y))
-            _merge_(join.right_of(o), join.right_of(lse), part, part_lse[..., None])
-        if self.heads.past is not None:
-            k_past, y_past = self.heads.past
-            part, part_lse = attend_rectangle(one_node(scores.rows[0]), k_past[:, None], y_past[:, None])
-            _merge_(one_node(o), one_node(lse), part, part_lse[..., None])
-        return layout.join_rows(o), layout.join_rows(lse)[..., 0]
-
-    def attend_backward(
-        self, y: Tensor, do: Tensor, o: Tensor, lse: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        scores, layout, y = self.scores, self.layout, self.layout.cut(y)
-        do, o, lse = (layout.cut_rows(x) for x in (do, o, lse[..., None]))
-        p = scores.leaf_scores(0).sub(lse).exp_()
-        p.masked_fill_(self._future(p), 0)
-        dy = p.mT @ do
-        along = (do * o).sum(-1, keepdim=True)
-        scores.leaf_pull_back(0, p.mul_((do @ y.mT).sub_(along)))
-        for join in scores.all_joins():
-            assert join.dk is not None
-            args = join.right_of(do), join.rows[0], join.k, join.left_of(y), join.right_of(o)
-            join.drows[0], dk, dy_left = attend_rectangle_backward(*args, join.right_of(lse)[..., 0])
-            join.dk += dk
-            join.left_of(dy).add_(dy_left)
-        if self.heads.past is None:
-            return layout.join(dy), None
-        k_past, y_past = self.heads.past
-        args = one_node(do), one_node(scores.rows[0]), k_past[:, None], y_past[:, None], one_node(o)
-        drows, dk_past, dy_past = attend_rectangle_backward(*args, one_node(lse)[..., 0])
-        scores.drows[0].add_(drows[:, 0].view(scores.rows[0].shape))
-        return layout.join(dy), (dk_past[:, 0], dy_past[:, 0])
-
-    def _future(self, scores: Tensor) -> Tensor:
-        """Which of the scores inside leaves [n, leaves, G·C, C] are above the diagonal: [G·C, C]."""
-        position = torch.arange(scores.shape[3], device=scores.device)
-        return position > position.repeat(scores.shape[2] // scores.shape[3])[:, None]
 
 
 def one_node(x: Tensor) -> Tensor:

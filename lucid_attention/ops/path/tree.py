@@ -30,40 +30,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..triangular import solve_unit_lower_, solve_unit_lower_transposed_
+from ..triangular import TORCH, Algebra
 
 # Positions of a leaf.
 LEAF = 64
 # From nodes of this many positions on, products of contractions contain denormal numbers, which slow down matrix
 # products on a CPU by an order of magnitude. Entries below eps² of the largest become zero: no accuracy is lost.
 CUT_FROM = 512
-
-
-class Algebra:
-    """The matrix products of a tree, by torch: batches [..., I, K] · [..., K, J] and solves with [m, C, C]."""
-
-    def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """a · b."""
-        return a @ b
-
-    def plus_product(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-        """c + alpha · a · b for batches of one dimension; c may be broadcast."""
-        return torch.baddbmm(c, a, b, alpha=alpha)
-
-    def add_product_(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-        """c ← beta · c + alpha · a · b in place, for batches of one dimension."""
-        return c.baddbmm_(a, b, alpha=alpha, beta=beta)
-
-    def solve_(self, matrix: Tensor, y: Tensor) -> None:
-        """y ← (I + stril matrix)⁻¹ y in place. Entries on and above the diagonal are not read."""
-        solve_unit_lower_(matrix, y)
-
-    def solve_transposed_(self, matrix: Tensor, y: Tensor) -> None:
-        """y ← (I + stril matrix)⁻ᵀ y in place."""
-        solve_unit_lower_transposed_(matrix, y)
-
-
-TORCH = Algebra()
 
 
 @dataclass(frozen=True)

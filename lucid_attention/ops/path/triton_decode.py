@@ -21,12 +21,14 @@ from ..triton_tiles import (
     Tile,
     architecture,
     combine_splits,
+    exact_dot,
     on_device,
     padded_size,
     precisions,
     registers,
     softmax_step,
     splits_of,
+    stride_unit,
 )
 from .decode import PathDecoded
 
@@ -40,7 +42,7 @@ class StepConstants(NamedTuple):
     """What the kernels are compiled for.
 
     FEATURES, VALUES: padded D and E; WIDTH: of E, combined by one program; COLUMNS: keys of a tile; PIECE: of D,
-    multiplied at a time; PRECISION, PRODUCT: of products with keys and with values.
+    multiplied at a time; UNIT: of the strides of k and y; PRECISION, PRODUCT: of products with keys and with values.
     """
 
     G: int
@@ -52,6 +54,7 @@ class StepConstants(NamedTuple):
     ROWS: int
     COLUMNS: int
     PIECE: int
+    UNIT: int
     SOLVES: bool
     MASKED: bool
     PRECISION: str
@@ -68,7 +71,7 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
     features, values, rows = padded_size(D), padded_size(E), padded_size(G + solves)
     where = architecture(k.device)
     multiply, tile = precisions(where, k.dtype), path_step_tile(values)
-    splits = splits_of(n, total)
+    splits, unit = splits_of(n, total), stride_unit(k, y_past)
     buffer = [q.new_empty(n, rows, features, dtype=torch.float32) for _ in range(2)]
     maxima, sums = (q.new_empty(n, splits, rows, dtype=torch.float32) for _ in range(2))
     parts = q.new_empty(n, splits, rows, values, dtype=torch.float32)
@@ -83,12 +86,12 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
         "H": H, "count": total - 1, "live_count": live.shape[2], "stride_mask": 0 if mask is None else mask.stride(0),
     }  # fmt: skip
     strides = {
-        "k_stride_b": k.stride(0), "k_stride_h": k.stride(1), "k_stride_t": k.stride(2),
+        **{f"k_stride_{letter}": k.stride(i) // unit for i, letter in enumerate("bht")},
         **{f"n_stride_{letter}": 0 if norms is None else norms.stride(i) for i, letter in enumerate("bht")},
     }  # fmt: skip
     constants = StepConstants(
         G=G, D=D, FEATURES=features, E=E, VALUES=values, WIDTH=min(64, values), ROWS=rows, COLUMNS=tile.cols,
-        PIECE=min(tile.keys, features), SOLVES=solves, MASKED=mask is not None, PRECISION=multiply.keys,
+        PIECE=min(tile.keys, features), UNIT=unit, SOLVES=solves, MASKED=mask is not None, PRECISION=multiply.keys,
         PRODUCT=multiply.values,
     )  # fmt: skip
     options = {"CONST": constants, "num_warps": tile.warps, "num_stages": tile.stages}
@@ -100,7 +103,7 @@ def step(token: Token, w: Tensor, beta: Tensor, product: Tensor, live: Tensor, p
         )  # fmt: skip
         path_step_split_kernel[(n * splits,)](
             *buffer, out.live, k, y_past, norms_or, mask_or, c, maxima, sums, parts, **numbers, **strides,
-            y_stride_b=y_past.stride(0), y_stride_h=y_past.stride(1), y_stride_t=y_past.stride(2), pending=pending,
+            **{f"y_stride_{letter}": y_past.stride(i) // unit for i, letter in enumerate("bht")}, pending=pending,
             splits=splits, **options, **registers(path_step_split_kernel, k.device),
         )  # fmt: skip
         path_step_combine_kernel[(n, values // constants.WIDTH)](
@@ -139,7 +142,7 @@ def path_step_prepare_kernel(
     b = tl.where(shown, tl.load(beta + n).to(tl.float32), 0.0)
     here = (columns < D) & shown
     w_here = tl.load(w + n * D + columns, mask=here, other=0.0).to(tl.float32)
-    new = k + batch * k_stride_b + head * k_stride_h + count.to(tl.int64) * k_stride_t
+    new = k + (batch * k_stride_b + head * k_stride_h + count.to(tl.int64) * k_stride_t) * CONST.UNIT
     factor = 0.0
     if CONST.SOLVES:
         own = norms + batch * n_stride_b + head * n_stride_h + count.to(tl.int64) * n_stride_t
@@ -197,8 +200,10 @@ def read_keys(
         deep = i + tl.arange(0, CONST.PIECE)
         left = tl.load(x + rows[:, None] * CONST.FEATURES + deep[None, :])
         there = keys + (tokens - first)[None, :] * key_stride + deep[:, None]
-        right = tl.load(there, mask=seen[None, :] & (deep < CONST.D)[:, None], other=0.0).to(tl.float32)
-        scores = tl.dot(left, right, scores, input_precision=CONST.PRECISION)
+        right = tl.load(there, mask=seen[None, :] & (deep < CONST.D)[:, None], other=0.0)
+        # The range of float16 is too small for the rows.
+        right = right.to(tl.float32) if right.dtype == tl.float16 else right
+        scores = exact_dot(left, right, scores, CONST.PRECISION)
     is_key = (rows == CONST.G) & CONST.SOLVES
     if CONST.SOLVES:
         inverse = tl.load(norms + tokens * norm_stride, mask=seen, other=0.0).to(tl.float32)
@@ -206,7 +211,7 @@ def read_keys(
     scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
     wide = tl.arange(0, CONST.VALUES)[None, :]
     values = tl.load(y + tokens[:, None] * y_stride + wide, mask=seen[:, None] & (wide < CONST.E), other=0.0)
-    return softmax_step(scores, values.to(tl.float32), top, total, acc, is_key, CONST.PRODUCT)
+    return softmax_step(scores, values, top, total, acc, is_key, CONST.PRODUCT)
 
 
 @triton.jit(
@@ -241,8 +246,10 @@ def path_step_split_kernel(
     per = tl.cdiv(tl.cdiv(count, splits), CONST.COLUMNS) * CONST.COLUMNS
     low = split * per
     high = tl.minimum(low + per, count)
-    k += batch * k_stride_b + head * k_stride_h
-    y += batch * y_stride_b + head * y_stride_h
+    k += (batch * k_stride_b + head * k_stride_h) * CONST.UNIT
+    y += (batch * y_stride_b + head * y_stride_h) * CONST.UNIT
+    k_stride_t *= CONST.UNIT
+    y_stride_t *= CONST.UNIT
     norms += batch * n_stride_b + head * n_stride_h
     moved += n * (live_count + 1) * CONST.D
     rows_in += n * (CONST.ROWS * CONST.FEATURES)

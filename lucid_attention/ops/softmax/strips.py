@@ -26,6 +26,7 @@ RECTANGLE_ELEMENTS = 16 * 1024 * 1024
 ROWS = 512
 # The square root of float32's largest number: the product of two such entries is finite.
 LARGEST_QUERY = 1.8e19
+LARGEST_FLASH_HEAD = 192
 # Rows of several blocks that share a strip with a mask: few, for each score after its block is wasted.
 BLOCK_ROWS = 128
 
@@ -328,6 +329,45 @@ def attend_rectangle_backward(
         dq[:, :, rows] = p @ k
         dk += p.mT @ q[:, :, rows]
     return dq, dk, dy
+
+
+# The same by the kernels of an accelerator, which have no public names either: flash attention in 16 bit, the
+# memory-efficient one in float32, whose products are as exact as float32. For both R is a multiple of 32.
+
+
+def accelerated_rectangle(q: Tensor, k: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    if q.device.type == "cpu":
+        return attend_rectangle(q, k, y)
+    E, (q, k, y) = y.shape[3], _one_size(q, k, y)
+    if _flash_takes(q):
+        o, lse = torch.ops.aten._scaled_dot_product_flash_attention(q, k, y, scale=1.0)[:2]
+    else:
+        o, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, y, None, True, scale=1.0)[:2]
+    return o[..., :E], lse
+
+
+def accelerated_rectangle_backward(
+    do: Tensor, q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.device.type == "cpu":
+        return attend_rectangle_backward(do, q, k, y, o, lse)
+    D, E = q.shape[3], y.shape[3]
+    (q, k, y), (do, o), lse = _one_size(q, k, y), _one_size(do, o, like=q), lse.contiguous()
+    # Without dropout nothing reads the state of the random numbers.
+    states = [torch.zeros((), dtype=torch.int64, device=q.device) for _ in range(2)]
+    if _flash_takes(q):
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        rest = None, None, q.shape[2], k.shape[2], 0.0, False, *states
+        dq, dk, dy = backward(do, q, k, y, o, lse, *rest, scale=1.0)
+    else:
+        backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+        dq, dk, dy, _ = backward(do, q, k, y, None, o, lse, *states, 0.0, [True, True, True, False], scale=1.0)
+    return dq[..., :D], dk[..., :D], dy[..., :E]
+
+
+def _flash_takes(q: Tensor) -> bool:
+    """Not every GPU has the backward of larger heads."""
+    return q.element_size() == 2 and q.shape[3] <= LARGEST_FLASH_HEAD
 
 
 def _one_size(*tensors: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:

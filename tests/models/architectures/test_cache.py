@@ -125,44 +125,6 @@ def assert_same(found, expected):
         assert torch.equal(one, other)
 
 
-CHANGES = {
-    "append": lambda layer: put(layer, keys(layer.keys.shape[0], 3, 8), keys(layer.keys.shape[0], 3, 9)),
-    "crop and append": lambda layer: (layer.crop(-2), put(layer, keys(length=3, seed=8), keys(length=3, seed=9))),
-    "reorder": lambda layer: layer.reorder_cache(torch.tensor([1, 1])),
-    "select": lambda layer: (layer.batch_select_indices(torch.tensor([1])), put(layer, keys(1, 2), keys(1, 2))),
-    "repeat": lambda layer: (layer.batch_repeat_interleave(2), put(layer, keys(4, 2), keys(4, 2))),
-    "reset": lambda layer: layer.reset(),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["shallow", "deep"])
-def test_a_change_of_a_copy_does_not_change_the_original(copied, change):
-    layer = LucidDynamicLayer()
-    put(layer, keys(length=5), keys(length=5, seed=1))
-    put(layer, keys(length=1, seed=2), keys(length=1, seed=3))
-    before = content(layer)
-    other = copied(layer)
-    change(other)
-    assert_same(content(layer), before)
-    put(layer, keys(length=2, seed=4), keys(length=2, seed=5))
-    assert_same([x[:, :, :6] for x in content(layer)], before)
-
-
-def test_keys_values_and_norms_of_a_row_move_together():
-    layer = LucidDynamicLayer()
-    put(layer, keys(3, 5), keys(3, 5, 1))
-    before = content(layer)
-    layer.reorder_cache(torch.tensor([2, 0, 0]))
-    assert_same(content(layer), [x[[2, 0, 0]] for x in before])
-    layer.batch_repeat_interleave(2)
-    assert_same(content(layer), [x[[2, 2, 0, 0, 0, 0]] for x in before])
-    layer.batch_select_indices(torch.tensor([0, 5]))
-    assert_same(content(layer), [x[[2, 0]] for x in before])
-    layer.crop(-2)
-    assert_same(content(layer), [x[[2, 0], :, :3] for x in before])
-
-
 def test_keys_values_and_norms_of_a_row_of_a_static_layer_move_together():
     layer = LucidStaticLayer(max_cache_len=9)
     put(layer, keys(3, 5), keys(3, 5, 1))
@@ -223,7 +185,8 @@ def test_rows_of_a_cache_are_selected_and_repeated_between_passes():
     model(ids, past_key_values=cache)
     cache.batch_select_indices(torch.tensor([2, 0]))
     cache.batch_repeat_interleave(2)
-    found = model(more, past_key_values=cache).logits
+    # Norms of keys are read for one token.
+    found = torch.cat([model(piece, past_key_values=cache).logits for piece in more.split([1, 2], 1)], 1)
     full = model(torch.cat([ids[[2, 2, 0, 0]], more], 1), use_cache=False).logits[:, 8:]
     assert relative_error(found, full) < 2e-5
 

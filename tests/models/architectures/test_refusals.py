@@ -5,10 +5,8 @@ import torch
 import transformers
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from transformers import (
-    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    BertConfig,
     BloomConfig,
     DynamicCache,
     EncoderDecoderCache,
@@ -179,12 +177,6 @@ def test_architectures_that_cannot_are_refused(kind):
     auto = AutoModelForSeq2SeqLM if kind == "t5" else AutoModelForCausalLM
     with pytest.raises(ValueError, match=reason):
         enable_lucid(auto.from_config(make()))
-
-
-def test_an_encoder_is_refused():
-    config = BertConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
-    with pytest.raises(ValueError, match="has no causal attention"):
-        enable_lucid(AutoModel.from_config(config))
 
 
 def test_a_stock_model_does_not_attend_with_lucid_by_its_name_alone():

@@ -187,25 +187,6 @@ def test_dropout_drops_in_training_and_only_there(name):
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@every_architecture
-@torch.no_grad()
-def test_strength_leads_from_softmax_attention_to_lucid(name):
-    ids, softmax, lucid = tokens(2), softmax_model(name), lucid_model(name)
-    zero, half = lucid_model(name, strength=0.0), lucid_model(name, strength=0.5)
-    assert relative_error(zero(ids).logits, softmax(ids).logits) < 1e-6
-    assert torch.equal(lucid_model(name, strength=1)(ids).logits, lucid(ids).logits)
-    to_softmax = relative_error(half(ids).logits, softmax(ids).logits)
-    to_lucid = relative_error(half(ids).logits, lucid(ids).logits)
-    assert to_softmax > 0.01
-    assert to_lucid > 0.01
-    for model in (zero, half):
-        cache = DynamicCache(config=model.config)
-        pieces = [
-            model(piece, past_key_values=cache).logits for piece in (ids[:, :6], *ids[:, 6:8].split(1, 1), ids[:, 8:])
-        ]
-        assert relative_error(torch.cat(pieces, 1), model(ids, use_cache=False).logits) < 2e-5
-
-
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt_neox"])
 @torch.no_grad()
 def test_strength_zero_has_exactly_the_logits_of_sdpa(name):

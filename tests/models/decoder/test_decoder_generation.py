@@ -41,23 +41,18 @@ def logits_by_token(model: LucidForCausalLM, tokens: Tensor, mask: Tensor, first
 @every_case
 @torch.no_grad()
 @pytest.mark.shows("greedy search", model="decoder")
+@pytest.mark.shows("padded batches", model="decoder")
+@pytest.mark.shows("prefill in chunks", model="decoder")
 def test_the_cache_changes_neither_tokens_nor_logits(case: str, models: dict[str, LucidForCausalLM]) -> None:
-    model, inputs = models[case], padded(prompts(11, 6, 9))
-    tokens = greedy(model, inputs)
-    assert torch.equal(tokens, greedy(model, inputs, use_cache=False))
+    model, rows = models[case], prompts(11, 6, 1)
+    inputs = padded(rows)
+    tokens = torch.cat([greedy(model, {"input_ids": row[None]}) for row in rows])
+    for options in ({}, {"use_cache": False}, {"prefill_chunk_size": 4}):
+        assert torch.equal(greedy(model, inputs, **options), tokens), options
     everything = torch.cat([inputs["input_ids"], tokens], 1)
     mask = torch.cat([inputs["attention_mask"], torch.ones_like(tokens)], 1)
     full = model(input_ids=everything, attention_mask=mask, use_cache=False).logits
     assert relative(logits_by_token(model, everything, mask, 11)[mask.bool()], full[mask.bool()]) < 1e-4
-
-
-@every_case
-@pytest.mark.shows("padded batches", model="decoder")
-def test_a_padded_row_continues_as_it_does_alone(case: str, models: dict[str, LucidForCausalLM]) -> None:
-    rows = prompts(11, 6, 1)
-    together = greedy(models[case], padded(rows))
-    alone = [greedy(models[case], {"input_ids": row[None]})[0] for row in rows]
-    assert torch.equal(together, torch.stack(alone))
 
 
 @every_case
@@ -85,13 +80,6 @@ def test_sampling_repeats_with_its_seed(case: str, models: dict[str, LucidForCau
     assert torch.equal(sample(3), sample(3))
     assert torch.equal(sample(3), sample(3, use_cache=False))
     assert not torch.equal(sample(3), sample(4))
-
-
-@every_case
-@pytest.mark.shows("prefill in chunks", model="decoder")
-def test_a_prompt_may_come_in_chunks(case: str, models: dict[str, LucidForCausalLM]) -> None:
-    inputs = padded(prompts(11, 6))
-    assert torch.equal(greedy(models[case], inputs, prefill_chunk_size=4), greedy(models[case], inputs))
 
 
 @every_case

@@ -1,49 +1,48 @@
-"""The products of the tree and the inverses of triangular blocks by Triton kernels, float32 in memory."""
+"""Products of float32 matrices and inverses of triangular blocks by Triton kernels."""
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..triton_tiles import Tile, registers, unit_inverse
-from .tree import Algebra
+from .triangular import Algebra
+from .triton_tiles import Tile, registers
 
-SIXTEENS = tl.constexpr(16)
+# Strides are passed in multiples of it, so that the compiler knows their divisors. Also the size of a triangular block
+# that is inverted by substitution.
+SIXTEEN = tl.constexpr(16)
 
 
 @triton.jit(
     do_not_specialize=[
-        "alpha", "beta", "inner", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
+        "alpha", "beta", "inner", "tiles", "depth", "a_outer", "a_inner", "b_outer", "b_inner", "c_outer", "c_inner",
         "out_outer", "out_inner", "a_leading", "b_leading", "c_leading", "out_leading",
     ]
 )  # fmt: skip
 def path_product_kernel(
-    a, b, c, out, alpha, beta, inner, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
+    a, b, c, out, alpha, beta, inner, tiles, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
     out_inner, a_leading, b_leading, c_leading, out_leading,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
-
-    Batch strides are multiples of leading strides, and these of SIXTEENS, so that the compiler knows their divisors.
-    """
-    a_leading *= SIXTEENS
-    b_leading *= SIXTEENS
-    c_leading *= SIXTEENS
-    out_leading *= SIXTEENS
-    batch = tl.program_id(0)
+    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself."""
+    a_leading *= SIXTEEN
+    b_leading *= SIXTEEN
+    c_leading *= SIXTEEN
+    out_leading *= SIXTEEN
+    # Only the first dimension of a grid may be larger than 65535.
+    batch = tl.program_id(0) // tiles
     first = (batch // inner).to(tl.int64)
     second = (batch % inner).to(tl.int64)
     # Offsets inside a tile have 32 bits, those of tiles 64.
-    i = (tl.program_id(1) * ROWS).to(tl.int64)
-    j = (tl.program_id(2) * COLUMNS).to(tl.int64)
+    i = (tl.program_id(0) % tiles * ROWS).to(tl.int64)
+    j = (tl.program_id(1) * COLUMNS).to(tl.int64)
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     deep = tl.arange(0, DEPTH)
-    a += (first * a_outer + second * a_inner) * a_leading + (i if A_TRANSPOSED else i * a_leading)
-    b += (first * b_outer + second * b_inner) * b_leading + (j * b_leading if B_TRANSPOSED else j)
+    a += (first * a_outer + second * a_inner) * SIXTEEN + (i if A_TRANSPOSED else i * a_leading)
+    b += (first * b_outer + second * b_inner) * SIXTEEN + (j * b_leading if B_TRANSPOSED else j)
     left_offsets = rows + deep[None, :] * a_leading if A_TRANSPOSED else rows * a_leading + deep[None, :]
     right_offsets = columns * b_leading + deep[:, None] if B_TRANSPOSED else columns + deep[:, None] * b_leading
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -53,35 +52,36 @@ def path_product_kernel(
         b += DEPTH if B_TRANSPOSED else DEPTH * b_leading
     acc *= alpha
     if ADDS:
-        c += (first * c_outer + second * c_inner + i) * c_leading + j
+        c += (first * c_outer + second * c_inner) * SIXTEEN + i * c_leading + j
         acc += beta * tl.load(c + rows * c_leading + columns)
-    out += (first * out_outer + second * out_inner + i) * out_leading + j
+    out += (first * out_outer + second * out_inner) * SIXTEEN + i * out_leading + j
     tl.store(out + rows * out_leading + columns, acc)
 
 
-@triton.jit
-def path_inverse_kernel(matrix, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """(I + stril)⁻¹ of the diagonal blocks of [*, SIZE, SIZE], by forward substitution."""
+@triton.jit(do_not_specialize=["blocks"])
+def inverse_kernel(matrix, blocks):
+    """Diagonal blocks of 16 of matrices of `blocks` blocks become (I + block)⁻¹ by forward substitution: powers of L
+    would grow although the inverse is bounded."""
+    rows = tl.arange(0, SIXTEEN)[:, None]
+    columns = tl.arange(0, SIXTEEN)[None, :]
     pid = tl.program_id(0)
-    blocks: tl.constexpr = SIZE // BLOCK
-    start = (pid // blocks).to(tl.int64) * (SIZE * SIZE) + (pid % blocks) * (BLOCK * (SIZE + 1))
-    rows = tl.arange(0, BLOCK)[:, None]
-    columns = tl.arange(0, BLOCK)[None, :]
+    size = blocks * SIXTEEN
+    here = matrix + (pid // blocks).to(tl.int64) * size * size + (pid % blocks) * (SIXTEEN * (size + 1))
     # Read as its transpose, whose column i is row i of the matrix.
-    upper = tl.where(rows < columns, tl.load(matrix + start + rows + columns * SIZE), 0.0)
-    tl.store(out + start + rows * SIZE + columns, unit_inverse(upper, BLOCK))
+    upper = tl.load(here + rows + columns * size)
+    x = tl.where(rows == columns, 1.0, 0.0)
+    for i in range(1, SIXTEEN):
+        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
+        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
+    tl.store(here + rows * size + columns, x)
 
 
 @dataclass(frozen=True)
 class TritonAlgebra(Algebra):
-    """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16.
-
-    leaf: the size of blocks that are inverted by forward substitution; larger inverses are assembled from them.
-    """
+    """Products of float32 matrices at a precision that no setting of torch can lower; sizes are multiples of 16."""
 
     tile: Tile
     precision: str
-    leaf: int
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
@@ -98,26 +98,25 @@ class TritonAlgebra(Algebra):
         return self._run(c, a, b, c, alpha, beta)
 
     def solve_(self, matrix: Tensor, y: Tensor) -> None:
-        y.copy_(self.product(self.inverse(matrix), y))
+        y.copy_(self.product(self.inverse_(matrix.tril(-1)), y))
 
     def solve_transposed_(self, matrix: Tensor, y: Tensor) -> None:
-        y.copy_(self.product(self.inverse(matrix).mT, y))
+        y.copy_(self.product(self.inverse_(matrix.tril(-1)).mT, y))
 
-    def inverse(self, matrix: Tensor) -> Tensor:
-        """(I + stril matrix)⁻¹: [m, N, N] -> [m, N, N], N = leaf · 2^i. Only entries below the diagonal are read."""
+    def inverse_(self, matrix: Tensor) -> Tensor:
+        """matrix ← (I + matrix)⁻¹, contiguous [m, N, N], zero on and above the diagonal, N = 16 · 2^i.
+
+        Blocks of 16 are joined by products: the corner of the inverse of two neighbours is −X₁ L₁₀ X₀.
+        """
         m, N, _ = matrix.shape
-        matrix, out = matrix.contiguous(), torch.zeros_like(matrix)
-        path_inverse_kernel[(m * (N // self.leaf),)](
-            matrix, out, SIZE=N, BLOCK=self.leaf, num_warps=4, **registers(path_inverse_kernel, out.device)
-        )
-        size = self.leaf
+        size = SIXTEEN.value
+        inverse_kernel[(m * (N // size),)](matrix, N // size, num_warps=1, **registers(inverse_kernel, matrix.device))
         while size < N:
-            blocks, inverses = (_diagonal(x, 2 * size).flatten(0, 1) for x in (matrix, out))
-            first, last = inverses[:, :size, :size].contiguous(), inverses[:, size:, size:].contiguous()
-            corner = self.product(last, self.product(blocks[:, size:, :size].contiguous(), first))
-            _diagonal(out, 2 * size)[..., size:, :size] = corner.neg_().unflatten(0, (m, -1))
+            pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+            first, last, corner = pairs[..., :size, :size], pairs[..., size:, size:], pairs[..., size:, :size]
+            self._run(None, last, self.product(corner, first), corner, -1.0, 0.0)
             size *= 2
-        return out
+        return matrix
 
     def _run(self, c: Tensor | None, a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float) -> Tensor:
         (I, K), J, tile = a.shape[-2:], b.shape[-1], self.tile
@@ -126,12 +125,14 @@ class TritonAlgebra(Algebra):
         assert not result.transposed
         outer, inner = result.batch
         rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
-        path_product_kernel[(outer * inner, I // rows, J // columns)](
-            a, b, added.x, out, alpha, beta, inner, K, *(stride for matrix in operands for stride in matrix.strides),
-            *(matrix.leading // SIXTEENS.value for matrix in operands),
+        path_product_kernel[(outer * inner * (I // rows), J // columns)](
+            a, b, added.x, out, alpha, beta, inner, I // rows, K,
+            *(stride for matrix in operands for stride in matrix.strides),
+            *(matrix.leading // SIXTEEN.value for matrix in operands),
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
-            num_warps=tile.warps, num_stages=tile.stages, **registers(path_product_kernel, out.device),
+            num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
+            **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out
 
@@ -139,12 +140,6 @@ class TritonAlgebra(Algebra):
 def _power(size: int) -> int:
     """The largest power of two that divides a size."""
     return size & -size
-
-
-def _diagonal(x: Tensor, size: int) -> Tensor:
-    """The diagonal blocks of a size: [m, N, N] -> [m, N / size, size, size], a view."""
-    blocks = x.shape[1] // size
-    return x.view(-1, blocks, size, blocks, size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -164,6 +159,7 @@ class _Matrix:
         leading, dense = (x.stride(3), x.stride(2)) if transposed else (x.stride(2), x.stride(3))
         assert dense == 1, f"a matrix needs rows or columns without gaps, got strides {x.stride()}"
         outer, inner = (0 if x.shape[i] == 1 else x.stride(i) for i in (0, 1))
-        assert leading % SIXTEENS.value == 0, f"rows must be multiples of {SIXTEENS.value} long, got {leading}"
-        assert outer % leading == 0 == inner % leading, f"batches must start where rows do, got strides {x.stride()}"
-        return _Matrix(x, (x.shape[0], x.shape[1]), leading, transposed, (outer // leading, inner // leading))
+        for stride in (leading, outer, inner):
+            assert stride % SIXTEEN.value == 0, f"strides must be multiples of {SIXTEEN.value}, got {x.stride()}"
+        strides = outer // SIXTEEN.value, inner // SIXTEEN.value
+        return _Matrix(x, (x.shape[0], x.shape[1]), leading, transposed, strides)

@@ -1,0 +1,169 @@
+"""`recipe`: the whole path on a tiny Llama, logs read by another reader, LUCID that starts as the original model."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from lucid_attention.models.checkpoint import load_model
+from lucid_lab import cli
+from lucid_lab.claims import recipe, run_claim
+from lucid_lab.claims.recipe import MAPS, NAMES, SOFTMAX, THINGS, Cell, Data, Lower, Outcome, Tuning, judge, upper
+from lucid_lab.data import IGNORED
+from lucid_lab.toys.lab import SMALL, SMOKE, Lab
+from lucid_lab.toys.results import Spread
+
+# Words of the logs, so that a log has few tokens.
+WORDS = ("The", "latest", "thing", "counts", "now", "has", "the", "At", "end", *NAMES, *THINGS)
+PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def write_texts(folder: Path) -> list[str]:
+    folder.mkdir()
+    texts = []
+    for number in range(40):
+        random = Random(number)
+        texts.append(" ".join(" ".join(random.choices(WORDS, k=9)).capitalize() + "." for _ in range(80)))
+        (folder / f"text-{number}.txt").write_text(texts[-1])
+    return texts
+
+
+def write_model(folder: Path, texts: list[str]) -> None:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = ["<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        initializer_range=0.1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The smallest scale, with a tiny checkpoint and texts."""
+    root = tmp_path_factory.mktemp("recipe")
+    write_model(root / "model", write_texts(root / "texts"))
+    return Lab(SMOKE, root / "out", processes=1, quiet=True, model=str(root / "model"), texts=str(root / "texts"))
+
+
+@pytest.fixture(scope="module")
+def tuning(lab: Lab) -> Tuning:
+    cells = ((Cell(3, 7), 1), (Cell(4, 4, 60), 1))
+    return Tuning(
+        lab.model, "", lab.texts, "", first=1, logs=2, trained=Cell(3, 6), text=20, cells=cells, calibration=64
+    )
+
+
+def test_it_runs_to_a_result_with_all_arms(lab: Lab) -> None:
+    # Filling memory with NaN would be timed too.
+    torch.use_deterministic_algorithms(False)
+    result = run_claim("recipe", lab)
+    assert result["verdict"] == "too small to judge"
+    assert result["rule"].startswith("The verdict")
+    arms = ["before", "softmax", *(f"LUCID, {keys} keys" for keys in ("whitened", "centred", "raw")), recipe.LATE]
+    for table in result["tables"][:2]:
+        assert [row[0] for row in table["rows"]] == arms
+        assert all(len(row) == len(table["columns"]) for row in table["rows"])
+
+
+def test_a_log_asks_every_name_once_for_its_latest_thing(tuning: Tuning) -> None:
+    data = Data(tuning)
+    decode = data.tokenizer.decode
+    for cell in (Cell(3, 7), Cell(4, 4, 60), Cell(6, 40)):
+        ids, labels, stale = data.log(cell, Random(5), True)
+        assert len(ids) == len(labels)
+        held: dict[str, list[str]] = {}
+        for name, thing in re.findall(r"(\w+) now has the (\w+)\.", decode(ids)):
+            held.setdefault(name, []).append(thing)
+        asked = re.findall(r"At the end (\w+) has the (\w+)\.", decode(ids))
+        assert sorted(name for name, _ in asked) == sorted(held)
+        assert len(held) == cell.names
+        assert sum(map(len, held.values())) == cell.writes
+        assert [thing for _, thing in asked] == [held[name][-1] for name, _ in asked]
+        places = [t for t, label in enumerate(labels) if label != IGNORED]
+        # The answer is the token after the place where it is asked for.
+        assert (
+            [ids[t + 1] for t in places]
+            == [labels[t] for t in places]
+            == [data.ids(f" {thing}")[0] for _, thing in asked]
+        )
+        assert stale == [[data.ids(f" {thing}")[0] for thing in held[name][:-1]] for name, _ in asked]
+    assert data.log(Cell(3, 6), Random(5), True) == data.log(Cell(3, 6), Random(5), True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("keys", [SOFTMAX, *MAPS])
+def test_every_arm_starts_as_the_original_model_and_its_gates_change_it(tuning: Tuning, keys: str) -> None:
+    """The oracle is the checkpoint, whole."""
+    below = Lower(replace(tuning, marks=()))
+    ids, labels, _ = below.data.log(Cell(3, 7), Random(1), True)
+    whole = load_model(tuning.model, torch.float32)(torch.tensor([ids])).logits[0]
+    asked = torch.tensor(labels) != IGNORED
+    model, groups = upper(replace(tuning, keys=keys), below.data)
+    logits, answers = recipe.answer_logits(model, below.batch([ids], [labels]))
+    torch.testing.assert_close(logits, whole[asked], rtol=1e-4, atol=1e-4)
+    assert answers.tolist() == [label for label in labels if label != IGNORED]
+    assert [len(group["params"]) for group in groups] == ([8] if keys == SOFTMAX else [8, 2, 2])
+    if keys != SOFTMAX:
+        for gate in groups[1]["params"]:
+            gate.fill_(1.0)
+        changed, _ = recipe.answer_logits(model, below.batch([ids], [labels]))
+        assert (changed - logits).abs().max() > 1e-3
+
+
+def test_training_moves_gates_and_the_same_tuning_gives_the_same_numbers(tuning: Tuning, tmp_path: Path) -> None:
+    run = replace(tuning, keys="whitened", rate=1e-3, marks=(0, 3), test_texts=1)
+    first, again = recipe.tune(tmp_path, run), recipe.tune(tmp_path, run)
+    assert first["loss"] == again["loss"]
+    assert first["tests"] == again["tests"]
+    start, end = (first["tests"][mark] for mark in ("0", "3"))
+    assert (start["strength"], start["sharpness"]) == (0, 4)
+    assert 0 < abs(end["strength"]) <= 0.1
+    assert end["sharpness"] != 4
+    assert end["text"] != start["text"]
+
+
+def test_without_a_model_it_is_skipped_with_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert cli.main(["experiment", "recipe", "--out", str(tmp_path / "out")]) == 1
+    assert "python tools/get_smollm2.py" in capsys.readouterr().err
+    assert "is no checkpoint" in str(recipe.lacks(Lab(SMALL, tmp_path, model=str(tmp_path), texts=str(tmp_path))))
+
+
+@pytest.mark.parametrize(
+    ("score", "text", "late", "verdict"),
+    [
+        (60, 2.90, 50, "holds"),
+        (60, 2.94, 50, "holds"),
+        (60, 2.96, 50, "does not hold"),
+        (60, 2.90, 60, "partly"),
+        (41, 2.90, 40, "does not hold"),
+        (19, 2.90, 19, "too small to judge"),
+    ],
+)
+def test_the_verdict_follows_the_rule(score: float, text: float, late: float, verdict: str) -> None:
+    lucid = Outcome(Spread(score, 1, 3), Spread(text, 0, 3))
+    softmax, longer = (Outcome(Spread(mean, 1, 3), Spread(2.9, 0, 3)) for mean in (min(40, late), late))
+    assert judge(lucid, softmax, longer) == verdict
