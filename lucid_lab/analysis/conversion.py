@@ -117,10 +117,10 @@ def measured(model: Any, settings: LucidSettings, ids: Tensor) -> str:
     cells = [f"{one['layers'][0]:>3}: {one['change']:+.3f}" for one in single]
     lines += ["  ".join(row) for row in (cells[i : i + 8] for i in range(0, len(cells), 8))]
     small = [one["sharpness"] for one in others if one["change"] <= SMALL]
+    raw = settings.center == "none"
     if change >= BROKEN:
-        lines.append(f"This model is BROKEN: its loss rose by {change:.2f} nats. Raw keys break most models")
+        advice = "Raw keys break most models" if raw else "try a larger --sharpness, other texts, or fewer layers"
+        lines.append(f"This model is BROKEN: its loss rose by {change:.2f} nats. {advice}")
     if small and change > SMALL:
         lines.append(f"--sharpness {min(small):.4g} is the smallest of these that costs at most {SMALL} nats")
-    elif change > SMALL:
-        lines.append(f"No sharpness of these costs at most {SMALL} nats: try other texts, or fewer layers")
     return "\n".join(lines)
