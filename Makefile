@@ -22,7 +22,7 @@ TORCH_TESTS := tests/ops tests/nn tests/test_custom_op.py tests/test_torch_integ
 # What torch 2.7 does not have: Triton 3.9, its own kernel for documents of different lengths, an attention on CPUs that makes
 # no square mask, a compiler that traces the decoding loop of LucidAttention.
 NOT_IN_OLDEST_TORCH := tests/ops/test_triton.py tests/ops/test_triton_launches.py tests/ops/test_varlen.py \
-	tests/ops/test_path_in_torch.py::test_no_square_tensor_is_made \
+	tests/ops/test_in_torch.py::test_no_square_tensor_is_made \
 	"tests/nn/test_module_in_torch.py::test_a_compiled_decoding_loop_does_not_recompile_for_every_token[lucid]"
 # Tests in Triton's interpreter. It is switched on for a whole process, so `make test` does not collect them.
 INTERPRETED := $(wildcard tests/*/interpreted_*.py)

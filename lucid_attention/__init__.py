@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .nn.causal import CausalAttention
     from .ops.keys import KeyMap, calibrated_key_map
     from .ops.linear.delta import delta_attention
-    from .ops.linear.gla import gla_attention
-    from .ops.linear.gsa import gsa_attention
+    from .ops.linear.gated import gla_attention, gsa_attention
     from .ops.lucid.api import lucid_attention, precondition, preconditioner
     from .ops.lucid.decode import inverse_key_norms, lucid_decode
     from .ops.path.api import lucid_path_attention, path_attention
@@ -48,33 +47,24 @@ __all__ = [
 ]
 __version__ = "0.2.0.dev0"
 
-# The module of every public name, imported when the name is asked for: `lucid --help` needs no torch, and only what is
-# below .models needs Transformers.
-_MODULES = {
-    "ATTENTIONS": ".nn.attention",
-    "CausalAttention": ".nn.causal",
-    "KeyMap": ".ops.keys",
-    "LucidAttention": ".nn.attention",
-    "LucidConfig": ".models.decoder.configuration",
-    "LucidForCausalLM": ".models.decoder.modeling",
-    "SharpnessRamp": ".models.ramps",
-    "StrengthRamp": ".models.ramps",
-    "calibrated_key_map": ".ops.keys",
-    "delta_attention": ".ops.linear.delta",
-    "diff_attention": ".ops.softmax.diff",
-    "enable_lucid": ".models.subclasses",
-    "gla_attention": ".ops.linear.gla",
-    "gsa_attention": ".ops.linear.gsa",
-    "inverse_key_norms": ".ops.lucid.decode",
-    "lucid_attention": ".ops.lucid.api",
-    "lucid_decode": ".ops.lucid.decode",
-    "lucid_path_attention": ".ops.path.api",
-    "path_attention": ".ops.path.api",
-    "precondition": ".ops.lucid.api",
-    "preconditioner": ".ops.lucid.api",
-    "set_sharpness": ".models.ramps",
-    "set_strength": ".models.ramps",
+# The public names of every module, which is imported when one of them is asked for: `lucid --help` needs no torch, and
+# only what is below .models needs Transformers.
+_NAMES = {
+    ".models.decoder.configuration": ["LucidConfig"],
+    ".models.decoder.modeling": ["LucidForCausalLM"],
+    ".models.ramps": ["SharpnessRamp", "StrengthRamp", "set_sharpness", "set_strength"],
+    ".models.subclasses": ["enable_lucid"],
+    ".nn.attention": ["ATTENTIONS", "LucidAttention"],
+    ".nn.causal": ["CausalAttention"],
+    ".ops.keys": ["KeyMap", "calibrated_key_map"],
+    ".ops.linear.delta": ["delta_attention"],
+    ".ops.linear.gated": ["gla_attention", "gsa_attention"],
+    ".ops.lucid.api": ["lucid_attention", "precondition", "preconditioner"],
+    ".ops.lucid.decode": ["inverse_key_norms", "lucid_decode"],
+    ".ops.path.api": ["lucid_path_attention", "path_attention"],
+    ".ops.softmax.diff": ["diff_attention"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> "Any":

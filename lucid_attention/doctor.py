@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .files import write_whole
+from .messages import text_table
 from .ops import dispatch
 from .ops.linear.delta import delta_attention
 from .ops.lucid.api import lucid_attention, precondition
@@ -39,6 +40,8 @@ MULTIPLE = 4.0
 FLOORS = {torch.float32: 1e-5, torch.float16: 1e-4, torch.bfloat16: 1e-4}
 # Read-outs round values and weights to 16 bits, which the dense equation does not: twice the dtype's precision more.
 READOUTS = ("lucid_attention", "lucid_path_attention", "delta_attention")
+# The kinds of accelerators that "auto" looks for, in this order.
+ACCELERATORS = ("cuda", "xpu", "mps")
 # The longest sequence in Triton's interpreter.
 INTERPRETED_LENGTH = 48
 
@@ -207,6 +210,24 @@ OPERATORS = {
 }
 
 
+def find_device(name: str) -> torch.device:
+    """The device of this name, tried with a small tensor; "auto" for an accelerator of this machine, else its CPU."""
+    if name == "auto":
+        available = [kind for kind in ACCELERATORS if hasattr(torch, kind) and getattr(torch, kind).is_available()]
+        return torch.device(available[0] if available else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    # Torch has no common class: a wrong name is a RuntimeError, a missing driver an AssertionError.
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"--device must be auto, cpu, or an accelerator of this machine, such as cuda or cuda:1, got {name!r}: "
+            f"{reason:.200}"
+        ) from error
+    return device
+
+
 def cannot_run(impl: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Why an implementation cannot run on a device; None if it can."""
     if impl == "triton":
@@ -362,9 +383,7 @@ def _print_table(checks: list[Check], out: TextIO) -> None:
     rows = [("operator", "case", "implementation", "error", "allowed", "")]
     for case, impl, finding in checks:
         rows.append((case.operator, case.name, impl, f"{finding.error:.1e}", f"{finding.allowed:.1e}", finding.verdict))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(), file=out)
+    print(text_table(rows), file=out)
 
 
 def environment(device: torch.device) -> dict[str, str]:

@@ -27,7 +27,7 @@ def partial_path(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write `content` beside `path`, then rename it: a reader sees the old file or the new one.
+    """Write `content` next to `path`, then rename it: a reader sees the old file or the new one.
 
     Text is written as UTF-8. What UTF-8 lacks, as in names of files in other encodings, becomes an escape.
     """
@@ -126,7 +126,7 @@ def parse_json(content: bytes | str, where: str, expected: type = dict) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise UnreadableFile(f"{where}: not JSON that can be read: it is nested too deeply") from None
-    # Beside syntax errors: a number with too many digits.
+    # Besides syntax errors: a number with too many digits.
     except ValueError as error:
         raise UnreadableFile(f"{where}: not JSON: {error}") from error
     if not isinstance(value, expected):

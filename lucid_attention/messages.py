@@ -1,8 +1,8 @@
-"""Parts of error messages."""
+"""Parts of error messages, and tables for the terminal."""
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -57,3 +57,13 @@ def explain_os_error(error: OSError, place: object = None) -> str:
     path = os.fsdecode(path) if isinstance(path, bytes) else path
     reason = REMEDIES.get(error.errno) or error.strerror or type(error).__name__
     return reason if path is None else f"{path}: {reason}"
+
+
+def text_table(rows: Sequence[Sequence[str]], *, rule: bool = False) -> str:
+    """Rows in aligned columns; the first row is the heading. rule: a line of dashes below the heading."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    dashes = [["-" * width for width in widths]] if rule else []
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (rows[0], *dashes, *rows[1:])
+    )

@@ -37,6 +37,10 @@ def command(name: str, *, example: str, extra: str, kept: str = "") -> Callable[
     return app.command(name, epilog=f"Example: {example}")
 
 
+def _option(metavar: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text)
+
+
 # Options that several commands share.
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="folder to write into", show_default=False)]
 
@@ -57,6 +61,8 @@ def lucid(
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error")] = False,
 ) -> None:
     """LUCID attention: softmax attention over decorrelated values."""
+    # Read when torch is imported: threads that wait leave the CPU to others (docs/costs.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 # ---------------------------------------------------------------------------------------------- text to tokens
@@ -80,33 +86,25 @@ def tokenize(
     out: Annotated[Path, typer.Argument(help="folder to write, such as tokens/; an unfinished one is resumed")],
     tokenizer: Annotated[
         str,
-        typer.Option(
-            metavar="T",
-            help="train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a "
+        _option(
+            "T",
+            "train:N (byte-level BPE with N tokens, trained on the source), a folder with a tokenizer.json, or a "
             "name of the hub, such as gpt2",
         ),
     ] = "train:32000",
-    validation: Annotated[
-        float, typer.Option(metavar="SHARE", help="share of the documents to hold out; at least one, unless 0")
-    ] = 0.01,
-    share: Annotated[
-        float, typer.Option(metavar="SHARE", help="share of the documents to read, chosen by a hash of their text")
-    ] = 1.0,
-    field: Annotated[str, typer.Option(metavar="NAME", help="key or column of the text")] = "text",
-    split: Annotated[str, typer.Option(metavar="NAME", help="split of a data set of the hub")] = "train",
+    validation: Annotated[float, _option("SHARE", "share of the documents to hold out; at least one, unless 0")] = 0.01,
+    share: Annotated[float, _option("SHARE", "share of the documents to read, chosen by a hash of their text")] = 1.0,
+    field: Annotated[str, _option("NAME", "key or column of the text")] = "text",
+    split: Annotated[str, _option("NAME", "split of a data set of the hub")] = "train",
     config: Annotated[
-        str | None, typer.Option("--config", "--subset", metavar="NAME", help="configuration of a data set of the hub")
+        str | None, _option("NAME", "configuration of a data set of the hub", "--config", "--subset")
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", help="only the first N documents")] = None,
-    limit_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="only the first documents that have N tokens together")
-    ] = None,
+    limit: Annotated[int | None, _option("N", "only the first N documents")] = None,
+    limit_tokens: Annotated[int | None, _option("N", "only the first documents that have N tokens together")] = None,
     min_document_tokens: Annotated[
-        int, typer.Option(metavar="N", help="leave out documents with fewer tokens, such as 16384 for long contexts")
+        int, _option("N", "leave out documents with fewer tokens, such as 16384 for long contexts")
     ] = 0,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", help="take the files in a random order (default: their own)")
-    ] = None,
+    seed: Annotated[int | None, _option("N", "take the files in a random order (default: their own)")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="leave out lines of JSON that cannot be read")] = False,
 ) -> None:
     """Turn text into tokens for training."""
@@ -144,37 +142,32 @@ def tokenize(
 def train(
     recipe: Annotated[str, typer.Argument(help="a name that `lucid recipes` lists")],
     attention: Annotated[
-        str | None, typer.Option(metavar="NAME", help="attention of every layer: softmax, lucid, path, delta, ...")
+        str | None, _option("NAME", "attention of every layer: softmax, lucid, path, delta, ...")
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="WHAT",
-            help="folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
+        _option(
+            "WHAT",
+            "folder written by `lucid tokenize`; .jsonl file of prompts with answers; stdlib; or a task, needles "
             "or latest_value",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="folder of the run (default: runs/RECIPE-ATTENTION-SEED)")
-    ] = None,
-    start: Annotated[
-        str | None, typer.Option("--from", metavar="CHECKPOINT", help="start from the weights of this checkpoint")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="seed of weights and data")] = None,
+    out: Annotated[Path | None, _option("FOLDER", "folder of the run (default: runs/RECIPE-ATTENTION-SEED)")] = None,
+    start: Annotated[str | None, _option("CHECKPOINT", "start from the weights of this checkpoint", "--from")] = None,
+    seed: Annotated[int | None, _option("N", "seed of weights and data")] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="change a field of the recipe, as --show prints it: learning_rate=3e-4, steps=500, batch_size=16 "
+        _option(
+            "KEY=VALUE",
+            "change a field of the recipe, as --show prints it: learning_rate=3e-4, steps=500, batch_size=16 "
             "(sequences per step), sequence_length=1024, model.hidden_size=128, ... (may be repeated)",
+            "--set",
         ),
     ] = None,
     parallel: Annotated[
         str,
-        typer.Option(
-            metavar="ddp|fsdp",
-            help="how processes of torchrun share the work: ddp gives each the whole model, fsdp a part of it",
+        _option(
+            "ddp|fsdp", "how processes of torchrun share the work: ddp gives each the whole model, fsdp a part of it"
         ),
     ] = "ddp",
     restart: Annotated[
@@ -230,14 +223,22 @@ def recipes() -> None:
 # ------------------------------------------------------------------------------------------------- evaluation
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _list_of(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
     """ "2,4,6" -> (2, 4, 6)."""
-    return tuple(int(part) for part in text.split(","))
+
+    def parse(text: str) -> tuple[Any, ...]:
+        try:
+            values = tuple(kind(part.strip()) for part in text.split(","))
+        except ValueError:
+            values = (-1,)
+        if kind is not str and min(values) < 0:
+            raise typer.BadParameter(f"expected numbers separated by commas, such as {example}, got {text!r}")
+        return values
+
+    return parse
 
 
-def _names(text: str) -> tuple[str, ...]:
-    """ "qa1,qa2" -> ("qa1", "qa2")."""
-    return tuple(part.strip() for part in text.split(","))
+_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -252,23 +253,19 @@ def _task_options(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     return _given(**{name: value for name, value in arguments.items() if name not in others}), how
 
 
-def _list_option(parser: Callable[[str], tuple[Any, ...]], text: str) -> Any:
-    return typer.Option(parser=parser, metavar="LIST", help=text, show_default=False)
+def _list_option(parser: Callable[[str], Any], text: str, metavar: str = "LIST") -> Any:
+    return typer.Option(parser=parser, metavar=metavar, help=text, show_default=False)
 
 
-def _option(metavar: str, text: str) -> Any:
-    return typer.Option(metavar=metavar, help=text, show_default=False)
-
-
-Tasks = Annotated[Any, _list_option(_names, "names of tasks, as in sniah,mniah; list shows all")]
-Lengths = Annotated[Any, _list_option(_counts, "lengths in tokens, question and answer included")]
-Needles = Annotated[Any, _list_option(_counts, "numbers of needles")]
+Tasks = Annotated[Any, _list_option(_NAMES, "names of tasks, as in sniah,mniah; list shows all")]
+Lengths = Annotated[Any, _list_option(_INTEGERS, "lengths in tokens, question and answer included")]
+Needles = Annotated[Any, _list_option(_INTEGERS, "numbers of needles")]
 Samples = Annotated[int | None, _option("N", "samples for every task, length and number of needles")]
 Seed = Annotated[int | None, _option("N", "seed of the samples")]
 Variants = Annotated[
-    Any, _list_option(_names, "tasks of sniah, mniah, longbench, scrolls, as in multikey_1,multivalue")
+    Any, _list_option(_NAMES, "tasks of sniah, mniah, longbench, scrolls, as in multikey_1,multivalue")
 ]
-Stories = Annotated[Any, _list_option(_names, "stories of babilong (default: qa1 to qa5)")]
+Stories = Annotated[Any, _list_option(_NAMES, "stories of babilong (default: qa1 to qa5)")]
 Hay = Annotated[
     str | None,
     _option("WHAT", "noise, needles, prose (Python's docstrings), essays or pg19 (from the hub), or a text or folder"),
@@ -285,12 +282,12 @@ MaxLength = Annotated[
 ]
 Text = Annotated[str | None, _option("FILE", "text to take losses on: a text, .jsonl or .parquet file, or a folder")]
 TokenizerFolder = Annotated[Path | None, _option("FOLDER", "tokenizer for a checkpoint that has none")]
-BatchSize = Annotated[int, typer.Option(metavar="N", help="samples at a time")]
+BatchSize = Annotated[int, _option("N", "samples at a time")]
 Limit = Annotated[int | None, _option("N", "only the first N samples of every task")]
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="of the weights; auto: as saved")
 ]
-ComparedOut = Annotated[Path, typer.Option(metavar="FOLDER", help="gets a folder NAME-HASH for each checkpoint")]
+ComparedOut = Annotated[Path, _option("FOLDER", "gets a folder NAME-HASH for each checkpoint")]
 
 
 @command(
@@ -436,18 +433,13 @@ def experiment(
             "seeds, a verdict; hours: needle_lm, babilong and variants for longer; demo: as in `lucid demo --full`"
         ),
     ] = "small",
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder of the results")] = Path("runs/experiments"),
+    out: Annotated[Path, _option("FOLDER", "folder of the results")] = Path("runs/experiments"),
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="runs at a time (default: one per core)", show_default=False)
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="run again what is kept")] = False,
-    model: Annotated[
-        str, typer.Option(metavar="FOLDER", help="checkpoint for `recipe`, see tools/get_smollm2.py")
-    ] = "",
-    texts: Annotated[
-        str,
-        typer.Option(metavar="FOLDER", help=".txt files for `recipe`, see tools/get_texts.py"),
-    ] = "",
+    model: Annotated[str, _option("FOLDER", "checkpoint for `recipe`, see tools/get_smollm2.py")] = "",
+    texts: Annotated[str, _option("FOLDER", ".txt files for `recipe`, see tools/get_texts.py")] = "",
 ) -> None:
     """Test a claim of the paper, with a verdict."""
     from .claims import run_experiments
@@ -460,7 +452,7 @@ def demo(
     full: Annotated[
         bool, typer.Option("--full", help="every attention, several seeds, more lengths: 9 to 16 minutes on two cores")
     ] = False,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="folder of results and report")] = Path("runs/demo"),
+    out: Annotated[Path, _option("FOLDER", "folder of results and report")] = Path("runs/demo"),
 ) -> None:
     """Train and compare attentions in minutes, and write a report.
 
@@ -475,22 +467,6 @@ def demo(
 # --------------------------------------------------------------------------------------------------- analysis
 
 
-def _list_of(kind: type, example: str) -> Callable[[str], list[Any]]:
-    def parse(text: str) -> list[Any]:
-        try:
-            values = [kind(part) for part in text.split(",")]
-        except ValueError:
-            values = [-1]
-        if kind is not str and min(values) < 0:
-            raise typer.BadParameter(f"expected numbers separated by commas, such as {example}, got {text!r}")
-        return values
-
-    return parse
-
-
-_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
-
-
 @command(
     "analyze",
     example="lucid analyze ./model --what conditioning,maps --tokens-from stdlib --length 1024 --layers 0,3",
@@ -500,42 +476,41 @@ _NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(
 def analyze(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights")],
     what: Annotated[
-        list | None,
-        typer.Option(
-            parser=_NAMES,
-            metavar="NAMES",
-            help="some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
+        Any,
+        _list_option(
+            _NAMES,
+            "some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
+            "NAMES",
         ),
     ] = None,
     text: Annotated[str | None, typer.Option(help="file with a text, or the text itself")] = None,
     tokens_from: Annotated[
-        str | None,
-        typer.Option(metavar="SOURCE", help="stdlib, a text file, a folder of texts or of tokens (default: stdlib)"),
+        str | None, _option("SOURCE", "stdlib, a text file, a folder of texts or of tokens (default: stdlib)")
     ] = None,
     length: Annotated[int | None, typer.Option(help="tokens to analyse (default: 512)")] = None,
     lengths: Annotated[
-        list | None,
-        typer.Option(parser=_INTEGERS, metavar="N,N", help="lengths of prefixes, for κ (default: doubling from 32)"),
+        Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
+<<<<<<< HEAD
     sharpnesses: Annotated[
         list | None,
         typer.Option(parser=_NUMBERS, metavar="C,C", help="of all layers, for disturbance (default: 4,2,1 times √D)"),
+=======
+    strengths: Annotated[
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 0.1,0.25,0.5)", "S,S")
+    ] = None,
+    sharpnesses: Annotated[
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 8,4,2,1 times √D)", "C,C")
+>>>>>>> main
     ] = None,
     find: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PHRASE", help="phrase that the queries should read, for hit_rate (repeatable)"),
+        list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
     ] = None,
     last: Annotated[int | None, typer.Option(help="the last N tokens ask, for hit_rate (default: 1)")] = None,
-    layers: Annotated[
-        list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="counted from 0 (default: all)")
-    ] = None,
-    heads: Annotated[
-        list | None, typer.Option(parser=_INTEGERS, metavar="N,N", help="query heads (default: all)")
-    ] = None,
+    layers: Annotated[Any, _list_option(_INTEGERS, "counted from 0 (default: all)", "N,N")] = None,
+    heads: Annotated[Any, _list_option(_INTEGERS, "query heads (default: all)", "N,N")] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="folder with a tokenizer (default: the checkpoint)")
-    ] = None,
+    tokenizer: Annotated[Path | None, _option("FOLDER", "folder with a tokenizer (default: the checkpoint)")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="of the weights: auto, float32, bfloat16, float16 (default: as saved)")
     ] = None,
@@ -573,12 +548,9 @@ def bench(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="run all cases but on_device: more than an hour")] = False,
     threads: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="thread counts, such as --threads 1 2 (default: 1; for --all 1 2)"),
+        list[int] | None, _option("N", "thread counts, such as --threads 1 2 (default: 1; for --all 1 2)")
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="device of on_device (default: an accelerator if there is one)")
-    ] = "",
+    device: Annotated[str, _option("NAME", "device of on_device (default: an accelerator if there is one)")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="small sizes and few rounds: a test that cases run")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="skip the points whose records are in --out")] = False,
     publish: Annotated[
@@ -615,20 +587,12 @@ def bench(
     )
 
 
-@command(
-    "doctor",
-    example="lucid doctor --json doctor.json",
-    extra="bench",
-    kept="nothing was written: run it again",
-)
+@command("doctor", example="lucid doctor --json doctor.json", extra="bench", kept="nothing was written: run it again")
 def doctor(
-    device: Annotated[
-        str, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 (default: an accelerator if there is one)")
-    ] = "auto",
+    device: Annotated[str, _option("NAME", "cpu, cuda, cuda:1 (default: an accelerator if there is one)")] = "auto",
     quick: Annotated[bool, typer.Option("--quick", help="a few cases, and no proof for impl='auto'")] = False,
     json: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="write everything as JSON, for a bug report; - for standard output"),
+        str | None, _option("FILE", "write everything as JSON, for a bug report; - for standard output")
     ] = None,
 ) -> None:
     """Check every implementation on a device, and prove the Triton kernels for impl='auto'.
@@ -638,9 +602,7 @@ def doctor(
     the versions of torch, Triton and lucid-attention. The proof is in ~/.cache/lucid_attention (or
     LUCID_ATTENTION_CACHE). `lucid bench` measures what they cost.
     """
-    from lucid_attention.doctor import diagnose
-
-    from .devices import find_device
+    from lucid_attention.doctor import diagnose, find_device
 
     if not diagnose(find_device(device), quick=quick, json_file=json):
         raise typer.Exit(1)
@@ -654,8 +616,8 @@ def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUNS", help="folders, searched at any depth, or files of other commands")
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="HTML page (default: report.html)")] = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the tables as Markdown")] = None,
+    out: Annotated[Path | None, _option("FILE", "HTML page (default: report.html)")] = None,
+    markdown: Annotated[Path | None, _option("FILE", "write the tables as Markdown")] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
 ) -> None:
     """Show experiments, training runs, evaluations and analyses as one page that opens offline.
@@ -680,9 +642,7 @@ def report(
 def convert(
     checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="folder to be written; must not exist or be empty")],
-    to: Annotated[
-        str, typer.Option(metavar="lucid|softmax", help="softmax: the plain checkpoint, which every program reads")
-    ] = "lucid",
+    to: Annotated[str, _option("lucid|softmax", "softmax: the plain checkpoint, which every program reads")] = "lucid",
     auto_map: Annotated[
         bool,
         typer.Option(
@@ -691,7 +651,22 @@ def convert(
             "installed",
         ),
     ] = True,
+<<<<<<< HEAD
     layers: Annotated[str | None, typer.Option(metavar="LIST", help="all, or as in 0,2,8-11")] = None,
+=======
+    layers: Annotated[str | None, _option("LIST", "all, or as in 0,2,8-11")] = None,
+    layers_from: Annotated[
+        Path | None,
+        _option(
+            "FILE",
+            "choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what "
+            "disturbance`: the largest set that costs at most --most-change",
+        ),
+    ] = None,
+    most_change: Annotated[
+        float | None, _option("NATS", "by how much the loss may rise when these layers become LUCID at once")
+    ] = None,
+>>>>>>> main
     strength: Annotated[
         float | None,
         typer.Option(metavar="S", help="from 0, exactly the original model, to 1, LUCID (default)", show_default=False),

@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None, max_examples=30)
 settings.load_profile("repeatable")
 
-# The tensors here are small: a second thread gains nothing, and beside another busy process its barriers cost minutes.
+# The tensors here are small: a second thread gains nothing, and next to another busy process its barriers cost minutes.
 torch.set_num_threads(1)
 
 
@@ -43,6 +44,14 @@ def uninitialised_memory_is_nan() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+@pytest.fixture
+def dynamo() -> Iterator[Any]:
+    """A compiler that remembers no other test."""
+    torch._dynamo.reset()
+    yield torch._dynamo
+    torch._dynamo.reset()
 
 
 if os.environ.get("TRITON_INTERPRET") == "1":

@@ -10,58 +10,37 @@ from lucid_attention.ops.lucid.solve_op import precondition_op
 from lucid_attention.ops.softmax.attention import softmax_attention_op
 from tests.test_torch_integration import B, D, H, S, correlated, options, qkv
 
+# Arguments of `precondition_op`. fixed: the sharpness as a number; borders, length: of blocks.
+NAMES = (
+    *("v", "k", "k_past", "y_past", "beta", "sharpness", "key_mask", "cu_seqlens", "strength"),
+    *("fixed", "borders", "length", "norm"),
+)
+
 
 def solves() -> dict[str, tuple[Any, ...]]:
-    """v, k, k_past, y_past, beta, sharpness [B, H], key_mask, cu_seqlens, strength, sharpness as a number,
-    borders and length of blocks, norm."""
+    """Arguments of the solve, by name; with a learned sharpness the fixed one is 0."""
     _, k, v = qkv()
-    past = options("past")["past"]
+    past = dict(zip(("k_past", "y_past"), options("past")["past"], strict=True))
     beta, sharpness = options("learned")["beta"], torch.tensor([[1.0, 3.0], [2.0, 4.0]], dtype=torch.float64)
-    mask = options("mask")["key_mask"]
+    mask, borders = options("mask")["key_mask"], options("packed")["cu_seqlens"]
     long_mask = torch.cat([torch.ones(B, S, dtype=torch.bool), mask], 1)
-    borders = options("packed")["cu_seqlens"]
-    one, half = slice(0, 1), torch.tensor(0.5, dtype=torch.float64)
-    return {
-        "plain": (v, k, None, None, None, None, None, None, None, 2.0, None, 1, "key"),
-        "sharp": (v, k, None, None, None, None, None, None, None, 50.0, None, 1, "key"),
-        "strength": (v, k, None, None, None, None, None, None, half, 2.0, None, 1, "key"),
-        "past": (v, k, *past, None, None, None, None, None, 2.0, None, 1, "key"),
-        "beta": (v, k, None, None, beta, None, None, None, None, 2.0, None, 1, "key"),
-        "sharpness": (v, k, None, None, None, sharpness, None, None, None, 0.0, None, 1, "key"),
-        "mask": (v, k, None, None, None, None, mask, None, None, 2.0, None, 1, "key"),
-        "packed": (
-            v[one],
-            k[one],
-            None,
-            None,
-            beta[one],
-            sharpness[one],
-            mask[one],
-            borders,
-            None,
-            0.0,
-            None,
-            1,
-            "key",
-        ),
-        "row_max": (v, k, None, None, None, None, None, None, None, 2.0, None, 1, "row_max"),
-        "all": (v, k, *past, beta, sharpness, long_mask, None, None, 0.0, None, 1, "row_max"),
-        "bfloat16": (
-            v.bfloat16(),
-            k.bfloat16(),
-            None,
-            None,
-            beta.bfloat16(),
-            None,
-            mask,
-            None,
-            None,
-            2.0,
-            None,
-            1,
-            "key",
-        ),
+    row = {"v": v[:1], "k": k[:1], "beta": beta[:1], "sharpness": sharpness[:1], "key_mask": mask[:1]}
+    narrow = {"v": v.bfloat16(), "k": k.bfloat16(), "beta": beta.bfloat16(), "key_mask": mask}
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "sharp": {"fixed": 50.0},
+        "strength": {"strength": torch.tensor(0.5, dtype=torch.float64)},
+        "past": past,
+        "beta": {"beta": beta},
+        "sharpness": {"sharpness": sharpness, "fixed": 0.0},
+        "mask": {"key_mask": mask},
+        "packed": row | {"cu_seqlens": borders, "fixed": 0.0},
+        "row_max": {"norm": "row_max"},
+        "all": past | {"beta": beta, "sharpness": sharpness, "key_mask": long_mask, "fixed": 0.0, "norm": "row_max"},
+        "bfloat16": narrow,
     }
+    usual = dict.fromkeys(NAMES) | {"v": v, "k": k, "fixed": 2.0, "length": 1, "norm": "key"}
+    return {name: tuple((usual | case)[key] for key in NAMES) for name, case in cases.items()}
 
 
 def readouts() -> dict[str, tuple[Any, ...]]:

@@ -20,12 +20,10 @@ from lucid_lab.analysis.hit_rate import Query, attention_maps, hit_rates
 from lucid_lab.analysis.jacobian import jacobians
 from lucid_lab.claims import memory_update, needle_grid
 from lucid_lab.data.tokenizer import train
-from lucid_lab.report.figures import RESERVE, colour_of
 from lucid_lab.toys.lab import DEMO
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.claims.made_up import MadeUpLab, accuracies
 from tests.nn.contract import ToyAttention
-from tests.report import samples
 
 NAME = "toy"
 
@@ -91,18 +89,3 @@ def test_it_takes_part_in_claims(claim: Any) -> None:
     assert rows
     assert all("77.7 ± 0.0" in row for row in rows)
     assert f'"name": "{ToyAttention.title}"' in json.dumps(conclusion.figures)
-
-
-def test_the_report_gives_it_a_colour_of_its_own(tmp_path: Path) -> None:
-    made = samples.memory_update()
-    for figure in made["figures"][:2]:
-        for group in figure["groups"]:
-            group["bars"].append({"name": ToyAttention.title, "role": NAME, "value": 50.0, "spread": 1.0})
-    made["figures"][2]["series"].append(
-        {"name": ToyAttention.title, "role": NAME, "x": [64, 256], "y": [20, 30], "spread": None}
-    )
-    (tmp_path / "result.json").write_text(json.dumps(made))
-    page = tmp_path / "page.html"
-    assert cli.main(["report", str(tmp_path / "result.json"), "--out", str(page)]) == 0
-    assert colour_of(NAME) in RESERVE
-    assert ToyAttention.title in page.read_text()

@@ -18,7 +18,6 @@ from torch.distributed.tensor.experimental._attention import (
 )
 
 from lucid_attention import ATTENTIONS, LucidAttention, enable_lucid, lucid_attention, precondition
-from lucid_attention.ops.softmax.sliding import sliding_attention
 from tests.models.architectures.cases import lucid_model, tokens
 from tests.models.decoder.cases import decoder
 
@@ -41,7 +40,6 @@ CALLS = {
     "lucid_attention": lambda: lucid_attention(*inputs()),
     "reference": lambda: lucid_attention(*inputs(), impl="reference"),
     "precondition": lambda: precondition(*inputs()[1:]),
-    "sliding": lambda: sliding_attention(*inputs(), window=3),
     "drop-in": lambda: lucid_model("llama")(tokens()),
     "drop-in with a cache": lambda: lucid_model("llama").generate(tokens(), max_new_tokens=2),
     "decoder": lambda: decoder()(tokens() % 40),

@@ -27,7 +27,7 @@ LABORATORY = {
     "claims": BELOW_CLAIMS | {"report"},
 }
 # What kernels import besides torch, by the beginning of the file's name.
-COMPILERS = {"triton": {"triton"}, "numba": {"numba", "numpy", "llvmlite"}}
+COMPILERS = {"triton": {"triton"}, "numba": {"numba", "numpy"}}
 MACHINE_PATH = re.compile(r"(?<![\w.:/~}\]-])/(?:home|Users|root|work|workspace|mnt|media|scratch)/[\w.-]+")
 
 

@@ -1,13 +1,10 @@
 """The operators inside torch: compile, export, vmap, double backward, autocast, grad modes."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import lucid_attention, lucid_decode, precondition, preconditioner
 from lucid_attention.ops.lucid.decode import inverse_key_norms
@@ -56,99 +53,6 @@ def gradients(output: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(output, inputs, correlated(*output.shape, dtype=output.dtype, seed=11))
 
 
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
-
-
-@every_kind
-def test_a_compiled_call_equals_the_plain_one_and_new_lengths_do_not_recompile(kind: str, dynamo: Any) -> None:
-    counter = CompileCounterWithBackend("aot_eager")
-
-    def function(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        return lucid_attention(q, k, v, **options)
-
-    compiled = torch.compile(function, backend=counter, fullgraph=True)
-    for length in (7, 9, 12, 20, 33):
-        inputs, options = problem(kind, length)
-        expected, output = function(*inputs, **options), compiled(*inputs, **options)
-        torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))
-    # One graph for the first length, one for any other.
-    assert counter.frame_count <= 2
-
-
-class Attention(torch.nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor) -> tuple[Tensor, Tensor]:
-        return lucid_attention(q, k, v), lucid_attention(q, k, v, key_mask=key_mask, sharpness=4.0)
-
-
-def test_an_exported_program_runs_at_other_lengths() -> None:
-    T = torch.export.Dim("T", min=2, max=4096)
-    example, shapes = (*qkv(), options("mask")["key_mask"]), ({2: T}, {2: T}, {2: T}, {1: T})
-    program = torch.export.export(Attention(), example, dynamic_shapes=shapes)
-    arguments = (*qkv(23), options("mask", 23)["key_mask"])
-    torch.testing.assert_close(program.module()(*arguments), Attention()(*arguments))
-
-
-def stacked(inputs: list[Tensor], copies: int = 3) -> list[Tensor]:
-    return [torch.stack([x + 0.3 * i for i in range(copies)]).detach().requires_grad_() for x in inputs]
-
-
-@mapped
-@every_kind
-def test_vmap_equals_a_loop_with_its_gradients(kind: str) -> None:
-    inputs, options = problem(kind)
-    inputs = stacked(inputs)
-
-    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return lucid_attention(q, k, v, **options)
-
-    output = torch.vmap(function)(*inputs)
-    expected = torch.stack([function(*one) for one in zip(*inputs, strict=True)])
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))
-
-
-# Which of q, k, v, past keys, past values, beta, sharpness are mapped, and along which of their dimensions.
-MAPPED = {
-    "values only": (None, None, 0, None, None, None, None),
-    "keys only": (None, 0, None, None, None, None, None),
-    "queries only, last dimension": (-1, None, None, None, None, None, None),
-    "sharpness only": (None, None, None, None, None, None, 0),
-    "beta along its last dimension": (None, None, None, None, None, -1, None),
-    "the past only": (None, None, None, 0, 2, None, None),
-    "keys and sharpness, mixed dimensions": (None, 2, 0, None, None, None, 1),
-}
-
-
-@mapped
-@pytest.mark.parametrize("in_dims", MAPPED.values(), ids=MAPPED)
-def test_vmap_over_some_of_the_inputs_equals_a_loop(in_dims: tuple[int | None, ...]) -> None:
-    inputs, learned = problem("learned")
-    mask = torch.cat([torch.ones(B, S, dtype=torch.bool), options("mask")["key_mask"]], 1)
-    tensors = [*inputs, *options("past")["past"], learned["beta"], learned["sharpness"]]
-
-    def function(q: Tensor, k: Tensor, v: Tensor, k_past: Tensor, y_past: Tensor, beta: Tensor, c: Tensor) -> Tensor:
-        return lucid_attention(q, k, v, past=(k_past, y_past), beta=beta, sharpness=c, key_mask=mask)
-
-    arguments = [
-        x.detach().requires_grad_()
-        if dim is None
-        else torch.stack([x, 0.8 * x, 0.5 * x], dim).detach().requires_grad_()
-        for x, dim in zip(tensors, in_dims, strict=True)
-    ]
-    output = torch.vmap(function, in_dims)(*arguments)
-    ones = [
-        [x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)] for i in range(3)
-    ]
-    expected = torch.stack([function(*one) for one in ones])
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(gradients(output, arguments), gradients(expected, arguments))
-
-
 @mapped
 def test_vmap_over_masks_equals_a_loop() -> None:
     q, k, v = qkv()
@@ -158,13 +62,6 @@ def test_vmap_over_masks_equals_a_loop() -> None:
         return lucid_attention(q, k, v, key_mask=mask)
 
     torch.testing.assert_close(torch.vmap(function)(masks), torch.stack([function(mask) for mask in masks]))
-
-
-def test_vmap_over_packed_borders_is_refused() -> None:
-    q, k, v = qkv(batch=1)
-    borders = torch.tensor([[0, 2, 7], [0, 3, 7]])
-    with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
-        torch.vmap(lambda each: lucid_attention(q, k, v, cu_seqlens=each))(borders)
 
 
 def test_many_gradients_at_once_equal_one_by_one() -> None:
@@ -233,22 +130,6 @@ both_implementations = pytest.mark.parametrize("impl", ["blockwise", "reference"
 
 
 @both_implementations
-@pytest.mark.parametrize("kind", ["plain", "mask", "past"])
-def test_autocast_narrows_what_sdpa_narrows_and_gradients_stay_wide(kind: str, impl: str) -> None:
-    inputs, options = problem(kind, length=16, dtype=torch.float32)
-    q, k, v = inputs
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        output = lucid_attention(q, k, v, **options, impl=impl)
-        plain = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    assert output.dtype == plain.dtype == torch.bfloat16
-    expected = lucid_attention(q, k, v, **options, impl=impl)
-    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
-    for grad, wide in zip(gradients(output.float(), inputs), gradients(expected, inputs), strict=True):
-        assert grad.dtype == torch.float32
-        assert (grad - wide).norm() < 0.05 * wide.norm()
-
-
-@both_implementations
 @every_kind
 def test_autocast_does_not_reach_into_the_solve(kind: str, impl: str) -> None:
     (_, k, v), options = problem(kind, length=16, dtype=torch.float32)
@@ -283,39 +164,6 @@ def test_autocast_takes_a_mixture_of_dtypes() -> None:
         torch.testing.assert_close(
             lucid_attention(q.bfloat16(), k, v.bfloat16()).float(), expected, rtol=0.05, atol=0.05
         )
-
-
-@every_kind
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_output_is_the_same(mode: Callable[[], Any], kind: str) -> None:
-    inputs, options = problem(kind)
-    expected = lucid_attention(*inputs, **options)
-    assert expected.requires_grad
-    with mode():
-        output = lucid_attention(*inputs, **options)
-    assert not output.requires_grad
-    assert output.is_inference() == (mode is torch.inference_mode)
-    torch.testing.assert_close(output.clone(), expected.detach(), rtol=0, atol=0)
-
-
-@every_kind
-def test_strided_inputs_and_gradients_give_what_contiguous_ones_give(kind: str) -> None:
-    inputs, options = problem(kind)
-    strided = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in inputs]
-    assert not any(x.is_contiguous() for x in strided)
-    expected, output = lucid_attention(*inputs, **options), lucid_attention(*strided, **options)
-    torch.testing.assert_close(output, expected)
-    weight = correlated(*output.shape, seed=6)
-    across = weight.permute(3, 2, 0, 1).contiguous().permute(2, 3, 1, 0)
-    assert not across.is_contiguous()
-    torch.testing.assert_close(
-        torch.autograd.grad(output, strided, across, retain_graph=True),
-        torch.autograd.grad(expected, inputs, weight, retain_graph=True),
-    )
-    spread, ones = torch.ones((), dtype=output.dtype).expand_as(output), torch.ones_like(expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(output, strided, spread), torch.autograd.grad(expected, inputs, ones)
-    )
 
 
 def test_a_decoding_step_takes_strided_tensors() -> None:

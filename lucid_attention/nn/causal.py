@@ -1,18 +1,19 @@
 """Causal attention as a module: projections, rotary embedding, grouped heads, padding, packing, cache.
 
-A variant overrides `values` (the stored values) and `readout` (how queries read them), or `attend` (both, and the
-contents of the past). `CausalAttention` itself is plain softmax attention.
+A variant overrides `values` (the stored values), `readout` (how queries read them) and `finish` (norm and gate of what
+they read), or `attend` (the first two, and the contents of the past). `CausalAttention` itself is plain softmax
+attention.
 """
 
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops import checks
 from ..ops.checks import check_size
 from ..ops.softmax.attention import softmax_attention
-from .norm import HeadNorm
 from .rotary import Rotary
 
 
@@ -108,7 +109,7 @@ class CausalAttention(nn.Module):
         if past is not None:
             self.check_past(past, k, v)
         o, present = self.attend(x, q, k, v, past, key_mask, cu_seqlens)
-        return self.o_proj(o.transpose(1, 2).flatten(2)), present
+        return self.o_proj(self.finish(x, o, v).transpose(1, 2).flatten(2)), present
 
     def project(self, x: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q: [B, H·G, T, D], k: [B, H, T, D] and v: [B, H, T, E] of x, as `attend` takes them.
@@ -151,14 +152,7 @@ class CausalAttention(nn.Module):
         checks.check_past((past.k, past.y), k, v)
 
     def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, past: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         """From projected q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new past."""
         y = self.values(x, k, v, past, key_mask, cu_seqlens)
@@ -176,17 +170,39 @@ class CausalAttention(nn.Module):
         """The output that q reads from the keys k and the stored values y: [B, H·G, T, E]."""
         return softmax_attention(q, k, y, key_mask=key_mask, cu_seqlens=cu_seqlens)
 
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
+        """Norm and gate of the output o: [B, H·G, T, E] before o_proj. v: [B, H, T, E], values of the same tokens."""
+        return o
+
     def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any] | None:
         """How analysis computes the weights of this layer; None if they are not those of a softmax.
 
         A dictionary of fields of `analysis.layer.Layer` that differ from plain softmax attention: `q` and `k` if the
         scores take others, `preconditioned`, `norm`, `sharpness`, `strength`, `beta`, `window`, `factors`, `lam`.
 
-        A variant that overrides `values`, `readout` or `attend` overrides this method as well, or analysis refuses it.
+        A variant that overrides another hook than `project` overrides this method as well, or analysis refuses it.
         """
         own, plain = type(self), CausalAttention
-        changed = own.values != plain.values or own.readout != plain.readout or own.attend != plain.attend
-        return None if changed else {}
+        hooks = ("values", "readout", "finish", "attend")
+        return None if any(getattr(own, hook) != getattr(plain, hook) for hook in hooks) else {}
+
+
+class SoftmaxAttention(CausalAttention):
+    """Causal softmax attention: `CausalAttention` without changes."""
+
+    title = "softmax"
+
+
+class HeadNorm(nn.RMSNorm):
+    """Learned RMS norm over the last dimension, computed in at least float32, returned in the dtype of x."""
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """norm(x), or norm(x) · silu(gate) with a gate of the shape of x."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps)
+        if gate is not None:
+            y = y * F.silu(gate.to(wide))
+        return y.to(x.dtype)
 
 
 def split_heads(x: Tensor, size: int) -> Tensor:

@@ -120,24 +120,13 @@ class RecurrentAttention(CausalAttention, ABC):
             )
             tails = tuple(tail for _, tail in convolved)
         o, state = self.recur(x, q, k, v, state, new_mask, cu_seqlens)
-        return self.finish(x, o), RecurrentPast(state, tails, S + T)
+        return o, RecurrentPast(state, tails, S + T)
 
     @abstractmethod
     def recur(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        state: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, state: Any, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> tuple[Tensor, Any]:
         """From q: [B, H·G, T, D], k: [B, H, T, D], v: [B, H, T, E] to o: [B, H·G, T, E] and the new state."""
-
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
-        """Norm and gate of the output before o_proj: [B, H·G, T, E] to the same shape."""
-        return o
 
 
 def log_sigmoid_gate(x: Tensor, temperature: float) -> Tensor:

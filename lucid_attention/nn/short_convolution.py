@@ -30,11 +30,7 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, size).uniform_(-1, 1) / math.sqrt(size))
 
     def forward(
-        self,
-        x: Tensor,
-        tail: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        self, x: Tensor, tail: Tensor | None = None, key_mask: Tensor | None = None, cu_seqlens: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the output, and the `tail` for the next call.
 

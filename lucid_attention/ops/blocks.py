@@ -173,9 +173,6 @@ class DiagonalBlocks:
         if mask is not None:
             A.mul_(mask).mul_(mask.mT)
         n, C, _ = A.shape
-        if w == 1:
-            (solve_unit_lower_transposed_ if transposed else solve_unit_lower_)(A, y)
-            return
         count = C // w
         blocks = A.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).mul(0.5)
         blocks.diagonal(dim1=2, dim2=3).fill_(1)

@@ -10,12 +10,15 @@ and lives only in between. The adjoint runs the same tiles backwards and makes e
 (`docs/mathematics.md`).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from .threads import in_threads
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,18 @@ class Schedule:
                 for h in spans(0, H, self.heads):
                     yield b, h
 
+    def run(self, work: Callable[[tuple[slice, slice]], object], k: Tensor) -> None:
+        """work(group) for the groups of k: [B, H, *], on a CPU in threads of their own."""
+        groups = list(self.groups(*k.shape[:2]))
+        threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+        # What would leave a thread idle is divided product by product.
+        divided = len(groups) % threads
+        for group in groups[:divided]:
+            work(group)
+        others = iter(groups[divided:])
+        if len(groups) >= threads:
+            in_threads(lambda _: [work(group) for group in others], threads)
+
     def due(self, block: slice, T: int) -> Iterator[tuple[slice, slice]]:
         """The tiles (rows, cols) to subtract once [block] is solved, in a system of T rows."""
         cols, stop = block, T
@@ -61,17 +76,28 @@ class Schedule:
 # Elements of a tile: about 1 MB of float32, half of the L2 cache of a CPU core; 256 MB over all heads elsewhere.
 CPU_TILE = 1024 * 256
 ACCELERATOR_TILE = 64 * 1024 * 1024
+# Below this shift e^c · e^−c is harmless in float32, and the factor e^−c is part of the matrix products at no cost.
+FOLDED_SHIFT = 40.0
+# exp(x) = 2^(x log₂ e). The factor is part of the products, and powers of two take the same time on every CPU: torch's
+# exponential is six times slower on CPUs for which MKL has none.
+LOG2E = math.log2(math.e)
 
 
-def pick_schedule(device: torch.device, heads: int, new: int, past: int = 0) -> Schedule:
-    """The schedule for `heads` systems of `new` rows after `past` solved ones on `device`."""
-    largest = budget = ACCELERATOR_TILE
+def pick_schedule(device: torch.device, heads: int, new: int, past: int = 0, *, by_heads: bool = False) -> Schedule:
+    """The schedule for `heads` systems of `new` rows after `past` solved ones on `device`.
+
+    by_heads: for `Schedule.run`, where on a CPU each thread has heads of its own, if there are enough.
+    """
+    largest, budget, most = ACCELERATOR_TILE, ACCELERATOR_TILE, heads
     if device.type == "cpu":
-        # Threads share the work best as whole products of different heads, with two for each to even out.
         threads = torch.get_num_threads()
-        largest, budget = 2 * CPU_TILE, CPU_TILE * (2 * threads if threads > 1 else 1)
+        if by_heads and heads >= threads:
+            largest, budget, most = 2 * CPU_TILE, CPU_TILE, heads // threads
+        else:
+            # Threads share the work best as whole products of different heads, with two for each to even out.
+            largest, budget = 2 * CPU_TILE, CPU_TILE * (2 * threads if threads > 1 else 1)
     block = min(256, new)
-    at_once = max(1, min(heads, budget // (block * min(1024, new + past))))
+    at_once = max(1, min(most, budget // (block * min(1024, new + past))))
     elements = max(block * block, min(budget // at_once, largest, new * (new + past)))
     return Schedule(heads=at_once, block=block, elements=elements)
 
@@ -261,3 +287,56 @@ class Algebra:
 
 
 TORCH = Algebra()
+
+
+class ExponentialTiles:
+    """Tiles of L for n heads, of which u: [n, S + T, D] are the features.
+
+    shift: None (folded into alpha), or [n, 1, 1], or [n, S + T, 1].
+    """
+
+    def __init__(self, u: Tensor, alpha: float, shift: Tensor | None, elements: int) -> None:
+        self.u, self.alpha, self.shift = u, alpha, shift
+        self._tile = u.new_empty(u.shape[0] * elements)
+
+    def make(self, rows: slice, cols: slice) -> Tensor:
+        left, right = self.operands(rows, cols)
+        tile = self._tile[: left.shape[0] * left.shape[1] * right.shape[1]].view(*left.shape[:2], right.shape[1])
+        return self.powers_(tile.baddbmm_(left, right.mT, beta=0, alpha=LOG2E), rows)
+
+    def powers_(self, scores: Tensor, rows: slice) -> Tensor:
+        """2^(scores − shift · log₂ e) in place, for exponents times log₂ e."""
+        if self.shift is not None:
+            scores.sub_(self.shift if self.shift.shape[1] == 1 else self.shift[:, rows], alpha=LOG2E)
+        return scores.exp2_()
+
+    def operands(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+        """left: [n, R, D], right: [n, C, D], whose product is the tile's exponent."""
+        return self.u[:, rows], self.u[:, cols]
+
+    def operand_grads(self, rows: slice, cols: slice) -> tuple[Tensor, Tensor]:
+        """Where the gradients of `operands` add up."""
+        return self.du[:, rows], self.du[:, cols]
+
+    def collect_gradients(self, row_sums: bool) -> None:
+        """Allocate what `pull_back` adds to: `du` and, if `row_sums`, `row_sums` = Σ_j dS_ij, S = log L."""
+        self.du = torch.zeros_like(self.u)
+        self.row_sums = self.u.new_zeros(*self.u.shape[:2], 1) if row_sums else None
+        self._grad = torch.empty_like(self._tile)
+
+    def pull_back(self, rows: slice, cols: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> None:
+        w = self.score_grads(rows, tile, left, right, diagonal)
+        rows_u, cols_u = self.operands(rows, cols)
+        rows_du, cols_du = self.operand_grads(rows, cols)
+        subtract_product_(rows_du, w, cols_u, self.alpha)
+        subtract_product_(cols_du, w.mT, rows_u, self.alpha)
+
+    def score_grads(self, rows: slice, tile: Tensor, left: Tensor, right: Tensor, diagonal: bool) -> Tensor:
+        """−dS / alpha of a tile: [n, R, C], valid until the next call."""
+        w = self._grad[: tile.numel()].view(tile.shape)
+        torch.bmm(left, right.mT, out=w).mul_(tile)
+        if diagonal:
+            w.tril_(-1)
+        if self.row_sums is not None:
+            self.row_sums[:, rows].sub_(w.sum(-1, keepdim=True), alpha=self.alpha)
+        return w

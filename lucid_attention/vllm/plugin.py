@@ -26,11 +26,11 @@ def register() -> None:
 
     from ..models.decoder.configuration import MODEL_TYPE
     from ..models.subclasses import PREFIX, lucid_config_class
-    from ..ops import numba_runtime
+    from ..ops.softmax import fused_step
     from .configs import DecoderReader
 
     # An engine that starts looks through all modules, and fails at one of llvmlite's, which Numba imports.
-    numba_runtime.switch_off("vLLM cannot start a second engine in a process that has imported Numba")
+    fused_step.switch_off("vLLM cannot start a second engine in a process that has imported Numba")
     version = vllm.__version__
     if version.partition("+")[0] not in TESTED:
         for model_type in (MODEL_TYPE, *(PREFIX + kind for kind in SERVED)):

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lucid_attention.doctor import find_device
 from lucid_attention.files import read_text, write_record, write_whole
+from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import (
     check_checkpoint,
     checkpoint_name,
@@ -24,9 +26,7 @@ from lucid_attention.models.checkpoint import (
 from lucid_attention.models.convert import sample
 
 from ..data.text import documents
-from ..devices import find_device
 from ..locks import locked
-from ..tables import text_table
 from .conditioning import condition_numbers
 from .disturbance import disturbances
 from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates
@@ -101,7 +101,9 @@ def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
 
     words = ["lucid", "analyze", short(checkpoint)]
     for name, value in given.items():
-        repeated = value if name == "find" else [",".join(map(str, value)) if isinstance(value, list) else value]
+        repeated = (
+            value if name == "find" else [",".join(map(str, value)) if isinstance(value, list | tuple) else value]
+        )
         words += [word for item in repeated for word in (f"--{name.replace('_', '-')}", short(item))]
     return shlex.join(words)
 

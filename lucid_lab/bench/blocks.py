@@ -3,7 +3,7 @@ tokens next to causal LUCID. `python -m lucid_lab.bench.blocks [CHECKPOINT TEXT]
 gradients for made-up keys, or for those of a checkpoint that reads a file."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
@@ -66,29 +66,27 @@ def measure(shape: Shape, N: int, backward: bool, settings: Settings) -> Result:
     for name, run in contestants.items():
         if name != SDPA:
             gate.check(f"{shape}, N={N}", name, gate.evaluate(run, small, True), truth)
-    tensors = gate.inputs(*shape, N)
-    runs: dict[str, Run] = {name: partial(gate.evaluate, run, tensors, backward) for name, run in contestants.items()}
-    times = race(runs, budget=settings.budget, seed=f"{shape} {N}", brief={CG}, least=settings.least)
     limits = {f"{CHOLESKY} / {SDPA}": LIMITS[backward]} if (shape, N) == (EIGHT, 512) else {}
-    return _result(times, SDPA, limits)
+    return _race(contestants, shape, N, backward, settings, limits)
 
 
 def measure_small(N: int, backward: bool, settings: Settings) -> Result:
     """Blocks of 32 tokens against causal LUCID."""
-    tensors = gate.inputs(*EIGHT, N)
-    contestants: dict[str, Callable[..., Tensor]] = {
-        CAUSAL: lucid_attention,
-        OF_32: partial(lucid_attention, block=32),
-    }
+    contestants = {CAUSAL: lucid_attention, OF_32: partial(lucid_attention, block=32)}
+    return _race(contestants, EIGHT, N, backward, settings, {f"{OF_32} / {CAUSAL}": 1.1})
+
+
+def _race(
+    contestants: dict[str, Any], shape: Shape, N: int, backward: bool, settings: Settings, limits: dict[str, float]
+) -> Result:
+    """The first contestant is the peer of all others."""
+    tensors = gate.inputs(*shape, N)
     runs: dict[str, Run] = {name: partial(gate.evaluate, run, tensors, backward) for name, run in contestants.items()}
-    times = race(runs, budget=settings.budget, seed=str(N), least=settings.least)
-    return _result(times, CAUSAL, {f"{OF_32} / {CAUSAL}": 1.1})
-
-
-def _result(times: dict[str, list[float]], peer: str, limits: dict[str, float]) -> Result:
+    times = race(runs, budget=settings.budget, seed=f"{shape} {N}", brief={CG}, least=settings.least)
+    peer, *others = times
     return Result(
         seconds={name: Spread.of(seconds) for name, seconds in times.items()},
-        ratios={f"{name} / {peer}": ratios(seconds, times[peer]) for name, seconds in times.items() if name != peer},
+        ratios={f"{name} / {peer}": ratios(times[name], times[peer]) for name in others},
         limits=limits,
     )
 
@@ -99,15 +97,9 @@ def _points(settings: Settings) -> list[Point]:
         for shape, lengths in LENGTHS.items():
             for N in lengths[:1] if settings.quick else lengths:
                 if not (backward and N > 1024):
-                    run = partial(measure, shape, N, backward, settings)
-                    sizes: Sizes = {
-                        "threads": threads,
-                        "block": "all",
-                        "heads": shape.label,
-                        "pass": PASSES[backward],
-                        "N": N,
-                    }
-                    points.append(Point(sizes, run))
+                    sizes: Sizes = {"threads": threads, "block": "all", "heads": shape.label}
+                    sizes |= {"pass": PASSES[backward], "N": N}
+                    points.append(Point(sizes, partial(measure, shape, N, backward, settings)))
         for N in (300,) if settings.quick else (1024, 4096):
             sizes = {"threads": threads, "block": "32", "heads": EIGHT.label, "pass": PASSES[backward], "N": N}
             points.append(Point(sizes, partial(measure_small, N, backward, settings)))

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lucid_attention.ops.linear.delta import delta_attention
-from lucid_attention.ops.linear.gla import gla_attention
-from lucid_attention.ops.linear.gsa import gsa_attention
+from lucid_attention.ops.linear.gated import gla_attention, gsa_attention
 
 from . import gate
 from .gate import Shape

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..devices import find_device
+from lucid_attention.doctor import find_device
+
 from . import gate
 from .harness import Run, Spread, device_clock, race, ratios
 from .records import Case, Point, Result, Settings, Sizes

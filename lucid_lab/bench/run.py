@@ -12,12 +12,10 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from lucid_attention.files import write_whole
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 
-from ..tables import text_table
+from ..locks import locked
 from . import blocks, decode, linear, memory, models, path, solve
 from .gate import Shape
 from .harness import machine, threads
@@ -108,16 +106,9 @@ def _measure(names: Sequence[str], settings: Settings, out: Path, resume: bool) 
         "quick": settings.quick,
         "machine": machine(),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / ".lock", timeout=0):
-            try:
-                for name in names:
-                    _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
-            finally:
-                (out / ".lock").unlink()
-    except Timeout:
-        raise ValueError(f"--out must be a folder that no other run writes, got {out}") from None
+    with locked(out, "lucid bench"):
+        for name in names:
+            _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
 
 
 def _measure_case(case: Case, settings: Settings, file: CaseFile, resume: bool) -> None:

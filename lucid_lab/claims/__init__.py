@@ -11,10 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 
 from ..locks import locked
-from ..tables import text_table
 from ..toys.lab import DEMO, HOURS, QUICK, SCALES, Lab
 from ..toys.results import RESULT, Claim, Conclusion, save_result
 
@@ -42,11 +41,12 @@ CLAIMS = (
     "flip_flop",
     "word_problems",
     "centring",
+    "larger_lm",
     "recipe",
     "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
-HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta")
+HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta", "forgetting_mqar")
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."

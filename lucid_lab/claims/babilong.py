@@ -1,8 +1,5 @@
 """Stories hidden in a long text (§4.3, BABILong).
 
-The paper (Figure 6): tuned on QA1 to QA5 and asked at 32K, 64K and 128K tokens, standard and Diff attention fall from
-about 0.14 to near zero, LUCID-PaTH stays between 0.21 and 0.25.
-
 Here: bAbI's stories QA1 to QA3 among RULER's noise, read word by word by toys that learn in stages, from QA1 alone in
 short texts on. They are tested with other stories and up to four times the length of training.
 """

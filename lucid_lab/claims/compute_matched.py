@@ -1,9 +1,5 @@
 """Compute ablation (A.5): more steps do not close the gap.
 
-The paper: standard attention trained for 10 % more steps; SNIAH at 4096, 8192, 16384 tokens: 0.475, 0.193, 0.020
-becomes 0.467, 0.193, 0.020, and LUCID has 0.686, 0.502, 0.150; MNIAH at 8192, 16384, 32768: 0.232, 0.040, 0.040
-becomes 0.234, 0.060, 0.040, and LUCID has 0.332, 0.140, 0.120.
-
 Here: the tasks of `memory_update` (overwrites) and `needle_grid` (needles), with 10 % more steps and twice the steps.
 """
 

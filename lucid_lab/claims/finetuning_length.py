@@ -1,8 +1,5 @@
 """Fine-tuning length (§4.2): longer tuning helps LUCID more.
 
-The paper: "The performance gap between LUCID and Standard Attention increases from +19.8% (32K finetuning) to +47.3%
-(64K finetuning)", on contexts of 2K to 8K and 2K to 32K.
-
 Here models are trained at 64 tokens (those of `needle_grid`), tuned at 64, 128 or 256, and tested at all of these.
 The control, softmax attention with a token shift, learns the task too.
 """

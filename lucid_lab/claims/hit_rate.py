@@ -1,8 +1,6 @@
 """§4.5: does more weight fall on the tokens that hold the answer?
 
-The paper: on needle tasks "LUCID Attention achieves a hitrate of 0.2845 compared to 0.1817 for Standard Attention — a
-relative improvement of 56.6%", the hit rate being the average attention weight placed on the needle tokens that contain
-the answer.
+The hit rate is the average attention weight on the needle tokens that contain the answer.
 
 LUCID has more than one attention weight. Its softmax A weighs the corrected values; the weights of the values
 themselves are W = A P⁻¹, which has signs and does not sum to one. Three weights are shown: A, signed W, and |W| over

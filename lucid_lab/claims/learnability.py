@@ -97,7 +97,8 @@ class OneLayer(nn.Module):
         if inner.rotary is not None:
             positions = torch.arange(digits.shape[-1])
             q, k = inner.rotary(q, positions), inner.rotary(k, positions)
-        o, _ = inner.attend(F.embedding(digits, tokens), q, k, v, None, None, None)
+        x = F.embedding(digits, tokens)
+        o = inner.finish(x, inner.attend(x, q, k, v, None, None, None)[0], v)
         y: Tensor = o[:, 0] @ (inner.o_proj.weight.mT @ self.out.weight[0]) + self.out.bias
         return y
 

@@ -67,8 +67,7 @@ def run(lab: Lab) -> Conclusion:
     softmax, blind_softmax, softmax_mlp = (one.but(attention="softmax") for one in (toy, plain, mlp))
     names = tuple(ATTENTIONS) if lab.scale.every_attention else FEW
     timings = time_ratios(
-        lab,
-        {"RoPE": (toy, softmax), "no positions": (plain, blind_softmax), "MLP, head of 64": (mlp, softmax_mlp)},
+        lab, {"RoPE": (toy, softmax), "no positions": (plain, blind_softmax), "MLP, head of 64": (mlp, softmax_mlp)}
     )
     arms = {
         "positions": [

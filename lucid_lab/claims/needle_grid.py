@@ -1,9 +1,5 @@
 """Multi-needle recall (§4.2, heat map): needles against length, with the controls that explain the gap.
 
-The paper: "Standard Attention accuracy degrades sharply as task difficulty increases (more needles, longer sequences),
-dropping to 11.4% in the hardest configuration"; LUCID is better by 10 to 26 points. At 2048 tokens, with 2, 4 and 6
-needles: standard 74.2, 51.0, 38.8 %, LUCID 76.6, 55.8, 43.6 %.
-
 Here needles are pairs of tokens (key, value) among fillers (`data.synthetic.Needles`), and two layers have to join a
 key with the token after it. Controls ask whether something cheaper than LUCID helps as much: a token shift, an MLP,
 larger embeddings, larger heads, more steps.
@@ -60,9 +56,7 @@ HEAD_32 = Change("head_32", "head of 32", {"heads": 1, "head_dim": 32})
 HEAD_64 = Change("head_64", "head of 64", {"heads": 1, "head_dim": 64})
 HEAD_64_SHARP = Change("head_64_sharp", "head of 64, sharpness 4", {**HEAD_64.settings, "options": {"sharpness": 4.0}})
 HEAD_64_LEARNED = Change(
-    "head_64_learned",
-    f"head of 64, {LEARNED_SHARPNESS.title}",
-    {**HEAD_64.settings, **LEARNED_SHARPNESS.settings},
+    "head_64_learned", f"head of 64, {LEARNED_SHARPNESS.title}", {**HEAD_64.settings, **LEARNED_SHARPNESS.settings}
 )
 TITLES = {
     "family": "Two layers of attention with heads of 16, accuracy %",

@@ -1,7 +1,6 @@
 """Cost of the operator (§2.1, §2.3): LUCID stays in the cost class of softmax attention.
 
-The paper: "LUCID … retains O(N²d) complexity like standard softmax attention". The solve of a key/value head costs the
-operations of one more head of attention, so the FLOP ratio is 1 + H_kv/H.
+The solve of a key/value head costs the operations of one more head of attention: the FLOP ratio is 1 + H_kv/H.
 """
 
 from collections.abc import Mapping

@@ -8,8 +8,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from filelock import FileLock, Timeout
 from lm_eval import simple_evaluate
 from lm_eval.api.group import Group
 from lm_eval.config.group import AggMetricConfig
@@ -28,10 +27,10 @@ from lm_eval.utils import handle_non_serializable, make_table
 from transformers import GenerationConfig
 
 from lucid_attention.files import parse_json, read_json, read_text, write_whole
-from lucid_attention.messages import did_you_mean
+from lucid_attention.messages import did_you_mean, text_table
 from lucid_attention.models.checkpoint import check_checkpoint, checkpoint_name, load_model
 
-from ..tables import text_table
+from ..locks import locked
 from . import babi, longqa, needles
 from .tokens import load_tokenizer
 
@@ -222,21 +221,6 @@ def result_name(checkpoint: Path) -> str:
     return f"{checkpoint_name(checkpoint)}-{identity(checkpoint)[:8]}"
 
 
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if it does not exist."""
-    out.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(out / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"--out {str(out)!r} is in use by another process: wait for it, or choose another") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def evaluate(
     checkpoint: Path,
     tasks: Sequence[str],
@@ -272,7 +256,7 @@ def evaluate(
     lm = EvaluatedModel(model, loaded, batch_size)
     # What identifies an answer: the checkpoint, the tokenizer and the dtype, and in the harness the request.
     answers = hashlib.sha256(f"{digest} {identity(tokenizer_folder)} {dtype}".encode()).hexdigest()[:16]
-    with _alone_in(out) if lm.rank == 0 else nullcontext():
+    with locked(out, "lucid eval") if lm.rank == 0 else nullcontext():
         results: Any = simple_evaluate(
             model=lm,
             tasks=made,

@@ -21,7 +21,8 @@ BETA_2 = Change("beta_2", "β to 2", {"options": {"learn_beta": True, "double_be
 DOUBLE_BETA = Change("beta_2", "β to 2", {"options": {"double_beta": True}})
 
 # (attention, change), in the order of tables.
-STUDY: tuple[tuple[str, Change | None], ...] = (
+Arms = Sequence[tuple[str, Change | None]]
+STUDY: Arms = (
     ("softmax", None),
     ("softmax", NO_SHIFT),
     ("forgetting", None),
@@ -44,9 +45,9 @@ EQUAL_TIME = "softmax+equal_time"
 
 
 def run_study(
-    lab: Lab, toy: Toy, study: Sequence[tuple[str, Change | None]] = STUDY, rates: Mapping[str, float] | None = None
+    lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float] | None = None, late: bool = True
 ) -> Group:
-    """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
+    """Every arm at its best rate, by key; and, if late, EQUAL_TIME: softmax attention for as long as LUCID takes.
 
     rates: of another group, by key; default from trials. Below `--scale small` there are three arms, at the first rate.
     """
@@ -60,11 +61,12 @@ def run_study(
     elif lab.scale.every_attention:
         arms = best_rates(lab, arms)
     group = train_arms(lab, {"": arms})[""]
+    if not late:
+        return group
     softmax, lucid = (group[name].arm.toy for name in ("softmax", "lucid"))
     # Steps in turn: the times of whole trainings depend on what else the machine does.
     timing = {"ratio": 1.0} if lab.tiny else time_ratios(lab, {"": (lucid, softmax)})[""]
-    late = equal_time(softmax, timing)
-    return group | train_arms(lab, {"": [late]})[""]
+    return group | train_arms(lab, {"": [equal_time(softmax, timing)]})[""]
 
 
 def best_rates(lab: Lab, arms: Sequence[Arm]) -> list[Arm]:

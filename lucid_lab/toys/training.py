@@ -231,12 +231,13 @@ def train_steps(toy: Toy, model: ToyModel) -> Iterator[Tensor]:
         toy.steps,
         lambda step: loss_of(model, task.batch(toy.batch, toy.seed, step)),
         *optimizers,
-        rate=partial(_rate, steps=toy.steps),
+        rate=partial(cosine_rate, steps=toy.steps),
         clip=weights,
     )
 
 
-def _rate(step: int, steps: int) -> float:
+def cosine_rate(step: int, steps: int) -> float:
+    """The learning rate of a step over its largest: a warm-up over 50 steps at most, then half a cosine."""
     warmup = min(50, steps // 4 + 1)
     if step < warmup:
         return (step + 1) / warmup

@@ -4,6 +4,7 @@ The recipes: the paper's runs (§4.1, §4.3, §4.4, A.5, A.6), and small ones fo
 """
 
 import ast
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import UnionType
@@ -97,7 +98,7 @@ class Recipe:
             if type(value) not in kinds | ({int} if float in kinds else set()):
                 raise ValueError(f"{f.name} must be of type {getattr(kind, '__name__', kind)}, got {value!r}")
             least = int(f.name in AT_LEAST_1)
-            if isinstance(value, int | float) and not least <= value < 2**63:
+            if isinstance(value, int | float) and not least <= value < (2**63 if isinstance(value, int) else math.inf):
                 raise ValueError(f"{f.name} must be a finite number from {least}, got {value!r}")
         for name, known in CHOICES.items():
             _expect_one_of(name, getattr(self, name), known)

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.utils import logging
 
 from lucid_attention import enable_lucid
-from lucid_attention.files import finish_folder, partial_path, read_json, write_whole
+from lucid_attention.files import finish_folder, is_device, partial_path, read_json, write_whole
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
@@ -401,6 +401,8 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
             raise ValueError(f"{run} holds a run of another recipe: {changes}. Choose another --out, or give --restart")
         if (run / TENSORBOARD).is_symlink():
             raise ValueError(f"{run / TENSORBOARD} must be a folder, got a link, which leads out of the run: remove it")
+        if devices := [path for path in run.rglob("*") if is_device(path)]:
+            raise ValueError(f"{run} must hold files, got the pipe or device {str(devices[0])!r}")
     elif run.exists() and any(not path.name.startswith(LOCK) for path in run.iterdir()):
         raise ValueError(
             f"{run} must be new, empty or the folder of a run, got a folder with other files: choose another --out"
@@ -437,8 +439,12 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
         write_whole(run / RECIPE, json.dumps(asdict(recipe), indent=1))
     state.wait_for_everyone()
     checkpoint = newest_checkpoint(run)
-    if checkpoint is not None and state.is_main_process:
-        print(f"resuming from {checkpoint}")
+    if checkpoint is not None:
+        read_json(checkpoint / "trainer_state.json")
+        if not any(checkpoint.glob("optimizer*")):
+            raise ValueError(f"{checkpoint} must hold the state of the optimizer, which Trainer would begin anew")
+        if state.is_main_process:
+            print(f"resuming from {checkpoint}")
     with stop.handlers():
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     if stop.number and trainer.state.global_step < recipe.steps:

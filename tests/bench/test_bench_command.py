@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from lucid_lab.bench import decode, harness, linear, memory, path, run, solve
 from lucid_lab.bench.gate import Shape
@@ -16,6 +15,7 @@ from lucid_lab.bench.memory import Job, measure_cost
 from lucid_lab.bench.records import CaseFile, Result, Settings, page, read_case, table
 from lucid_lab.bench.run import CASES
 from lucid_lab.bench.solve import LUCID, SDPA
+from lucid_lab.locks import locked
 from tests.bench.conftest import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,10 +161,10 @@ def test_arguments_that_cannot_be_obeyed_are_refused(words: str, bench: Bench, t
 
 
 def test_a_folder_that_another_run_writes_is_refused(bench: Bench, tmp_path: Path) -> None:
-    with FileLock(tmp_path / ".lock"):
+    with locked(tmp_path, "lucid bench"):
         code, printed = bench("decode", "--quick")
     assert code == 1
-    assert f"--out must be a folder that no other run writes, got {tmp_path}" in printed
+    assert f"{tmp_path} is being written by another `lucid bench`" in printed
 
 
 def test_help_needs_no_torch_and_names_every_case() -> None:

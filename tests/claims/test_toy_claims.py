@@ -31,7 +31,7 @@ from lucid_lab.claims.condition_number import growth, of_random_keys
 from lucid_lab.claims.hit_rate import questions
 from lucid_lab.toys.arms import chance_of_guessing
 from lucid_lab.toys.contest import TRIAL_SEED
-from lucid_lab.toys.lab import DEMO, QUICK, SMALL, SMOKE, Lab, Record, Scale
+from lucid_lab.toys.lab import DEMO, HOURS, QUICK, SMALL, SMOKE, Lab, Record, Scale
 from lucid_lab.toys.neighbours import NO_SHIFT, RATES, STUDY
 from lucid_lab.toys.results import Spread, lead
 from lucid_lab.toys.tasks import IGNORED, overwrites
@@ -60,6 +60,7 @@ TOY_CLAIMS = (
     "word_problems",
     "centring",
     "both_directions",
+    "larger_lm",
 )
 
 
@@ -167,7 +168,7 @@ def test_centring_holds_if_a_map_is_ahead_on_needles_and_text(mapped: float, los
 
 
 def test_every_arm_of_a_study_takes_its_rate_from_the_same_grid() -> None:
-    lab = MadeUpLab(SMALL, accuracies(lambda toy: 50))
+    lab = MadeUpLab(HOURS, accuracies(lambda toy: 50))
     forgetting_mqar.run(lab)
     trials = [toy for toy in lab.toys if toy.seed == TRIAL_SEED]
     assert len(trials) == len(STUDY) * len(RATES)

@@ -56,14 +56,6 @@ def test_a_prompt_that_is_too_long_loses_its_middle(T: int, tokenizer: Any, tmp_
     assert item["attention_mask"].all()
 
 
-def test_a_prompt_that_just_fits_is_whole(tokenizer: Any, tmp_path: Path) -> None:
-    prompt, answer = "the key reads ", "value 12"
-    ids = [*tokenizer.encode(prompt), *tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
-    item = item_of(tmp_path / "a.jsonl", tokenizer, len(ids), prompt, answer)
-    assert item["input_ids"].tolist() == ids
-    assert item["attention_mask"].all()
-
-
 def test_an_answer_that_is_too_long_keeps_its_beginning_and_one_token_of_the_prompt(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -118,14 +110,6 @@ def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ValueError, match=complaint):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
-
-
-def test_a_file_that_is_missing_or_in_another_encoding_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"a\.jsonl"):
-        PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
-    (tmp_path / "b.jsonl").write_bytes('{"prompt": "é", "answer": "b"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"b\.jsonl"):
-        PromptAnswers(tmp_path / "b.jsonl", tokenizer, 40)
 
 
 def test_a_split_without_lines_is_named(tokenizer: Any, tmp_path: Path) -> None:

@@ -125,11 +125,3 @@ def test_keys_values_and_positions_are_spread_evenly() -> None:
 def test_a_number_of_keys_that_does_not_fit_is_refused(keys: int, length: int) -> None:
     with pytest.raises(ValueError, match=rf"keys must be 1 to .*, got {keys}"):
         overwrites(1, keys, length, torch.Generator())
-
-
-def test_the_sizes_of_the_vocabularies_can_be_chosen() -> None:
-    inputs, labels = overwrites(50, 3, 12, torch.Generator().manual_seed(0), values=5, key_tokens=4)
-    assert inputs[..., 0].max() == 3
-    assert inputs[:, 9:, 1].eq(5).all()
-    assert inputs[:, :9, 1].max() == 4
-    assert labels.max() == 4

@@ -52,6 +52,11 @@ def test_every_document_is_in_one_split_and_the_manifest_counts_them(texts: Path
     assert again == manifest
     with pytest.raises(DataError, match="holds tokens of other settings"):
         tokenize(str(texts), tmp_path / "tokens", tokenizer="train:300", validation=0.1)
+    shared, _ = tokenize(str(texts), tmp_path / "shared", tokenizer="train:300", validation=0.2, share=0.7)
+    kept = sum(split["documents"] for split in shared["splits"].values())
+    assert 0.4 * len(TEXTS) < kept < 0.95 * len(TEXTS)
+    # Who is read and who is held out are drawn independently.
+    assert shared["splits"]["validation"]["documents"] > 0
 
 
 def test_limits_and_lengths_choose_documents(texts: Path, tmp_path: Path) -> None:

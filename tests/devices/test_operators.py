@@ -21,7 +21,7 @@ from lucid_attention import (
 )
 from lucid_attention.ops.path.decode import path_decode
 from lucid_attention.ops.softmax import attention
-from lucid_attention.ops.softmax.sliding import sliding_attention
+from lucid_attention.ops.softmax.sliding import read_window
 from tests.ops.varlen_kernel import stand_in
 
 from .running import Tensors, on_both
@@ -79,7 +79,7 @@ OPERATORS: dict[str, Callable[[Tensors], Any]] = {
     ),
     "lucid_path, reference": lambda t: lucid_path_attention(*first(t, *PATH), key_mask=t["mask"], impl="reference"),
     "diff": lambda t: diff_attention(t["q"], t["k"], t["v"][:, :1], 0.3, key_mask=t["mask"]),
-    "sliding": lambda t: sliding_attention(*first(t, *LUCID), 5, key_mask=t["mask"]),
+    "sliding": lambda t: read_window(*first(t, *LUCID), 5, key_mask=t["mask"]),
     "delta": lambda t: tuple(delta_attention(*first(t, *LUCID, "beta"), log_decay=t["log_decay"], key_mask=t["mask"])),
     "delta, reference": lambda t: tuple(delta_attention(*first(t, *LUCID, "beta"), impl="reference")),
     "gla": lambda t: tuple(gla_attention(*first(t, *LUCID, "log_decays"), key_mask=t["mask"])),
@@ -99,7 +99,7 @@ READING: dict[str, tuple[Callable[[Tensors], Any], int]] = {
     "lucid, reference": (lambda t: lucid_attention(*first(t, *LUCID), cu_seqlens=t["cu"], impl="reference"), 1),
     "lucid_path": (lambda t: lucid_path_attention(*first(t, *PATH), cu_seqlens=t["cu"]), 2),
     "diff": (lambda t: diff_attention(t["q"], t["k"], t["v"][:, :1], 0.3, cu_seqlens=t["cu"]), 4),
-    "sliding": (lambda t: sliding_attention(*first(t, *LUCID), 5, cu_seqlens=t["cu"]), 1),
+    "sliding": (lambda t: read_window(*first(t, *LUCID), 5, cu_seqlens=t["cu"]), 1),
     "delta": (lambda t: tuple(delta_attention(*first(t, *LUCID, "beta"), cu_seqlens=t["cu"])), 1),
     "gla": (lambda t: tuple(gla_attention(*first(t, *LUCID, "log_decays"), cu_seqlens=t["cu"])), 1),
 }

@@ -241,7 +241,7 @@ def test_a_folder_in_use_and_another_tokenizer_are_refused(
     out.mkdir()
     with FileLock(out / ".lock"):
         assert lucid("eval", llama_folder, *SMALL, "--out", out) == 1
-    assert "is in use by another process" in capsys.readouterr().err
+    assert "is being written by another process" in capsys.readouterr().err
     assert lucid("eval", llama_folder, *SMALL, "--out", llama_folder) == 1
     assert "--out must be another folder than the checkpoint" in capsys.readouterr().err
     small = write_checkpoint(tmp_path / "small", llama_folder, "llama")

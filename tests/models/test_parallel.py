@@ -103,7 +103,8 @@ def test_the_plan_is_that_of_llama() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "a state": ({"attention": ["lucid", "gla"]}, 2, "attentions lucid, softmax, sliding, got gla"),
     "pairs of heads": ({"attention": "diff"}, 2, "got diff"),
-    "a learned sharpness": ({"attention_options": {"learn_sharpness": True}}, 2, "needs a fixed sharpness"),
+    "a learned sharpness": ({"attention_options": {"learn_sharpness": True}}, 2, "needs one sharpness"),
+    "a center": ({"attention_options": {"center": "calibrated"}}, 2, "center = 'calibrated'"),
     "too few heads": ({}, 4, "num_key_value_heads to be a multiple of 4, got 2"),
 }
 

@@ -49,10 +49,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "lucid, beta to 2": ("lucid", {"learn_beta": True, "double_beta": True}),
     "lucid, sharpness": ("lucid", {"sharpness": 4.0}),
     "lucid, strength": ("lucid", {"strength": 0.5}),
-    "lucid, qk, all learned": (
-        "lucid",
-        {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5},
-    ),
+    "lucid, qk, all learned": ("lucid", {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5}),
     "lucid, row_max, all learned": ("lucid", {"norm": "row_max", "learn_beta": True, "learn_sharpness": True}),
     "lucid, reference": ("lucid", {"impl": "reference", "learn_beta": True, "learn_sharpness": True}),
     "deltaformer, beta to 2": ("deltaformer", {"double_beta": True, "rope_base": None}),

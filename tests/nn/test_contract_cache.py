@@ -8,18 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .contract import (
-    HIDDEN,
-    B,
-    T,
-    build,
-    every_case,
-    every_name,
-    gradients,
-    in_chunks,
-    inputs,
-    rows,
-)
+from .contract import HIDDEN, B, T, build, every_case, every_name, gradients, in_chunks, inputs, rows
 
 
 @every_case

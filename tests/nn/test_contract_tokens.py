@@ -27,8 +27,7 @@ PADDINGS = {
 }
 every_padding = pytest.mark.parametrize("side", PADDINGS)
 every_padded_case = pytest.mark.parametrize(
-    ("case", "side"),
-    [(case, side) for case in CASES for side in PADDINGS if side != "inside" or case not in WINDOWED],
+    ("case", "side"), [(case, side) for case in CASES for side in PADDINGS if side != "inside" or case not in WINDOWED]
 )
 BORDERS = torch.tensor([0, 4, 5, 5, 11], dtype=torch.int32)
 # Positions run on over packed documents, and the float32 angles of a rotary embedding round differently there.

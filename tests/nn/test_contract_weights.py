@@ -119,7 +119,7 @@ def test_recomputed_activations_give_the_same_gradients(name: str) -> None:
 
 @every_name
 def test_a_long_sequence_of_equal_tokens_stays_finite(name: str) -> None:
-    """The hardest keys for every memory: all alike."""
+    """The hardest keys for every memory: all equal."""
     module = build(name).float()
     output, _ = module(inputs(1, 1).float().expand(1, 300, HIDDEN))
     assert output.isfinite().all()

@@ -99,13 +99,6 @@ def test_it_is_the_published_layer(case: str) -> None:
     assert isinstance(past, RecurrentPast)
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("impl", ["reference", "chunkwise"])
-def test_implementations_agree(name: str, impl: str) -> None:
-    x = inputs(2, 70)
-    torch.testing.assert_close(build(name, impl=impl)(x)[0], build(name)(x)[0], rtol=1e-8, atol=1e-8)
-
-
 def test_decays_start_as_published() -> None:
     torch.manual_seed(0)
     module: Any = ATTENTIONS["gated_delta"](64, 4096, head_dim=2)

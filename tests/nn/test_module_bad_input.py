@@ -28,15 +28,11 @@ CONSTRUCTIONS = [
     Case("head_dim is float", {"head_dim": 16 / 4}, ValueError, ("head_dim must be", "integer", "got 4.0")),
     Case("odd head_dim turned", {"head_dim": 5}, ValueError, ("head_dim must be even", "got 5", "rope_base=None")),
     Case("rope_base is 0", {"rope_base": 0.0}, ValueError, ("rope_base must be", "positive", "got 0.0")),
-    Case("rope_base is text", {"rope_base": "1e4"}, TypeError, ("rope_base must be", "number", "got str")),
     Case("norm unknown", {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "got 'l2'")),
     Case("impl unknown", {"impl": "cuda"}, ValueError, ("impl must be", "'auto', 'reference'", "got 'cuda'")),
     Case("impl not there", {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")),
     Case("sharpness is 0", {"sharpness": 0.0}, ValueError, ("sharpness must be", "positive", "got 0.0")),
-    Case("sharpness is infinite", {"sharpness": math.inf}, ValueError, ("sharpness must be", "finite", "got inf")),
-    Case("sharpness is a tensor", {"sharpness": torch.ones(4)}, TypeError, ("sharpness must be", "number", "Tensor")),
     Case("strength above 1", {"strength": 1.1}, ValueError, ("strength must be", "from 0 to 1", "got 1.1")),
-    Case("strength is bool", {"strength": True}, TypeError, ("strength must be", "number", "got bool")),
 ]
 
 
@@ -59,15 +55,8 @@ ONE_ROW = Past(PAST.k[:1], PAST.y[:1], PAST.inverse_norms)
 
 CALLS = [
     Case("x is a list", {"x": [1.0]}, TypeError, ("x must be", "torch.Tensor", "got list")),
-    Case("x without a batch", {"x": X[0]}, ValueError, ("x must be", "[B, T, 16]", "[6, 16]")),
-    Case("mask is float", {"key_mask": MASK.float()}, TypeError, ("key_mask", "torch.bool", "torch.float32")),
     Case("mask too short", {"key_mask": MASK[:, 1:]}, ValueError, ("key_mask", "[2, 6]", "[2, 5]")),
-    Case("mask elsewhere", {"key_mask": MASK.to("meta")}, ValueError, ("key_mask", "expected cpu", "got meta")),
     Case("packed in two rows", {"cu_seqlens": BORDERS}, ValueError, ("cu_seqlens", "batch size 1", "got 2")),
-    Case(
-        "borders are float", {"x": X[:1], "cu_seqlens": BORDERS.float()}, TypeError, ("cu_seqlens", "int32", "float32")
-    ),
-    Case("past is a tensor", {"past": PAST.k}, TypeError, ("past must be", "Past", "Tensor")),
     Case("positions in a list", {"positions": [*range(T)]}, TypeError, ("positions must be", "torch.Tensor", "list")),
     Case("positions too short", {"positions": torch.arange(T - 1)}, ValueError, ("positions", "[T]", "[6]", "[5]")),
     Case("positions of three rows", {"positions": torch.zeros(3, T)}, ValueError, ("positions", "[2, 6]", "[3, 6]")),

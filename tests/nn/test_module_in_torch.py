@@ -1,6 +1,5 @@
 """Attention modules under torch.compile, export and vmap, mostly `LucidAttention`, whose operators are our own."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,13 +23,6 @@ def build(**options: Any) -> LucidAttention:
 def inputs(batch: int, length: int) -> Tensor:
     """Tokens with a common mean: their keys are correlated."""
     return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 def gradients(module: LucidAttention, output: Tensor) -> tuple[Tensor, ...]:

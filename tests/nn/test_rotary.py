@@ -27,7 +27,7 @@ def test_features_are_turned_as_complex_numbers(dtype: torch.dtype, base: float)
     expected = turned(x, positions, base)
     output = Rotary(D, base)(x, positions)
     assert output.dtype == dtype
-    # Frequencies are float32: at position 100 an angle has an error of 100 · 2⁻²⁴, beside the rounding of the dtype.
+    # Frequencies are float32: at position 100 an angle has an error of 100 · 2⁻²⁴, besides the rounding of the dtype.
     error = max(2e-5, 2 * torch.finfo(dtype).eps)
     torch.testing.assert_close(output.double(), expected, rtol=error, atol=error)
     weight = torch.randn_like(x)

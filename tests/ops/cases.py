@@ -67,6 +67,12 @@ class Case:
         return out
 
 
+def upstream(tensors: dict[str, Tensor], fn: Callable[..., Tensor]) -> Tensor:
+    """A gradient of the output of `precondition`, or of an attention, for these arguments."""
+    rows = tensors["v" if fn.__name__ == "precondition" else "q"]
+    return torch.randn(*rows.shape[:3], tensors["v"].shape[3], dtype=torch.float64)
+
+
 def call(fn: Callable[..., Tensor], tensors: dict[str, Tensor], **options: Any) -> Tensor:
     """fn of tensors by name, where k_past and y_past stand for past. `precondition` gets no q."""
     arguments: dict[str, Any] = dict(tensors)

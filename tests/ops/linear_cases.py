@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lucid_attention.ops.linear.delta import delta_attention
-from lucid_attention.ops.linear.gla import gla_attention
-from lucid_attention.ops.linear.gsa import gsa_attention
+from lucid_attention.ops.linear.gated import gla_attention, gsa_attention
 
 from .cases import keys_of
 

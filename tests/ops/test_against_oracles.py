@@ -6,7 +6,7 @@ import torch
 from lucid_attention import lucid_attention, precondition, preconditioner
 
 from . import oracles
-from .cases import Case, assert_as_good_as, assert_exact, evaluate, keys_of, shifted_keys, widened
+from .cases import Case, assert_as_good_as, assert_exact, evaluate, keys_of, shifted_keys, upstream, widened
 
 # One block is 256 long. Lengths around it, head sizes that no kernel likes, several batches, grouped queries.
 CASES = [
@@ -26,11 +26,6 @@ OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
              pytest.param(lucid_attention, oracles.lucid_attention, id="o")]  # fmt: skip
 
 
-def weight_of(tensors: dict[str, torch.Tensor], fn: object) -> torch.Tensor:
-    rows = tensors["v" if fn is precondition else "q"]
-    return torch.randn(*rows.shape[:3], tensors["v"].shape[3], dtype=torch.float64)
-
-
 def ordinary_dk(case: Case, oracle: object) -> float:
     """The size of dK on keys that are merely correlated: for repeated keys its true value is nearly zero."""
     small = Case(T=64, H=1, D=case.D, E=case.E).tensors()
@@ -42,7 +37,7 @@ def ordinary_dk(case: Case, oracle: object) -> float:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_float64_is_the_defining_equation_with_all_its_gradients(case, fn, oracle):
     tensors = case.tensors()
-    weight = weight_of(tensors, fn)
+    weight = upstream(tensors, fn)
     truth = evaluate(oracle, tensors, weight)
     assert_exact(evaluate(fn, tensors, weight), truth, dk=ordinary_dk(case, oracle))
 
@@ -51,7 +46,7 @@ def test_float64_is_the_defining_equation_with_all_its_gradients(case, fn, oracl
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_float32_is_as_good_as_the_plain_formula(case, fn, oracle):
     tensors = case.tensors(torch.float32)
-    weight = weight_of(tensors, fn)
+    weight = upstream(tensors, fn)
     truth = evaluate(oracle, widened(tensors), weight)
     plain = evaluate(oracle, tensors, weight)
     assert_as_good_as(evaluate(fn, tensors, weight), plain, truth, dk=ordinary_dk(case, oracle))
@@ -62,7 +57,7 @@ def test_the_dense_reference_is_the_defining_equation(norm):
     tensors = Case(T=70, B=2, G=2, S=9, D=3, E=4).tensors(beta=True, sharpness=True)
     key_mask = torch.rand(2, 79) > 0.2
     for fn, oracle in ((precondition, oracles.precondition), (lucid_attention, oracles.lucid_attention)):
-        weight = weight_of(tensors, fn)
+        weight = upstream(tensors, fn)
         ours = evaluate(fn, tensors, weight, norm=norm, key_mask=key_mask, impl="reference")
         assert_exact(ours, evaluate(oracle, tensors, weight, norm=norm, key_mask=key_mask))
 
@@ -117,5 +112,5 @@ def test_the_delta_rule_in_feature_space_gives_the_same_memory(kind):
     query = torch.randn(11, 2, dtype=torch.float64)
     read = torch.stack([sum(oracles.kernel(a, k[0, 0, j], c) * y[j] for j in range(T)) for a in query])
     torch.testing.assert_close(oracles.taylor_features(query, c) @ memory.T, read, rtol=1e-10, atol=1e-10)
-    # Both memories are Σ y_j φ_jᵀ, not only alike where we asked.
+    # Both memories are Σ y_j φ_jᵀ, not only similar where we asked.
     torch.testing.assert_close(memory, y.T @ phi, rtol=1e-10, atol=1e-10)

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lucid_attention import lucid_decode
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.decode import identity_factors, path_decode
 from lucid_attention.ops.softmax import one_token as decoding
@@ -15,22 +14,6 @@ B, H, G, S, D, E = 2, 2, 3, 17, 4, 5
 def tensors() -> tuple[torch.Tensor, ...]:
     q, v, y = (torch.randn(B, n, t, d).double() for n, t, d in ((H * G, 1, D), (H, 1, E), (H, S, E)))
     return q, torch.randn(B, H, S + 1, D).double() + 1, v, y
-
-
-def masks() -> torch.Tensor:
-    mask = torch.ones(B, S + 1, dtype=torch.bool)
-    mask[0, :4] = mask[1, -1] = False
-    return mask
-
-
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize("norm", ["key", "qk", "row_max"])
-def test_a_lucid_step_is_the_same_by_torchs_softmax(norm, masked, monkeypatch):
-    q, k, v, y = tensors()
-    options = {"norm": norm, "key_mask": masks() if masked else None, "beta": torch.rand(B, H, 1).double()}
-    expected = lucid_decode(q, k, v, y, inverse_key_norms(k), **options)
-    monkeypatch.setattr(decoding, "CACHED_SCORES", 0)
-    torch.testing.assert_close(lucid_decode(q, k, v, y, inverse_key_norms(k), **options), expected)
 
 
 @pytest.mark.parametrize("lucid", [False, True], ids=["path", "lucid_path"])

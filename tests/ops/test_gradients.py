@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lucid_attention import lucid_attention, precondition
-from lucid_attention.ops.exponential import ExponentialTiles
+from lucid_attention.ops.triangular import ExponentialTiles
 
 from . import oracles
 from .cases import Case, along_random_directions, assert_exact, call, evaluate
@@ -23,26 +23,23 @@ def check_by_differences(fn: Any, tensors: dict[str, torch.Tensor], **options: A
     assert along_random_directions(positional, [tensors[name].clone().requires_grad_() for name in names])
 
 
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_gradcheck_of_all_inputs(fn, norm):
-    check_by_differences(fn, Case(T=6, B=2, G=2, D=3, E=2).tensors(beta=True, sharpness=True), norm=norm)
+MASK = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1, 0]]).bool()
+KINDS: dict[str, tuple[Case, dict[str, Any]]] = {
+    "plain": (Case(T=6, B=2, G=2, D=3, E=2), {}),
+    "past and mask": (Case(T=5, B=2, G=2, S=3, D=3, E=2), {"key_mask": MASK}),
+    "packed": (
+        Case(T=9, G=2, D=3, E=2),
+        {"cu_seqlens": torch.tensor([0, 1, 5, 5, 9]), "key_mask": torch.arange(9)[None] % 5 != 3},
+    ),
+}
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_gradcheck_of_all_inputs_with_a_past_and_a_mask(fn, norm):
-    key_mask = torch.tensor([[1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1, 0]]).bool()
-    tensors = Case(T=5, B=2, G=2, S=3, D=3, E=2).tensors(beta=True, sharpness=True)
-    check_by_differences(fn, tensors, norm=norm, key_mask=key_mask)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_gradcheck_of_all_inputs_in_packed_documents(fn, norm):
-    key_mask = torch.tensor([[1, 1, 1, 0, 1, 1, 1, 1, 0]]).bool()
-    tensors = Case(T=9, G=2, D=3, E=2).tensors(beta=True, sharpness=True)
-    check_by_differences(fn, tensors, norm=norm, key_mask=key_mask, cu_seqlens=torch.tensor([0, 1, 5, 5, 9]))
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_of_all_inputs(kind, fn, norm):
+    case, options = KINDS[kind]
+    check_by_differences(fn, case.tensors(beta=True, sharpness=True), norm=norm, **options)
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -1,4 +1,4 @@
-"""Decays of any strength: complete forgetting has no NaN, and weak decay behind strong loses no digits."""
+"""Decays of any strength: complete forgetting has no NaN, and weak decay after strong loses no digits."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_forgetting_completely_is_starting_anew(operator):
 
 
 @pytest.mark.parametrize("operator", GATED)
-def test_weak_decay_behind_strong_decay_keeps_its_digits(operator):
+def test_weak_decay_after_strong_decay_keeps_its_digits(operator):
     """In float32 the sum of the log decays of the first tokens is so large that later ones would drown in it."""
     tensors = Sizes(T=64, H=1, D=4, E=4, decay=0.01).tensors(operator, dtype=torch.float32)
     tensors["log_decay"][:, :, :20] *= 1e5

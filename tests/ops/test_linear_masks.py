@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from .cases import assert_exact
 from .linear_cases import OPERATORS, Sizes, call, evaluate, truth
@@ -75,19 +73,3 @@ def test_documents_with_padding(operator):
     expected = evaluate(truth, operator, tensors, **options)
     for impl in ("chunkwise", "reference"):
         assert_exact(evaluate(call, operator, spoilt(tensors, key_mask[None]), **options, impl=impl), expected)
-
-
-@given(st.sampled_from(OPERATORS), st.integers(1, 12), st.integers(0, 2**16), st.data())
-def test_masking_tokens_is_dropping_them(operator, length, seed, data):
-    torch.manual_seed(seed)
-    tensors = Sizes(T=length, G=2, D=2, E=2).tensors(operator, state=True)
-    keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=length, max_size=length)))
-    o, *state = call(operator, spoilt(tensors, keep[None]), key_mask=keep[None])
-    assert (o[:, :, ~keep] == 0).all()
-    kept = {name: x if name.startswith("state") else x[:, :, keep] for name, x in tensors.items()}
-    if keep.any():
-        expected = call(operator, kept)
-    else:
-        expected = o[:, :, :0], *(tensors[name] for name in sorted(tensors) if name.startswith("state"))
-    for a, b in zip((o[:, :, keep], *state), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)

@@ -32,15 +32,6 @@ def test_pieces_equal_the_whole_with_every_gradient(operator, cuts):
     assert_exact(evaluate(in_pieces, operator, tensors, cuts=cuts), evaluate(call, operator, tensors))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_decoding_token_by_token_is_the_whole(operator):
-    tensors = Sizes(T=70, B=2, G=2, keys="repeated").tensors(operator, state=True)
-    with torch.no_grad():
-        stepwise = in_pieces(operator, tensors, cuts=list(range(1, 70)))
-        for a, b in zip(stepwise, call(operator, tensors), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 @given(st.sampled_from(OPERATORS), st.integers(2, 20), st.integers(0, 2**16), st.data())
 def test_splitting_anywhere_equals_the_whole(operator, length, seed, data):
     torch.manual_seed(seed)

@@ -6,15 +6,11 @@ import torch
 from lucid_attention import lucid_attention, precondition
 
 from . import oracles
-from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, upstream, widened
 from .path_cases import five_masks
 
 NORMS = ["key", "qk", "row_max"]
 ORACLES = {precondition: oracles.precondition, lucid_attention: oracles.lucid_attention}
-
-
-def weight_for(fn: object, case: Case) -> torch.Tensor:
-    return torch.randn(case.B, case.H * (1 if fn is precondition else case.G), case.T, case.E, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -35,7 +31,7 @@ def test_masked_tokens_are_dropped_forward_and_backward(case, fn, norm):
         # On a line cosines are ±1 and raw scores tie; a tie may be broken either way, with another gradient.
         case = Case(**{**vars(case), "D": 2})
     tensors, key_mask = case.tensors(beta=True), five_masks(case.S + case.T)
-    weight = weight_for(fn, case)
+    weight = upstream(tensors, fn)
     ours = evaluate(fn, tensors, weight, norm=norm, key_mask=key_mask)
     truth = evaluate(ORACLES[fn], tensors, weight, norm=norm, key_mask=key_mask)
     assert_exact(ours, truth, tolerance=1e-10)
@@ -54,7 +50,8 @@ def test_masked_tokens_are_dropped_forward_and_backward(case, fn, norm):
 @pytest.mark.parametrize("fn", [precondition, lucid_attention])
 def test_float32_under_a_mask_is_as_good_as_the_plain_formula(fn):
     case = Case(T=600, B=5, H=1, G=2, D=16, E=8, keys="close")
-    tensors, key_mask, weight = case.tensors(torch.float32), five_masks(600), weight_for(fn, case)
+    tensors, key_mask = case.tensors(torch.float32), five_masks(600)
+    weight = upstream(tensors, fn)
     truth, plain = (evaluate(ORACLES[fn], x, weight, key_mask=key_mask) for x in (widened(tensors), tensors))
     assert_as_good_as(evaluate(fn, tensors, weight, key_mask=key_mask), plain, truth)
 
@@ -66,7 +63,7 @@ def test_a_row_without_any_key_reads_zero_and_has_zero_gradients(norm, impl):
     tensors, key_mask = case.tensors(beta=True), torch.ones(2, 45, dtype=torch.bool)
     key_mask[1] = False
     options = {"norm": norm, "key_mask": key_mask, "impl": impl}
-    results = evaluate(lucid_attention, tensors, weight_for(lucid_attention, case), **options)
+    results = evaluate(lucid_attention, tensors, upstream(tensors, lucid_attention), **options)
     for name, x in results.items():
         assert x.isfinite().all(), name
         assert (x[1] == 0).all(), name
@@ -80,7 +77,7 @@ def test_whatever_stands_at_masked_keys_values_and_step_sizes_changes_nothing(im
     case = Case(T=37, S=11, B=5, G=2, D=4)
     tensors, key_mask = case.tensors(beta=True), five_masks(48)
     options = {"norm": norm, "key_mask": key_mask, "impl": impl}
-    weight = weight_for(fn, case)
+    weight = upstream(tensors, fn)
     clean = evaluate(fn, tensors, weight, **options)
     new, old = ~key_mask[:, None, 11:, None], ~key_mask[:, None, :11, None]
     broken = {name: x.clone() for name, x in tensors.items()}
@@ -98,7 +95,7 @@ def test_a_broken_query_at_a_masked_position_changes_nothing_else(impl, norm, fi
     hidden = ~key_mask[:, None, 11:, None]
     options = {"norm": norm, "key_mask": key_mask, "impl": impl}
     # The loss does not read padded positions; the gradients must not either.
-    weight = weight_for(lucid_attention, case).masked_fill(hidden, 0)
+    weight = upstream(tensors, lucid_attention).masked_fill(hidden, 0)
     clean = evaluate(lucid_attention, tensors, weight, **options)
     broken = tensors | {"q": tensors["q"].masked_fill(hidden, filling)}
     results = evaluate(lucid_attention, broken, weight, **options)
@@ -106,15 +103,6 @@ def test_a_broken_query_at_a_masked_position_changes_nothing_else(impl, norm, fi
     for results_of in (clean, results):
         results_of["out"] = results_of["out"].masked_fill(hidden, 0)
     assert_exact(results, clean)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("fn", [precondition, lucid_attention])
-def test_a_mask_of_ones_is_no_mask(fn, norm):
-    case = Case(T=300, B=2, G=2, D=4)
-    tensors, weight = case.tensors(), weight_for(fn, case)
-    masked = evaluate(fn, tensors, weight, norm=norm, key_mask=torch.ones(2, 300, dtype=torch.bool))
-    assert_exact(masked, evaluate(fn, tensors, weight, norm=norm))
 
 
 def test_a_mask_may_be_strided_or_expanded():
@@ -132,6 +120,6 @@ def test_a_huge_query_at_a_masked_position_leaves_all_gradients_finite(impl):
     tensors, key_mask = case.tensors(torch.float32), torch.ones(1, 37, dtype=torch.bool)
     key_mask[0, 20] = False
     tensors["q"][:, :, 20] = 1e38
-    results = evaluate(lucid_attention, tensors, weight_for(lucid_attention, case), key_mask=key_mask, impl=impl)
+    results = evaluate(lucid_attention, tensors, upstream(tensors, lucid_attention), key_mask=key_mask, impl=impl)
     for name, x in results.items():
         assert x.isfinite().all(), name

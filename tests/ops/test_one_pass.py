@@ -1,5 +1,6 @@
 """Decoding in one pass over the cache, by Numba: what torch gives in float64."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,9 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from lucid_attention import inverse_key_norms, lucid_decode
-from lucid_attention.ops.keys import inverse_norms
 from lucid_attention.ops.path.decode import identity_factors, path_decode
-from lucid_attention.ops.softmax import fused_step
 from tests.ops.one_pass_cases import cache, correlated, masks, step
 
 pytest.importorskip("numba")
@@ -197,26 +196,24 @@ def test_what_is_not_a_number_is_not_hidden(where: str) -> None:
         assert torch.equal(fast.y.isnan(), plain.y.isnan())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_the_norms_of_new_keys_are_those_of_torch(dtype: torch.dtype) -> None:
-    k = correlated(2, 5, 3, 37).to(dtype)
-    k[0, 0, 0], k[0, 1, 0], k[0, 2, 0] = 0, 1e-7, torch.nan
-    k[1, 0, 1], k[1, 1, 1] = torch.inf, torch.finfo(dtype).max
-    if dtype != torch.float16:
-        k[1, 2, 1], k[1, 3, 1] = 1e-39, 3e-38
-    for keys in (k, k[:, 1::2], k[:, :, 1:2], k.transpose(0, 1), k[..., 3:29]):
-        fast = fused_step.inverse_norms(keys)
-        assert fast is not None
-        expected = inverse_norms(keys.float())[..., 0]
-        torch.testing.assert_close(fast, expected, rtol=1e-6, atol=0, equal_nan=True)
+def test_the_exponential_is_that_of_torch() -> None:
+    from lucid_attention.ops.softmax.numba_step import exponential
+
+    x = torch.linspace(-86.5, 88, 2001)
+    truth = x.double().exp()
+    got = torch.tensor([exponential(value) for value in x.numpy()], dtype=torch.float64)
+    assert ((got - truth) / truth).abs().max() <= 2e-7
+    edges = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1000.0, -1000.0, 89.0, -104.0])
+    got = torch.tensor([exponential(value) for value in edges.numpy()])
+    torch.testing.assert_close(got, edges.exp(), equal_nan=True, rtol=2e-7, atol=1e-44)
 
 
-def test_norms_with_a_gradient_are_torchs() -> None:
-    k = correlated(1, 2, 1, 4).float().requires_grad_()
-    assert fused_step.inverse_norms(k) is None
-    inverse_key_norms(k).sum().backward()
-    with torch.no_grad():
-        assert fused_step.inverse_norms(k) is not None
+def test_every_float16_is_read_right() -> None:
+    from lucid_attention.ops.softmax.numba_step import from_half
+
+    x = torch.arange(-(2**15), 2**15).to(torch.int16)
+    got = torch.tensor([from_half(bits) for bits in x.numpy()])
+    torch.testing.assert_close(got, x.view(torch.float16).float(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_the_memory_of_a_step_does_not_depend_on_defaults() -> None:

@@ -94,7 +94,7 @@ def test_without_the_flash_kernel_plain_products_give_the_same(case, operator, m
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("S", [0, 3])
-# In blocks of 16: whole and broken ones, joins of incomplete nodes on one and several levels, alone and behind others.
+# In blocks of 16: whole and broken ones, joins of incomplete nodes on one and several levels, alone and after others.
 @pytest.mark.parametrize("T", [5, 16, 17, 33, 50, 90, 112, 161, 176, 200, 231])
 def test_trees_of_every_shape_are_those_of_the_explicit_product(T, S, operator, monkeypatch):
     """Leaves of 4 positions instead of 64: as many levels as thousands of tokens would have."""

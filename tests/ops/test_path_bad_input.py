@@ -1,6 +1,5 @@
 """Bad arguments of PaTH's functions: every error names the argument, what was expected and what came."""
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -77,64 +76,33 @@ def case(id: str, functions: tuple[str, ...], changes: dict[str, Any], error: ty
 
 TENSORS = [
     case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, "k must be", "torch.Tensor", "got list"),
-    case("k is None", WITH_K, {"k": None}, TypeError, "k must be", "torch.Tensor", "got NoneType"),
     case("k without a batch", WITH_K, {"k": K[0]}, ValueError, "k must be", "4 dimensions", "[2, 6, 4]"),
-    case("k is integer", WITH_K, {"k": K.long()}, TypeError, "k must be", FLOAT, "torch.int64"),
-    case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, "k must be", "dense", "sparse_coo"),
-    case("k without features", WITH_K, {"k": K[..., :0]}, ValueError, "k must be", "empty", "[2, 2, 6, 0]"),
-    case("no token", WITH_W, {"k": K[:, :, :0]}, ValueError, "k must be", "empty", "[2, 2, 0, 4]"),
-    case("v is a number", WITH_V, {"v": 1.0}, TypeError, "v must be", "torch.Tensor", "got float"),
-    case("v without a batch", WITH_V, {"v": V[0]}, ValueError, "v must be", "4 dimensions", "[2, 6, 3]"),
     case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, "v must match k", "[2, 2, 6]", "[2, 2, 5]"),
-    case("v is double", WITH_V, {"v": V[:, :, :1].double()}, (TypeError, ValueError), "v must"),
-    case("v of double", SEQUENCES, {"v": V.double()}, TypeError, "v must", "dtype of k", "float32", "float64"),
     case("v elsewhere", SEQUENCES, {"v": meta(V)}, ValueError, "v must", "expected cpu", "got meta"),
-    case("q is None", WITH_Q, {"q": None}, TypeError, "q must be", "torch.Tensor", "got NoneType"),
-    case("q without a batch", WITH_Q, {"q": Q[0]}, ValueError, "q must be", "[B, H·G, T, D]", "[4, 6, 4]"),
     case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, "q must", "multiple of 2", "got 3"),
     case("q too short", READ, {"q": Q[:, :, 1:]}, ValueError, "q must be", "[2, 4, 6, 4]", "[2, 4, 5, 4]"),
-    case("q is half", READ, {"q": Q.half()}, TypeError, "q must", "dtype of k", "float32", "float16"),
     case("q elsewhere", READ, {"q": meta(Q)}, ValueError, "q must", "expected cpu", "got meta"),
-    case("w is None", FACTORS, {"w": None}, TypeError, "w must be", "torch.Tensor", "got NoneType"),
-    case("w without a batch", FACTORS, {"w": W[0]}, ValueError, "w must be", "[B, H, T, D]", "[2, 6, 4]"),
     case("w of queries", WITH_W, {"w": Q}, ValueError, "w must be", "[2, 2, 6, 4]", "[2, 4, 6, 4]"),
     case("w is bool", FACTORS, {"w": W > 0}, TypeError, "w must be", FLOAT, "torch.bool"),
     case("w elsewhere", WITH_W, {"w": meta(W)}, ValueError, "w must", "expected cpu", "got meta"),
     case("w of the cache", DECODE, {"w": W}, ValueError, "w must be", "[2, 2, 1, 4]", "[2, 2, 6, 4]"),
     case("beta is None", FACTORS, {"beta": None}, TypeError, "beta must be", "torch.Tensor", "None"),
-    case("beta is a number", FACTORS, {"beta": 0.5}, TypeError, "beta must be", "torch.Tensor", "float"),
     case("beta is [B, T, H]", FACTORS, {"beta": BETA.mT}, ValueError, "beta must be", "[B, H, T]", "[2, 6, 2]"),
-    case("beta kept as [.., 1]", WITH_W, {"beta": BETA[..., None]}, ValueError, "beta must be", "[2, 2, 6, 1]"),
-    case("beta is integer", FACTORS, {"beta": BETA.int()}, TypeError, "beta must be", FLOAT, "torch.int32"),
     case("beta elsewhere", WITH_W, {"beta": meta(BETA)}, ValueError, "beta must", "expected cpu", "got meta"),
 ]
 TRIPLE = "past must be a triple (k_past, y_past, inverse_norms)"
 PAIR = (K_PAST, Y_PAST)
 PASTS = [
     case("past is a tensor", PATH, {"past": K}, TypeError, "past must be a pair", "Tensor"),
-    case("past is a number", PATH, {"past": 3}, TypeError, "past must be a pair", "int"),
     case("past of three", PATH, {"past": (*PAIR, NORMS)}, TypeError, "past must be a pair", "length 3"),
     case("past is a tensor", LUCID, {"past": K}, TypeError, TRIPLE, "Tensor"),
-    case("past is a number", LUCID, {"past": 3}, TypeError, TRIPLE, "int"),
     case("past of two", LUCID, {"past": PAIR}, TypeError, TRIPLE, "length 2"),
     case("past swapped", PATH, {"past": PAIR[::-1]}, ValueError, "k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
-    case("past of Nones", LUCID, {"past": (None,) * 3}, TypeError, "k_past must be", "Tensor", "NoneType"),
-    case("past is double", LUCID, {"past": (K_PAST.double(), Y_PAST, NORMS)}, TypeError, "k_past must", "float64"),
     case("y too short", LUCID, {"past": (K_PAST, Y_PAST[:, :, 1:], NORMS)}, ValueError, "y_past must", "[2, 2, 5, 3]"),
     case("no norms", LUCID, {"past": (*PAIR, None)}, TypeError, "inverse_norms must be", "Tensor", "NoneType"),
-    case(
-        "inverse_norms as [.., 1]",
-        LUCID,
-        {"past": (*PAIR, NORMS[..., None])},
-        ValueError,
-        "inverse_norms",
-        "[B, H, S]",
-    ),
     case("inverse_norms too short", LUCID, {"past": (*PAIR, NORMS[..., 1:])}, ValueError, "inverse_norms", "[2, 2, 5]"),
-    case("inverse_norms are integer", LUCID, {"past": (*PAIR, NORMS.int())}, TypeError, "inverse_norms", "torch.int32"),
     case("norms elsewhere", LUCID, {"past": (*PAIR, meta(NORMS))}, ValueError, "inverse_norms", "got meta"),
     case("past is a pair", REBASE, {"past": PAIR}, TypeError, "past must be", "torch.Tensor", "tuple"),
-    case("past without a batch", REBASE, {"past": K[0]}, ValueError, "past must be", "[B, H, S,", "[2, 6, 4]"),
     case("past of values", REBASE, {"past": V}, ValueError, "past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]"),
     case("past is double", REBASE, {"past": K.double()}, TypeError, "past must have", "float32", "float64"),
     case("past elsewhere", REBASE, {"past": meta(K)}, ValueError, "past must", "expected cpu", "got meta"),
@@ -142,17 +110,11 @@ PASTS = [
 MASKED = (*WITH_W, "decode")
 MASKS = [
     case("mask of 0 and 1", MASKED, {"key_mask": MASK.long()}, TypeError, "key_mask", "torch.bool", "int64"),
-    case("mask is a list", MASKED, {"key_mask": [True] * 6}, TypeError, "key_mask must be", "Tensor", "list"),
     case("mask too short", WITH_W, {"key_mask": MASK[:, 1:]}, ValueError, "key_mask", "[2, 6]", "[2, 5]"),
     case("mask of new tokens", REBASE, {"key_mask": MASK, "past": K_PAST}, ValueError, "key_mask", "[2, 12]", "[2, 6]"),
     case("mask of the past", DECODE, {"key_mask": MASK}, ValueError, "key_mask", "[2, 7]", "[2, 6]"),
-    case("mask elsewhere", WITH_W, {"key_mask": meta(MASK)}, ValueError, "key_mask", "expected cpu", "got meta"),
     case("packed in two rows", SEQUENCES, {"cu_seqlens": BORDERS}, ValueError, "cu_seqlens", "batch size 1", "got 2"),
-    case("borders are float", SEQUENCES, {"cu_seqlens": BORDERS.float()}, TypeError, "cu_seqlens", "int32", "float32"),
-    case("borders are a list", SEQUENCES, {"cu_seqlens": [0, 6]}, TypeError, "cu_seqlens must be", "Tensor", "list"),
-    Case("borders too short", SEQUENCES, {"cu_seqlens": BORDERS[:2]}, ValueError, ("cu_seqlens", "T = 6", "got 2"), 1),
     Case("borders fall", SEQUENCES, {"cu_seqlens": torch.tensor([0, 4, 2, 6])}, ValueError, ("cu_seqlens", "= 4"), 1),
-    Case("borders from 1", SEQUENCES, {"cu_seqlens": BORDERS + 1}, ValueError, ("cu_seqlens[0] = 0", "got 1"), 1),
     Case(
         "past and borders",
         PATH,
@@ -165,15 +127,10 @@ MASKS = [
 SHARP = (*LUCID, "decode")
 OPTIONS = [
     case("sharpness is 0", SHARP, {"sharpness": 0}, ValueError, "sharpness must be", "positive", "got 0"),
-    case("sharpness is NaN", SHARP, {"sharpness": math.nan}, ValueError, "sharpness must be", "finite", "got nan"),
-    case("sharpness is text", SHARP, {"sharpness": "4"}, TypeError, "sharpness must be", "number", "got str"),
     case("sharpness of four", SHARP, {"sharpness": torch.ones(4)}, ValueError, "sharpness", "[H] = [2]", "[4]"),
-    case("sharpness is integer", SHARP, {"sharpness": SHARPNESS.int()}, TypeError, "sharpness", FLOAT, "torch.int32"),
     case("sharpness elsewhere", SHARP, {"sharpness": meta(SHARPNESS)}, ValueError, "sharpness", "got meta"),
     case("sharpness of PaTH", PATH, {"sharpness": 2.0}, TypeError, "path_attention()", "sharpness"),
     case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, "scale must be", "number", "got str"),
-    case("scale is bool", WITH_Q, {"scale": True}, TypeError, "scale must be", "number", "got bool"),
-    case("scale is infinite", WITH_Q, {"scale": math.inf}, ValueError, "scale must be", "finite", "got inf"),
     case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, "impl must be", "'reference'", "'flash'"),
     case("impl not there", SEQUENCES, {"impl": "triton"}, ValueError, "impl='triton'", "Expected 'auto'"),
 ]
@@ -181,7 +138,6 @@ D_D = "[B, H, D, D]"
 DECODING = [
     case("y_past is None", DECODE, {"y_past": None}, TypeError, "y_past must be", "torch.Tensor", "NoneType"),
     case("y_past too long", DECODE, {"y_past": V.repeat(1, 1, 2, 1)}, ValueError, "y_past", "[2, 2, 6, 3]", "12, 3]"),
-    case("y_past is integer", DECODE, {"y_past": Y_PAST.int()}, TypeError, "y_past must be", FLOAT, "torch.int32"),
     case("y_past is double", DECODE, {"y_past": Y_PAST.double()}, TypeError, "y_past must have", "float64"),
     case("y_past elsewhere", DECODE, {"y_past": meta(Y_PAST)}, ValueError, "y_past", "expected cpu", "got meta"),
     case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, "v must be", "[B, H, 1, E]", "[2, 2, 2, 3]"),
@@ -189,19 +145,12 @@ DECODING = [
     case("product is None", (*DECODE, *FLUSH), {"product": None}, TypeError, "product must be", "Tensor", "NoneType"),
     case("product of a row", (*DECODE, *FLUSH), {"product": PRODUCT[:1]}, ValueError, "product must be", D_D, "[1, 2,"),
     case("product without heads", (*DECODE, *FLUSH), {"product": torch.eye(4)}, ValueError, "product must be", D_D),
-    case("product is integer", (*DECODE, *FLUSH), {"product": PRODUCT.int()}, TypeError, "product must be", "int32"),
     case("product elsewhere", (*DECODE, *FLUSH), {"product": meta(PRODUCT)}, ValueError, "product must", "got meta"),
     case("pending is negative", DECODE, {"pending": -1}, ValueError, "pending must be", "[0, 6]", "got -1"),
     case("pending too large", DECODE, {"pending": 7}, ValueError, "pending must be", "[0, 6]", "got 7"),
     case("pending is float", DECODE, {"pending": 2.0}, (TypeError, ValueError), "pending must be", "integer", "2.0"),
-    case("pending is None", DECODE, {"pending": None}, (TypeError, ValueError), "pending must be", "None"),
-    case(
-        "pending is a tensor", DECODE, {"pending": torch.tensor(2)}, (TypeError, ValueError), "pending must", "tensor"
-    ),
     case("pending is bool", DECODE, {"pending": True}, (TypeError, ValueError), "pending must be", "True"),
-    case("live is a list", DECODE, {"live": [1.0]}, TypeError, "live must be", "Tensor", "list"),
     case("live of another length", DECODE, {"live": CACHE}, ValueError, "live must be", "[2, 2, 7, 4]"),
-    case("live is integer", DECODE, {"live": CACHE.long()}, TypeError, "live must be", "int64"),
     case(
         "inverse_norms of the past",
         DECODE,
@@ -211,26 +160,8 @@ DECODING = [
         "[2, 2, 7]",
         "[2, 2, 6]",
     ),
-    case(
-        "inverse_norms are a list",
-        DECODE,
-        {"inverse_norms": [1.0]},
-        TypeError,
-        "inverse_norms must be",
-        "Tensor",
-        "list",
-    ),
-    case(
-        "inverse_norms elsewhere",
-        DECODE,
-        {"inverse_norms": meta(inverse_key_norms(CACHE))},
-        ValueError,
-        "inverse_norms",
-        "got meta",
-    ),
 ]
 DECODING += [
-    case("out is a list", FLUSH, {"out": [1.0]}, TypeError, "out must be", "torch.Tensor", "list"),
     case(
         "out too short", FLUSH, {"out": K[:, :, 1:].clone()}, ValueError, "out must be", "[2, 2, 6, 4]", "[2, 2, 5, 4]"
     ),

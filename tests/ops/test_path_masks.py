@@ -1,4 +1,4 @@
-"""A masked token is as if it were not there, its factor too; packed documents are as if each were alone."""
+"""A masked token is ignored, its factor too; packed documents are computed as if alone."""
 
 import math
 
@@ -66,11 +66,8 @@ def test_only_the_past_or_only_what_is_new_may_be_masked(hidden, operator):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("T", [40, 300])
-def test_a_mask_of_ones_is_no_mask_and_any_layout_of_it_will_do(T, operator):
-    case = PathCase(T=T, B=2, G=2, D=4)
-    tensors, weight = case.tensors(operator, sharpness=True), case.weight(operator)
-    masked = evaluate(call, operator, tensors, weight, key_mask=torch.ones(2, T, dtype=torch.bool))
-    assert_exact(masked, evaluate(call, operator, tensors, weight))
+def test_any_layout_of_a_mask_will_do(T, operator):
+    tensors = PathCase(T=T, B=2, G=2, D=4).tensors(operator, sharpness=True)
     key_mask = (torch.rand(T) > 0.3).expand(2, T)
     strided = torch.stack([key_mask, ~key_mask], -1)[..., 0]
     expected = call(operator, tensors, key_mask=key_mask.contiguous())

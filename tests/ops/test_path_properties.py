@@ -104,29 +104,6 @@ def test_future_leaves_and_blocks_do_not_change_the_past(now, operator):
     assert error(other[:, :, now:], whole[:, :, now:]) > 1e-3
 
 
-@given(problems(), operators)
-def test_rows_of_a_batch_and_heads_do_not_see_each_other(tensors, operator):
-    B, H = tensors["k"].shape[:2]
-    out = call(operator, tensors).unflatten(1, (H, -1))
-    rows, heads = torch.randperm(B), torch.randperm(H)
-    moved = {}
-    for name, x in tensors.items():
-        if name == "sharpness":
-            moved[name] = x[heads]
-        else:
-            moved[name] = x.unflatten(1, (H, -1))[rows][:, heads].flatten(1, 2)
-    assert error(call(operator, moved).unflatten(1, (H, -1)), out[rows][:, heads]) < 1e-12
-    alone = {n: x[:1] if n == "sharpness" else x.unflatten(1, (H, -1))[:1, 0] for n, x in tensors.items()}
-    assert error(call(operator, alone), out[:1, 0]) < 1e-12
-
-
-@given(problems(), operators, st.floats(-3, 3))
-def test_the_output_is_linear_in_the_values(tensors, operator, size):
-    other = torch.randn_like(tensors["v"])
-    both = call(operator, tensors | {"v": tensors["v"] + size * other})
-    assert error(both, call(operator, tensors) + size * call(operator, tensors | {"v": other})) < 1e-11
-
-
 @given(problems(), st.floats(1e-3, 1e3))
 def test_lucids_system_does_not_know_the_length_of_a_key(tensors, size):
     lengths = size * (0.1 + torch.rand_like(tensors["beta"]))[..., None]

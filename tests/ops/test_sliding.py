@@ -10,9 +10,19 @@ from torch import Tensor
 
 from lucid_attention.ops.softmax import sliding
 from lucid_attention.ops.softmax.attention import softmax_attention
-from lucid_attention.ops.softmax.sliding import sliding_attention
+from lucid_attention.ops.softmax.sliding import read_window
 
-from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, widened
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, upstream, widened
+from .test_layouts import transposed
+
+
+def sliding_attention(
+    q: Tensor, k: Tensor, v: Tensor, window: int, *, past: tuple[Tensor, Tensor] | None = None, **options: Any
+) -> Tensor:
+    """`read_window` of a past and new positions."""
+    if past is not None:
+        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+    return read_window(q, k, v, window, **options)
 
 
 def dense(
@@ -45,10 +55,6 @@ def dense(
     return torch.stack(rows).view(B, heads, T, -1)
 
 
-def weight_of(case: Case) -> Tensor:
-    return torch.randn(case.B, case.H * case.G, case.T, case.E, dtype=torch.float64)
-
-
 CASES = {
     "one token": (Case(T=1, B=2, G=2), 3),
     "no more than the window": (Case(T=7, B=2), 7),
@@ -60,8 +66,8 @@ CASES = {
     "a long window": (Case(T=150, H=1, D=4, E=1), 149),
     "past": (Case(T=70, S=9, B=2, H=1, G=2), 5),
     "a past shorter than the window": (Case(T=70, S=3, G=2), 20),
-    "one token behind a past": (Case(T=1, S=30, B=2, G=2), 5),
-    "a chunk behind a past": (Case(T=3, S=30, B=2, G=2), 5),
+    "one token after a past": (Case(T=1, S=30, B=2, G=2), 5),
+    "a chunk after a past": (Case(T=3, S=30, B=2, G=2), 5),
 }
 every_case = pytest.mark.parametrize(("case", "window"), CASES.values(), ids=CASES)
 
@@ -69,7 +75,8 @@ every_case = pytest.mark.parametrize(("case", "window"), CASES.values(), ids=CAS
 @every_case
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_it_is_the_definition_with_all_its_gradients(case, window, masked):
-    tensors, weight = case.tensors(), weight_of(case)
+    tensors = case.tensors()
+    weight = upstream(tensors, sliding_attention)
     options: dict[str, Any] = {"window": window}
     if masked:
         options["key_mask"] = torch.rand(case.B, case.S + case.T) > 0.3
@@ -80,7 +87,8 @@ def test_it_is_the_definition_with_all_its_gradients(case, window, masked):
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 def test_packed_documents_do_not_see_each_other(window, masked):
     case = Case(T=150, G=2, D=4)
-    tensors, weight = case.tensors(), weight_of(case)
+    tensors = case.tensors()
+    weight = upstream(tensors, sliding_attention)
     options: dict[str, Any] = {"window": window, "cu_seqlens": torch.tensor([0, 1, 5, 5, 64, 110, 150])}
     if masked:
         options["key_mask"] = torch.rand(1, 150) > 0.3
@@ -90,14 +98,16 @@ def test_packed_documents_do_not_see_each_other(window, masked):
 @pytest.mark.parametrize("scale", [0.1, 2, 0, -0.5])
 def test_the_scale_may_be_any_number(scale):
     case = Case(T=90, G=2, D=4)
-    tensors, weight, options = case.tensors(), weight_of(case), {"window": 5, "scale": scale}
+    tensors, options = case.tensors(), {"window": 5, "scale": scale}
+    weight = upstream(tensors, sliding_attention)
     assert_exact(evaluate(sliding_attention, tensors, weight, **options), evaluate(dense, tensors, weight, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_lower_precision_is_as_good_as_torchs_attention_with_a_dense_mask(dtype):
     case = Case(T=150, H=1, G=2, D=8, E=8)
-    tensors, weight = case.tensors(dtype), weight_of(case)
+    tensors = case.tensors(dtype)
+    weight = upstream(tensors, sliding_attention)
     position = torch.arange(150)
     band = (position <= position[:, None]) & (position > position[:, None] - 9)
 
@@ -116,7 +126,7 @@ def test_whatever_stands_at_a_masked_place_changes_nothing(filling, window):
     case = Case(T=100, B=2, G=2, D=4)
     tensors, key_mask = case.tensors(), torch.rand(2, 100) > 0.4
     key_mask[0, 20:40] = False  # queries that see nothing, if they are of a narrow window
-    clean = evaluate(sliding_attention, tensors, weight_of(case), window=window, key_mask=key_mask)
+    clean = evaluate(sliding_attention, tensors, upstream(tensors, sliding_attention), window=window, key_mask=key_mask)
     real = key_mask[:, None].expand(2, 4, 100)
     for name in ("q", "k", "v"):
         tensors[name] = tensors[name].masked_fill(~key_mask[:, None, :, None], filling)
@@ -148,10 +158,6 @@ def test_only_the_last_positions_of_a_past_are_read():
     assert (sliding_attention(**tensors, window=6, past=fewer) - o).abs().max() > 1e-4
 
 
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def features_first(x: Tensor) -> Tensor:
     return x.mT.contiguous().mT
 
@@ -159,7 +165,8 @@ def features_first(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("layout", [transposed, features_first])
 def test_the_layout_of_the_inputs_does_not_matter(layout):
     case = Case(T=150, B=2, G=2, D=4, E=4)
-    tensors, weight = case.tensors(), weight_of(case)
+    tensors = case.tensors()
+    weight = upstream(tensors, sliding_attention)
     expected = evaluate(sliding_attention, tensors, weight, window=5)
     leaves = [layout(x).requires_grad_() for x in tensors.values()]
     o = sliding_attention(*leaves, window=5)
@@ -208,31 +215,7 @@ def test_compiled_it_takes_any_length():
     torch._dynamo.reset()
 
 
-Q, K, V = torch.randn(2, 4, 6, 4), torch.randn(2, 2, 6, 4), torch.randn(2, 2, 6, 3)
-BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "no window": ({"window": 0}, ValueError, "window must be a positive integer, got 0"),
-    "half a window": ({"window": 2.5}, ValueError, r"window must be a positive integer, got 2\.5"),
-    "a window of True": ({"window": True}, ValueError, "window must be a positive integer, got True"),
-    "heads": ({"q": Q[:, :3]}, ValueError, "q must have a multiple of the heads of k and v"),
-    "lengths": ({"v": V[:, :, 1:]}, ValueError, r"v must match k in \[B, H, T\]"),
-    "past": ({"past": K}, TypeError, r"past must be a pair"),
-    "mask": (
-        {"key_mask": torch.ones(2, 5, dtype=torch.bool)},
-        ValueError,
-        r"key_mask must be \[B, S \+ T\] = \[2, 6\]",
-    ),
-    "scale": ({"scale": math.nan}, ValueError, "scale must be a finite number, got nan"),
-    "borders of two rows": ({"cu_seqlens": torch.tensor([0, 6])}, ValueError, "expected batch size 1, got 2"),
-}
-
-
-@pytest.mark.parametrize(("changes", "kind", "message"), BAD.values(), ids=BAD)
-def test_a_bad_argument_is_explained(changes, kind, message):
-    with pytest.raises(kind, match=message):
-        sliding_attention(**({"q": Q, "k": K, "v": V, "window": 3} | changes))
-
-
 @pytest.mark.parametrize("window", [3, 9])
 def test_borders_that_do_not_cover_the_row_are_explained(window):
     with pytest.raises(ValueError, match=r"cu_seqlens must rise from 0 to T = 6.*got 5"):
-        sliding_attention(Q[:1], K[:1], V[:1], window, cu_seqlens=torch.tensor([0, 5]))
+        read_window(*torch.randn(3, 1, 2, 6, 4), window, cu_seqlens=torch.tensor([0, 5]))

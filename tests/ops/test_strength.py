@@ -1,7 +1,6 @@
 """strength: s in P = I + s · stril exp(…), from softmax attention to LUCID, with every other option."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,16 +16,7 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
-from .cases import (
-    Case,
-    assert_as_good_as,
-    assert_exact,
-    call,
-    evaluate,
-    keys_of,
-    shifted_keys,
-    widened,
-)
+from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, upstream, widened
 
 NORMS = ["key", "qk", "row_max"]
 OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
@@ -34,11 +24,6 @@ OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
 every_norm = pytest.mark.parametrize("norm", NORMS)
 both_operators = pytest.mark.parametrize(("fn", "oracle"), OPERATORS)
 both_impls = pytest.mark.parametrize("impl", ["blockwise", "reference"])
-
-
-def weight_of(tensors: dict[str, Tensor], fn: object) -> Tensor:
-    rows = tensors["v" if fn is precondition else "q"]
-    return torch.randn(*rows.shape[:3], tensors["v"].shape[3], dtype=torch.float64)
 
 
 def settings(kind: str, case: Case) -> dict[str, Any]:
@@ -71,7 +56,7 @@ def test_it_is_the_equation_with_all_its_gradients(kind, fn, oracle, impl):
             continue  # ties for the maximum, where it has no derivative
         tensors = case.tensors(beta=norm != "key", sharpness=norm != "key")
         options = settings(kind, case) | {"norm": norm, "strength": s}
-        weight = weight_of(tensors, fn)
+        weight = upstream(tensors, fn)
         truth = evaluate(oracle, tensors, weight, **options)
         assert_exact(evaluate(fn, tensors, weight, impl=impl, **options), truth, tolerance=1e-10)
 
@@ -80,7 +65,7 @@ def test_it_is_the_equation_with_all_its_gradients(kind, fn, oracle, impl):
 @pytest.mark.parametrize("sharpness", [None, 0.5, 39.9, 40.1])
 def test_float32_is_as_good_as_the_plain_formula(sharpness):
     tensors = Case(T=300, D=6, keys="closest").tensors(torch.float32)
-    weight, options = weight_of(tensors, precondition), {"sharpness": sharpness, "strength": 0.4}
+    weight, options = upstream(tensors, precondition), {"sharpness": sharpness, "strength": 0.4}
     truth, plain = (evaluate(oracles.precondition, x, weight, **options) for x in (widened(tensors), tensors))
     assert_as_good_as(evaluate(precondition, tensors, weight, **options), plain, truth)
 
@@ -113,7 +98,7 @@ def test_at_zero_nothing_is_solved_and_all_gradients_are_those_of_the_equation(n
     tensors = Case(T=60, B=2, G=2, S=9, D=4).tensors(beta=True, sharpness=True)
     options = {"norm": norm, "key_mask": torch.rand(2, 69) > 0.3, "strength": 0.0}
     for fn, oracle in ((precondition, oracles.precondition), (lucid_attention, oracles.lucid_attention)):
-        weight = weight_of(tensors, fn)
+        weight = upstream(tensors, fn)
         assert_exact(evaluate(fn, tensors, weight, **options), evaluate(oracle, tensors, weight, **options))
     row = {name: x if name == "sharpness" else x[:1] for name, x in tensors.items() if "past" not in name}
     packed, weight = {"norm": norm, "cu_seqlens": torch.tensor([0, 9, 60]), "strength": 0.0}, torch.randn(1, 2, 60, 3)
@@ -207,12 +192,9 @@ def test_the_bound_is_nearly_reached_by_equal_keys(s):
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "negative": (-0.1, ValueError, r"strength must be a number from 0 to 1, got -0\.1"),
     "above one": (1.5, ValueError, r"strength must be a number from 0 to 1, got 1\.5"),
-    "two": (2, ValueError, "strength must be a number from 0 to 1, got 2"),
     "NaN": (math.nan, ValueError, "strength must be a number from 0 to 1, got nan"),
-    "infinite": (math.inf, ValueError, "strength must be a number from 0 to 1, got inf"),
     "bool": (True, TypeError, "strength must be a number from 0 to 1, got bool"),
     "None": (None, TypeError, "strength must be a number from 0 to 1, got NoneType"),
-    "text": ("1", TypeError, "strength must be a number from 0 to 1, got str"),
     "a tensor": (torch.tensor(0.5), TypeError, "strength must be a number from 0 to 1, got Tensor"),
 }
 
@@ -224,13 +206,6 @@ def test_a_bad_strength_is_explained(value, kind, message):
     for fn, args in ((lucid_attention, (q, k, v)), (precondition, (k, v)), (preconditioner, (k,)), (lucid_decode, new)):
         with pytest.raises(kind, match=message):
             fn(*args, strength=value)
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -255,14 +230,3 @@ def test_a_schedule_of_strengths_needs_few_compiled_graphs(kind, backend, dynamo
             dy = torch.ones_like(v)
             torch.testing.assert_close(torch.autograd.grad(output, k, dy), torch.autograd.grad(expected, k, dy))
     assert counter.frame_count <= 4
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-@pytest.mark.parametrize("s", [0.0, 0.5, 1.0])
-def test_vmap_equals_a_loop(s):
-    k, v = shifted_keys(3, 1, 2, 9, 4).requires_grad_(), torch.randn(3, 1, 2, 9, 3, dtype=torch.float64)
-    loop = torch.stack([precondition(*one, strength=s) for one in zip(k, v, strict=True)])
-    mapped = torch.vmap(lambda k, v: precondition(k, v, strength=s))(k, v)
-    torch.testing.assert_close(mapped, loop)
-    dy = torch.ones_like(v)
-    torch.testing.assert_close(torch.autograd.grad(mapped, k, dy), torch.autograd.grad(loop, k, dy))

@@ -1,7 +1,5 @@
 """beta, sharpness, norm and scale: what each does, and where two of them coincide."""
 
-import math
-
 import pytest
 import torch
 
@@ -13,33 +11,6 @@ from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, shifte
 
 def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-def test_step_sizes_of_one_are_no_step_sizes():
-    tensors = Case(T=300, B=2, D=4).tensors()
-    ones = torch.ones(2, 2, 300, dtype=torch.float64)
-    torch.testing.assert_close(call(precondition, tensors, beta=ones), call(precondition, tensors))
-
-
-def test_a_step_size_of_zero_leaves_no_trace():
-    tensors = Case(T=300, B=2, D=4).tensors(beta=True)
-    off = torch.arange(300) % 3 == 1
-    tensors["beta"][:, :, off] = 0
-    y = call(precondition, tensors)
-    assert (y[:, :, off] == 0).all()
-    kept = {name: x[:, :, ~off] for name, x in tensors.items()}
-    torch.testing.assert_close(y[:, :, ~off], call(precondition, kept), rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_one_step_size_for_all_damps_the_matrix(share):
-    k, v = shifted_keys(1, 1, 300, 4), randn(1, 1, 300, 3)
-    damped = torch.eye(300, dtype=torch.float64) + share * oracles.preconditioner(k[0, 0]).tril(-1)
-    beta = torch.full((1, 1, 300), share, dtype=torch.float64)
-    y = precondition(k, v, beta=beta)
-    torch.testing.assert_close(y[0, 0], torch.linalg.solve(damped, share * v[0, 0]), rtol=1e-11, atol=1e-11)
-    # ‖(I + sL)⁻¹ s‖ ≤ 2s/(2 − s).
-    assert (y.norm(dim=2) <= 2 * share / (2 - share) * v.norm(dim=2) * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("norm", ["key", "row_max"])
@@ -136,8 +107,3 @@ def test_the_scale_is_that_of_the_softmax_and_not_of_p(scale, kind):
     weight = randn(1, 4, 40, 3)
     truth = evaluate(oracles.lucid_attention, tensors, weight, **options)
     assert_exact(evaluate(lucid_attention, tensors, weight, **options), truth)
-
-
-def test_the_default_scale_is_that_of_the_key_size_also_for_wider_values():
-    tensors = Case(T=40, D=4, E=9).tensors()
-    torch.testing.assert_close(call(lucid_attention, tensors), call(lucid_attention, tensors, scale=1 / math.sqrt(4)))

@@ -9,15 +9,7 @@ from lucid_lab.report.page import write_report
 from lucid_lab.report.records import read_results
 
 from .browser import Browser, opened
-from .samples import (
-    memory_update,
-    nasty,
-    needle_grid,
-    write_analysis,
-    write_evaluation,
-    write_json,
-    write_training,
-)
+from .samples import memory_update, nasty, needle_grid, write_analysis, write_evaluation, write_json, write_training
 
 WINDOWS = {
     "desktop, light": (1280, 900, "light"),

@@ -86,9 +86,7 @@ def test_scores_of_lm_eval_have_errors_samples_and_lengths(tmp_path: Path) -> No
 
 DAMAGED = {
     "cut off": ("result.json", json.dumps(result("a"))[:60], "not JSON"),
-    "not text": ("result.json", b"\xff\xfe", "expected text in UTF-8"),
     "altered": ("result.json", json.dumps(result("a") | {"content_sha256": "0"}), "was altered"),
-    "nested too deeply": ("result.json", "[" * 100_000, "nested too deeply"),
     "of another format": ("result.json", json.dumps(result("a") | {"format": 2}), "format must be 1, got 2"),
     "without a verdict": ("result.json", json.dumps(result("a") | {"verdict": "good"}), "verdict must be one of"),
     "a table with a gap": (
@@ -111,12 +109,12 @@ DAMAGED = {
 
 @pytest.mark.parametrize(("name", "content", "message"), DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_one_line_and_the_rest_is_shown(
-    name: str, content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_json(tmp_path / "good" / "result.json", memory_update())
     file = tmp_path / "bad" / name
     file.parent.mkdir()
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    file.write_text(content)
     page = tmp_path / "page.html"
     assert cli.main(["report", str(tmp_path), "--out", str(page)]) == 0
     shown_page = page.read_text()

@@ -193,6 +193,22 @@ def test_the_learning_rate_rises_then_falls_to_zero_and_gradients_are_clipped(mo
     assert 0.9 < max(norms) <= 1.001
 
 
+@pytest.mark.parametrize("muon", [False, True])
+def test_muon_turns_matrices_of_layers_by_orthogonal_updates_and_leaves_the_rest_to_adamw(muon: bool) -> None:
+    toy = TOY.but(muon=muon, steps=1, rate=1e-3)
+    model, start = toy.make_model(), toy.make_model()
+    next(train_steps(toy, model))
+    moved: dict[str, Tensor] = {
+        name: weight.detach() - before
+        for (name, weight), before in zip(model.named_parameters(), start.state_dict().values(), strict=True)
+    }
+    # Muon's update has singular values near 0.2 √16 times the rate; the first one of AdamW moves every weight by the
+    # rate, so its largest singular value is at least √16 times that.
+    largest = torch.linalg.svdvals(moved["layers.0.attention.o_proj.weight"])[0].item()
+    assert (5e-4 < largest < 1.2e-3) if muon else (largest >= 3.9e-3)
+    assert moved["out.bias"].abs().max().item() == pytest.approx(1e-3, rel=0.1)
+
+
 def test_lucid_learns_what_softmax_without_positions_cannot() -> None:
     accuracy: dict[str, Any] = {}
     for attention in ("softmax", "lucid"):

@@ -8,7 +8,7 @@ import pytest
 
 from lucid_lab import cli
 from lucid_lab.training.recipes import RECIPES, Recipe, find_recipe
-from lucid_lab.training.run import chosen_recipe, dry_run, memory_needs, new_config
+from lucid_lab.training.run import chosen_recipe, dry_run, memory_needs, new_config, training_arguments
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -69,6 +69,14 @@ def test_a_wrong_change_is_refused(change: str, message: str) -> None:
 def test_a_model_that_cannot_be_made_is_refused(change: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         new_config(find_recipe("latest_value").changed([f"model.{change}"]), vocab_size=100)
+
+
+def test_the_optimiser_gets_every_number_of_the_recipe(tmp_path: Path) -> None:
+    recipe = find_recipe("finetune_64k")
+    arguments = training_arguments(replace(recipe, precision="float32"), tmp_path, 1, 16)
+    names = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
+    assert [getattr(arguments, name) for name in names] == [5e-6, 0.9, 0.99, 1e-12, 0.01, 1.0]
+    assert arguments.warmup_steps == 30
 
 
 def test_two_ramps_are_refused() -> None:

@@ -157,6 +157,23 @@ def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
             train(small(), tmp_path / "other", restart=restart)
 
 
+def test_a_damaged_checkpoint_is_refused_by_name(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "summary.json").unlink()
+    optimizer, state = run / "checkpoint-8" / "optimizer.pt", run / "checkpoint-8" / "trainer_state.json"
+    content = state.read_text()
+    state.write_text(content[:-9])
+    with pytest.raises(ValueError, match=f"{state}: not JSON"):
+        train(small(), run)
+    state.write_text(content)
+    optimizer.unlink()
+    with pytest.raises(ValueError, match="checkpoint-8 must hold the state of the optimizer"):
+        train(small(), run)
+    os.mkfifo(optimizer)
+    with pytest.raises(ValueError, match=r"must hold files, got the pipe or device '.*optimizer\.pt'"):
+        train(small(), run)
+
+
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the gradient became (nan|inf) in step \d+, before the weights"):
         train(small(learning_rate=1e30, clip=0.0, schedule="constant", warmup=0.0), tmp_path / "run")

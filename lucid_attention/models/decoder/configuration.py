@@ -380,8 +380,13 @@ def check_divisible(config: LucidConfig, processes: int) -> None:
             f"tensor parallelism is possible with the attentions {', '.join(DIVISIBLE)}, got {', '.join(others)}, "
             "whose weights cannot be divided by heads. Divide the batch instead (DDP, FSDP)"
         )
-    if "lucid" in config.layer_attentions and config.options_of("lucid").get("learn_sharpness"):
-        raise ValueError("tensor parallelism needs a fixed sharpness, got attention_options with learn_sharpness=True")
+    options = config.options_of("lucid") if "lucid" in config.layer_attentions else {}
+    for option in ("learn_sharpness", "center"):
+        if options.get(option, "none") not in (False, "none"):
+            raise ValueError(
+                f"tensor parallelism needs one sharpness and no center, got attention_options with {option} = "
+                f"{options[option]!r}"
+            )
     heads = config.num_key_value_heads
     if heads is None or heads % processes:
         raise ValueError(

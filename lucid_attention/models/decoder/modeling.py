@@ -31,8 +31,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from ...nn.causal import CausalAttention
-from ...nn.norm import HeadNorm
+from ...nn.causal import CausalAttention, HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..cache import fill_layers
 from .cache import AttentionPass, check_cache, static_layer
@@ -138,8 +137,8 @@ class LucidPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def _init_own_weights(self, module: CausalAttention) -> None:
-        """Initialize weights of the attention module itself (decay rates, λ, sharpness), as its constructor does."""
-        own = dict(module.named_parameters(recurse=False))
+        """Initialize values of the attention module itself (decay rates, λ, sharpness, a map of keys), as it does."""
+        own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
         if own:
             index = next(layer.layer_index for layer in self.layers if layer.self_attn is module)
             # These weights belong to heads, so a module of width 1 has them too, and is made quickly.
@@ -228,6 +227,10 @@ class LucidModel(LucidPreTrainedModel):
                 )
             # For one token on an accelerator, the length of the past is not worth a wait for the device.
             if compiling or (T == 1 and cache.is_compileable and static.cumulative_length.device.type != "cpu"):
+                if any(getattr(layer.self_attn, "block", 1) != 1 for layer in self.layers):
+                    raise ValueError(
+                        "blocks need the length of the past, which a static cache hides: use a DynamicCache"
+                    )
                 return read_places(attention_mask, position_ids, static.cumulative_length, B, T, static.max_cache_len)
         S, M = 0 if cache is None else int(cache.get_seq_length()), 0
         if static is not None:

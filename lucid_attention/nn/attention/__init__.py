@@ -1,6 +1,6 @@
 """One file per attention variant, one line each in `ATTENTIONS`."""
 
-from ..causal import CausalAttention
+from ..causal import CausalAttention, SoftmaxAttention
 from .delta import DeltaAttention
 from .deltaformer import DeltaFormerAttention
 from .diff import DiffAttention
@@ -14,7 +14,6 @@ from .lucid import LucidAttention
 from .lucid_path import LucidPathAttention
 from .path import PathAttention
 from .sliding import SlidingAttention
-from .softmax import SoftmaxAttention
 
 # The registry. Contract tests, models, training, experiments and analysis find an attention here by its name.
 ATTENTIONS: dict[str, type[CausalAttention]] = {

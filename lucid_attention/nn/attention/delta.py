@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.linear.delta import delta_attention
-from ..norm import HeadNorm
+from ..causal import HeadNorm
 from ..recurrent import RecurrentAttention
 
 
@@ -26,13 +26,7 @@ class DeltaAttention(RecurrentAttention):
     title = "DeltaNet"
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        conv_size: int | None = 4,
-        double_beta: bool = False,
-        **options: Any,
+        self, hidden_size: int, num_heads: int, *, conv_size: int | None = 4, double_beta: bool = False, **options: Any
     ) -> None:
         super().__init__(hidden_size, num_heads, conv_size=conv_size, **options)
         self.double_beta = double_beta
@@ -73,7 +67,7 @@ class DeltaAttention(RecurrentAttention):
             impl=self.impl,
         )
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         return self.o_norm(o)
 
 

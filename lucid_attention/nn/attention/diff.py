@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...ops.softmax.diff import read_difference
-from ..causal import CausalAttention
-from ..norm import HeadNorm
+from ..causal import CausalAttention, HeadNorm
 
 
 class DiffAttention(CausalAttention):

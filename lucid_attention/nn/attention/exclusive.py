@@ -1,7 +1,5 @@
 """Exclusive self attention (XSA) as a module."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,18 +18,8 @@ class ExclusiveAttention(CausalAttention):
 
     title = "XSA"
 
-    def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Any]:
-        o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         wide = torch.promote_types(o.dtype, torch.float32)
         own = F.normalize(v.to(wide), dim=-1).repeat_interleave(self.num_heads // self.num_kv_heads, 1)
         along = (o.to(wide) * own).sum(-1, keepdim=True)
-        return (o - along * own).to(o.dtype), present
+        return (o - along * own).to(o.dtype)

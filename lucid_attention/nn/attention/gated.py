@@ -20,18 +20,8 @@ class GatedAttention(CausalAttention):
         super().__init__(hidden_size, num_heads, **options)
         self.g_proj = nn.Linear(hidden_size, num_heads, bias=False)
 
-    def attend(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        past: Any,
-        key_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-    ) -> tuple[Tensor, Any]:
-        o, present = super().attend(x, q, k, v, past, key_mask, cu_seqlens)
-        return o * self.g_proj(x).sigmoid().transpose(1, 2)[..., None], present
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
+        return o * self.g_proj(x).sigmoid().transpose(1, 2)[..., None]
 
     def analysis_inputs(self, x: Tensor, q: Tensor, k: Tensor, key_mask: Tensor | None) -> dict[str, Any]:
         # The weights are those of softmax attention; the gate scales what they read.

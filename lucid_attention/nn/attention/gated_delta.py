@@ -43,5 +43,5 @@ class GatedDeltaAttention(DeltaAttention):
         # log σ(−z) = −softplus(z), because the gradient of softplus fails in compiled graphs (aot_eager) of torch 2.13.
         return rate * F.logsigmoid(-(a.to(wide) + bias))
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         return self.o_norm(o, gate=split_heads(self.g_proj(x), self.value_dim))

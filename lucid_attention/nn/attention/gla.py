@@ -5,9 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive
-from ...ops.linear.gla import gla_attention
-from ..causal import check_size, split_heads
-from ..norm import HeadNorm
+from ...ops.linear.gated import gla_attention
+from ..causal import HeadNorm, check_size, split_heads
 from ..recurrent import RecurrentAttention, log_sigmoid_gate
 
 
@@ -29,13 +28,7 @@ class GlaAttention(RecurrentAttention):
     query_weights, kv_weights, value_ratio = 5, 3, 2
 
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        *,
-        gate_rank: int = 16,
-        gate_temperature: float = 16.0,
-        **options: Any,
+        self, hidden_size: int, num_heads: int, *, gate_rank: int = 16, gate_temperature: float = 16.0, **options: Any
     ) -> None:
         super().__init__(hidden_size, num_heads, **options)
         check_size("gate_rank", gate_rank)
@@ -60,5 +53,5 @@ class GlaAttention(RecurrentAttention):
         log_decay = log_sigmoid_gate(split_heads(self.f_proj(x), self.head_dim), self.gate_temperature)
         return gla_attention(q, k, v, log_decay, state=state, key_mask=key_mask, cu_seqlens=cu_seqlens, impl=self.impl)
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         return self.o_norm(o, gate=split_heads(self.g_proj(x), self.value_dim))

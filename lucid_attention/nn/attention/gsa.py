@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...ops.checks import check_positive
-from ...ops.linear.gsa import gsa_attention
-from ..causal import check_size, split_heads
-from ..norm import HeadNorm
+from ...ops.linear.gated import gsa_attention
+from ..causal import HeadNorm, check_size, split_heads
 from ..recurrent import RecurrentAttention, log_sigmoid_gate
 
 
@@ -71,6 +70,6 @@ class GsaAttention(RecurrentAttention):
             impl=self.impl,
         )
 
-    def finish(self, x: Tensor, o: Tensor) -> Tensor:
+    def finish(self, x: Tensor, o: Tensor, v: Tensor) -> Tensor:
         heads = F.silu(o.transpose(1, 2).flatten(2))
         return split_heads(self.o_norm(heads), self.value_dim)

@@ -144,14 +144,7 @@ class LucidAttention(CausalAttention):
         return step.o, Past(k, torch.cat([past.y, step.y], 2), inverse_norms)
 
     def step(
-        self,
-        x: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        y_past: Tensor,
-        inverse_norms: Tensor,
-        key_mask: Tensor | None,
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, y_past: Tensor, inverse_norms: Tensor, key_mask: Tensor | None
     ) -> Decoded:
         """One new token, x: [B, 1, hidden_size], with the other arguments of `lucid_decode`. No gradients."""
         if self.block != 1:

@@ -76,11 +76,7 @@ def forget_at_borders(log_decay: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def run(
-    attend: Callable[..., tuple[Tensor, State]],
-    q: Tensor,
-    tensors: Sequence[Tensor | None],
-    state: State,
-    scale: float,
+    attend: Callable[..., tuple[Tensor, State]], q: Tensor, tensors: Sequence[Tensor | None], state: State, scale: float
 ) -> Recurrent[State]:
     """`attend` in working precision, with the queries of a group contiguous. tensors: [B, H, T, ...], k first."""
     k = tensors[0]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from ..blocks import DiagonalBlocks, borders, is_causal
-from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
-from ..triangular import Schedule, pick_schedule, solve_, solve_adjoint_, spans
+from ..triangular import FOLDED_SHIFT, ExponentialTiles, Schedule, pick_schedule, solve_, solve_adjoint_, spans
 from .system import Gradients, System
 
 Group = tuple[slice, slice]
@@ -155,7 +154,7 @@ class SystemHeads:
 
 def _schedule(system: System) -> Schedule:
     B, H, T, _ = system.k.shape
-    return pick_schedule(system.k.device, B * H, T, system.past_length)
+    return pick_schedule(system.k.device, B * H, T, system.past_length, by_heads=True)
 
 
 def _diagonal_blocks(system: System, schedule: Schedule) -> tuple[DiagonalBlocks | None, Schedule]:
@@ -181,20 +180,23 @@ def forward(
         _forward_of_identity(system, v, y, z, winners)
         return
     blocks, schedule = _diagonal_blocks(system, schedule or _schedule(system))
+
+    def solve(group: Group) -> None:
+        heads = SystemHeads(system, group)
+        won = None
+        if winners is not None:
+            won = row_winners(heads.features.u, system.past_length, heads.key_mask, schedule)
+            _store(winners, group, won)
+        wide = heads.values(v, group, y)
+        wide_z = None if z is None else torch.empty_like(wide)
+        tiles = heads.features.tiles(schedule.elements, won)
+        solve_(wide, tiles, schedule, heads.beta, wide_z, heads.y_past, blocks)
+        _store(y, group, wide)
+        if z is not None and wide_z is not None:
+            _store(z, group, wide_z)
+
     with no_autocast(v):
-        for group in schedule.groups(*system.k.shape[:2]):
-            heads = SystemHeads(system, group)
-            won = None
-            if winners is not None:
-                won = row_winners(heads.features.u, system.past_length, heads.key_mask, schedule)
-                _store(winners, group, won)
-            wide = heads.values(v, group, y)
-            wide_z = None if z is None else torch.empty_like(wide)
-            tiles = heads.features.tiles(schedule.elements, won)
-            solve_(wide, tiles, schedule, heads.beta, wide_z, heads.y_past, blocks)
-            _store(y, group, wide)
-            if z is not None and wide_z is not None:
-                _store(z, group, wide_z)
+        schedule.run(solve, system.k)
 
 
 def backward(
@@ -212,43 +214,46 @@ def backward(
         return
     blocks, schedule = _diagonal_blocks(system, schedule or _schedule(system))
     S = system.past_length
+
+    def solve(group: Group) -> None:
+        heads = SystemHeads(system, group)
+        won = _flat(winners, group)
+        tiles = heads.features.tiles(schedule.elements, won)
+        if out.dk is not None:
+            tiles.collect_gradients(row_sums=out.dsharpness is not None or system.row_max)
+        g = heads.values(dy, group, out.dv)
+        dy_past = None if heads.y_past is None else torch.zeros_like(heads.y_past)
+        dbeta = None if out.dbeta is None else torch.empty_like(g[:, :, :1])
+        solve_adjoint_(
+            g,
+            heads.values(y, group, None),
+            tiles,
+            schedule,
+            tile_grads=out.dk is not None,
+            beta=heads.beta,
+            z=None if z is None else heads.values(z, group, None),
+            dbeta=dbeta,
+            y_past=heads.y_past,
+            dy_past=dy_past,
+            diagonal_blocks=blocks,
+        )
+        _store(out.dv, group, g)
+        if out.dbeta is not None and dbeta is not None:
+            _store(out.dbeta, group, dbeta)
+        if out.dy_past is not None and dy_past is not None:
+            if heads.key_mask is not None:
+                dy_past.masked_fill_(~heads.key_mask[:, :S, None], 0)
+            _store(out.dy_past, group, dy_past)
+        if out.dk is not None:
+            dk, dc = heads.features.pull_back(tiles, won)
+            _store(out.dk, group, dk[:, S:])
+            if out.dk_past is not None:
+                _store(out.dk_past, group, dk[:, :S])
+            if out.dsharpness is not None and dc is not None:
+                _store(out.dsharpness, group, dc)
+
     with no_autocast(dy):
-        for group in schedule.groups(*system.k.shape[:2]):
-            heads = SystemHeads(system, group)
-            won = _flat(winners, group)
-            tiles = heads.features.tiles(schedule.elements, won)
-            if out.dk is not None:
-                tiles.collect_gradients(row_sums=out.dsharpness is not None or system.row_max)
-            g = heads.values(dy, group, out.dv)
-            dy_past = None if heads.y_past is None else torch.zeros_like(heads.y_past)
-            dbeta = None if out.dbeta is None else torch.empty_like(g[:, :, :1])
-            solve_adjoint_(
-                g,
-                heads.values(y, group, None),
-                tiles,
-                schedule,
-                tile_grads=out.dk is not None,
-                beta=heads.beta,
-                z=None if z is None else heads.values(z, group, None),
-                dbeta=dbeta,
-                y_past=heads.y_past,
-                dy_past=dy_past,
-                diagonal_blocks=blocks,
-            )
-            _store(out.dv, group, g)
-            if out.dbeta is not None and dbeta is not None:
-                _store(out.dbeta, group, dbeta)
-            if out.dy_past is not None and dy_past is not None:
-                if heads.key_mask is not None:
-                    dy_past.masked_fill_(~heads.key_mask[:, :S, None], 0)
-                _store(out.dy_past, group, dy_past)
-            if out.dk is not None:
-                dk, dc = heads.features.pull_back(tiles, won)
-                _store(out.dk, group, dk[:, S:])
-                if out.dk_past is not None:
-                    _store(out.dk_past, group, dk[:, :S])
-                if out.dsharpness is not None and dc is not None:
-                    _store(out.dsharpness, group, dc)
+        schedule.run(solve, system.k)
 
 
 def _forward_of_identity(system: System, v: Tensor, y: Tensor, z: Tensor | None, winners: Tensor | None) -> None:

@@ -42,8 +42,7 @@ def inverse_key_norms(k: Tensor, key_map: KeyMap | None = None) -> Tensor:
     checks.check_heads_first("k", k, "[B, H, T, D]")
     checks.check_key_map(key_map, k)
     k = map_keys(k, key_map)
-    norms = fused_step.inverse_norms(k)
-    return inverse_norms_of(k.to(working_dtype(k)))[..., 0] if norms is None else norms
+    return inverse_norms_of(k.to(working_dtype(k)))[..., 0]
 
 
 def lucid_decode(
@@ -110,10 +109,7 @@ def lucid_decode(
     if not by_triton and fused_step.chosen(impl, token):
         if key_map is not None:
             raise ValueError("impl='numba' cannot run: it has no key_map. Expected 'auto' or 'torch'")
-        writes = not norm_known and fused_step.can_write_norm(token)
-        if not norm_known and not writes:
-            _write_norm_(token)
-        return fused_step.run(token, writes_norm=writes)
+        return fused_step.run(token, norm_known=norm_known)
     if token.position is not None and token.key_mask is not None:
         places = torch.arange(k.shape[2], device=k.device)
         token = token._replace(key_mask=token.key_mask & (places <= token.position))

@@ -20,11 +20,20 @@ import torch
 from torch import Tensor
 
 from .. import packing
-from ..exponential import FOLDED_SHIFT, ExponentialTiles
 from ..keys import inverse_norms
 from ..precision import no_autocast
 from ..softmax.strips import attend_rectangle, attend_rectangle_backward
-from ..triangular import TORCH, Algebra, Schedule, pick_schedule, solve_, solve_adjoint_
+from ..triangular import (
+    FOLDED_SHIFT,
+    LOG2E,
+    TORCH,
+    Algebra,
+    ExponentialTiles,
+    Schedule,
+    pick_schedule,
+    solve_,
+    solve_adjoint_,
+)
 from .system import DIFFERENTIABLE, PathSystem
 from .tree import Join, Layout, PathScores
 
@@ -406,7 +415,7 @@ class PathTiles(ExponentialTiles):
         tile = self._tile[: n * size * size].view(n, size, size)
         raw = self._batch_scores[:, block - self._batch.start, :size, :size]
         torch.mul(raw, self._columns[:, block, :, :size], out=tile)
-        return self.exponentiate_(tile, rows)
+        return self.powers_(tile.mul_(LOG2E), rows)
 
     def _batch_of(self, block: int) -> slice:
         """The blocks that are made in one batch with this one."""

@@ -1,64 +1,58 @@
-"""`numba_step` for tensors: when it runs, its arguments and its threads, which are torch's own.
+"""The decoding step of `numba_step.py` for tensors: when it runs, its arguments and its threads."""
 
-The arguments of a step are one block of memory (`ARGUMENTS`) that compiled code reads.
-Addresses are integers, 0 for absent ones; strides are in elements; n = B·H heads.
-
-    q: [n, G, D]; v: [n, E]; o: [n, G, E]; y: [n, E], all in the dtype of the cache, of `itemsize` bytes.
-    keys, values: [B, H, *, D or E], with the strides of their first three dimensions.
-    cached: how many keys are read from `keys`. The `live` ones after them, and the new one, are in recent:
-        [n, live + 1, D], float32. Without it the new key is number `place` of `keys`.
-    rows: [n, R, D], float32, the rows for `keys`; recent_rows: those for `recent`. Without them they are computed from
-        q and the new key. R = G + 1 with a row for the new key, whose value is to be preconditioned; else R = G.
-    even: R, or R + 1 if R is odd.
-    inverse: [B, H, total], float32, 1/‖k‖, with the strides of its first two dimensions; mask: [B, total],
-        bool, False for masked keys, with the stride of its first one.
-    c, beta: [n], float32; without c it is `sharpness` for all heads. known: whether c is the largest exponent of the
-        key's row.
-    qk: whether queries and keys are normalised for the scores. writes_norm: whether 1/‖k‖ of the new key is missing in
-        `inverse` and has to be written there.
-    place: of the new key in the sequence. pieces: into which the keys of a head are divided.
-    counters: address of slots, next and done, which threads count up from 0.
-    scratch: `scratch_size` floats a thread; results: even · (E + 3) floats for each piece of each head.
-"""
-
-import ctypes
-import struct
+import gc
+import importlib
+import logging
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .. import numba_runtime
-from ..numba_runtime import COUNTERS
-from .one_token import Decoded, Token
+from ..threads import in_threads
+from .one_token import Decoded, Token, put_at_position_
+
+logger = logging.getLogger(__name__)
 
 IMPLEMENTATIONS = ("auto", "torch", "numba")
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+# Numba has no 16-bit floats: integers hold their bits.
+DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
 # Keys of a head below which dividing them costs more than it saves.
 LEAST_KEYS = 512
 # Elements of a cache below which waking a second thread costs more than it saves.
-LEAST_ELEMENTS = 64 * 1024
-# Elements of new keys up to which one thread finds their norms sooner than torch's operations start.
-FEW_ELEMENTS = 16 * 1024
+LEAST_ELEMENTS = 512 * 1024
+# Reason why compiled code is disabled in this process.
+_off: list[str] = []
 
 
-# Keys that are read at a time, at most: their scores stay in the first cache of a core.
-MOST_KEYS = 256
+def switch_off(reason: str) -> None:
+    """Disable compiled code in this process: Numba is never imported."""
+    _off[:] = [reason]
 
-INTEGERS = (
-    *("q", "rows", "keys", "recent_rows", "recent", "values", "inverse", "mask", "v", "c", "beta", "o", "y"),
-    *("n", "H", "G", "R", "even", "D", "E", "itemsize", "cached", "live", "place", "pieces", "known", "qk"),
-    "writes_norm",
-    *("key_b", "key_h", "key_t", "value_b", "value_h", "value_t", "inverse_b", "inverse_h", "mask_b"),
-    *("scratch", "scratch_size", "results"),
-    *COUNTERS,
-)
-NUMBERS = ("scale", "sharpness", "strength")
-# The integers, then the floats; the memory after it is aligned like a vector.
-ARGUMENTS = struct.Struct(f"{len(INTEGERS)}q{len(NUMBERS)}d")
-ARGUMENTS_SIZE = -(-ARGUMENTS.size // 64) * 64
-# Where `counters` points to.
-COUNTED = 8 * INTEGERS.index("slots")
+
+@cache
+def kernels(dtype: torch.dtype) -> Any:
+    """The module `numba_step`, compiled for a dtype, or the reason why it cannot be."""
+    try:
+        module = importlib.import_module("..numba_step", __name__)
+    except ImportError as missing:
+        return f"{missing.name or missing} is not installed: in a checkout of lucid-attention, pip install '.[cpu]'"
+    x = torch.zeros(1, 1, 2, 2, dtype=dtype, device="cpu")
+    token = Token(x[:, :, :1], x, x[:, :, :1], x[:, :, :1], None, None, None, "key", 1.0, 1.0, 1.0, None)
+    # A compiler makes many objects that live on; looking for garbage among them is a tenth of its time.
+    collecting = gc.isenabled()
+    gc.disable()
+    # Errors of a compiler have no common base class.
+    try:
+        _run(module, token, 1)
+    except Exception as error:
+        logger.warning("lucid_attention continues with torch, because Numba failed: %s", error)
+        return f"Numba failed: {error}"
+    finally:
+        if collecting:
+            gc.enable()
+    return module
 
 
 def chosen(impl: str, token: Token) -> bool:
@@ -76,33 +70,28 @@ def chosen(impl: str, token: Token) -> bool:
 
 def _obstacle(token: Token) -> str:
     """Why the step cannot run; empty if it can."""
+    if _off:
+        return _off[0]
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+        return "it is not part of graphs"
+    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+        return "it is not part of transforms"
+    for x in token:
+        # A wrapper has no memory of its own, and that of a negative view has the wrong sign.
+        if isinstance(x, Tensor) and (type(x) is not Tensor or x.is_neg()):
+            return "it is for plain tensors"
     k, y = token.k, token.y_past
-    # All that it reads by address: a wrapper has no memory of its own, and a negative view the wrong sign.
-    if reason := numba_runtime.obstacle(k, *(x for x in token if isinstance(x, Tensor))):
-        return reason
+    if not k.is_cpu:
+        return f"it is for CPUs, got tensors on {k.device.type}"
     if k.dtype not in DTYPES:
         return f"it is for float32, bfloat16 and float16, got {k.dtype}"
     if not token.q.dtype == token.v.dtype == y.dtype == k.dtype:
         return f"all must have the dtype of the keys, {k.dtype}: q has {token.q.dtype}, v {token.v.dtype}, y {y.dtype}"
-    if k.stride(-1) != 1 or y.stride(-1) != 1:
-        return "the last dimension of keys and values must be contiguous"
-    if numba_runtime.threads() < torch.get_num_threads():
-        return "torch's threads are not available here, so it needs torch.set_num_threads(1)"
-    function = _function(k.dtype)
-    return function if isinstance(function, str) else ""
-
-
-def _function(dtype: torch.dtype) -> Any:
-    return numba_runtime.compiled(".softmax.numba_step", DTYPES[dtype])
-
-
-def can_write_norm(token: Token) -> bool:
-    """Whether `run` can write 1/‖k‖ of the new key: it uses the norms as they are, without overlap."""
-    inverse = token.inverse_norms
-    if token.norm == "row_max" or inverse is None or type(inverse) is not Tensor or inverse.dtype != torch.float32:
-        return False
-    (B, H, total), (batch, head, one) = inverse.shape, inverse.stride()
-    return one == 1 and (head >= total or H == 1) and (batch >= H * head or B == 1)
+    for x in (k, y):
+        if x.stride(-1) != 1 or any(stride % x.shape[-1] for stride in x.stride()[:-1]):
+            return "keys and values must be contiguous in the last dimension, and whole rows of it apart"
+    found = kernels(k.dtype)
+    return found if isinstance(found, str) else ""
 
 
 def run(
@@ -110,87 +99,92 @@ def run(
     pending: int | None = None,
     rows: tuple[Tensor, Tensor] | None = None,
     recent: Tensor | None = None,
-    writes_norm: bool = False,
+    *,
+    norm_known: bool = True,
 ) -> Decoded:
-    """One token.
+    """The step for a token that `chosen` has accepted.
 
-    writes_norm: whether it writes 1/‖k‖ of the new key into the norms (see `can_write_norm`).
-    pending, rows, recent: where the keys after the first `pending` are not those of the cache: `cached`, (`rows`,
-    `recent_rows`) and `recent` of `ARGUMENTS`, float32 and contiguous.
+    PaTH has rows of its own, [n, R, D] for the first `pending` keys and for the recent ones: [n, live + 1, D], float32,
+    with the new key at the end. norm_known: False to write 1/‖k‖ of the new key into `token.inverse_norms`.
     """
-    q, k, v, past, position = token.q.contiguous(), token.k, token.v.contiguous(), token.y_past, token.position
+    with torch.no_grad():
+        return _run(kernels(token.k.dtype), token, torch.get_num_threads(), pending, rows, recent, norm_known)
+
+
+def _run(
+    module: Any,
+    token: Token,
+    threads: int,
+    pending: int | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
+    recent: Tensor | None = None,
+    norm_known: bool = True,
+) -> Decoded:
+    q, k, v, position, inverse = token.q, token.k, token.v, token.position, token.inverse_norms
     (B, H, total, D), E = k.shape, v.shape[3]
     n, G = B * H, q.shape[1] // H
-    R = G if token.inverse_norms is None else G + 1
+    R = G if inverse is None else G + 1
     place = total - 1 if position is None else int(position)
     if not 0 <= place < total:
         raise IndexError(f"position must be in [0, M) = [0, {total}), got {place}")
     # In a buffer, places after the new key are masked.
     cached = place if pending is None else pending
-    inverse = None if token.norm == "row_max" else _contiguous_float32(token.inverse_norms)
-    mask = token.key_mask
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
-    beta = None if token.beta is None else token.beta.float().contiguous()
-    c = token.sharpness.float().contiguous() if isinstance(token.sharpness, Tensor) else None
-    o, y = q.new_empty(B, H * G, 1, E), v.new_empty(B, H, 1, E)
-
-    threads = numba_runtime.threads() if n * total * (D + E) >= LEAST_ELEMENTS else 1
+    threads = threads if n * cached * (D + E) >= LEAST_ELEMENTS else 1
     pieces = 1 if n % threads == 0 else max(1, min(threads, cached // LEAST_KEYS))
-    even = R + R % 2
-    size = scratch_size(even, D)
-    # Arguments, scratch and results. As a copy of q it is on the CPU, whatever the default device is.
-    memory = q.new_empty(ARGUMENTS_SIZE + 4 * (threads * size + n * pieces * even * (E + 3)), dtype=torch.uint8)
-    address = memory.data_ptr()
-    scratch = address + ARGUMENTS_SIZE
-    moving, meeting = (0, 0) if rows is None else (rows[0].data_ptr(), rows[1].data_ptr())
-    live, recent_at = (0, 0) if recent is None else (recent.shape[1] - 1, recent.data_ptr())
-    key_b, key_h, key_t, _ = k.stride()
-    value_b, value_h, value_t, _ = past.stride()
-    inverse_at, inverse_b, inverse_h = (0, 0, 0) if inverse is None else (inverse.data_ptr(), *inverse.stride()[:2])
-    mask_at, mask_b = (0, 0) if mask is None else (mask.data_ptr(), mask.stride(0))
-    c_at, beta_at = (0 if x is None else x.data_ptr() for x in (c, beta))
-    # fmt: off
-    packed = ARGUMENTS.pack(
-        q.data_ptr(), moving, k.data_ptr(), meeting, recent_at, past.data_ptr(), inverse_at, mask_at, v.data_ptr(),
-        c_at, beta_at, o.data_ptr(), y.data_ptr(),
-        n, H, G, R, even, D, E, k.element_size(), cached, live, place, pieces, token.norm != "row_max",
-        token.norm == "qk", writes_norm,
-        key_b, key_h, key_t, value_b, value_h, value_t, inverse_b, inverse_h, mask_b,
-        scratch, size, scratch + 4 * threads * size,
-        address + COUNTED, 0, 0, 0,
-        token.scale, 0.0 if c is not None else token.sharpness, token.strength,
+    tasks, even = n * pieces, R + R % 2
+
+    keys, key_strides = _memory(k)
+    values, value_strides = _memory(token.y_past)
+    used = None if token.norm == "row_max" else inverse
+    norms, norm_strides = (_floats(0), (0, 0)) if used is None else _memory(used.float())
+    mask, mask_strides = (_floats(0) > 0, (0,)) if token.key_mask is None else _memory(token.key_mask)
+    strides = (*key_strides, *value_strides, *norm_strides, *mask_strides)
+    sizes, kind = (H, pieces, cached, place), (token.norm != "row_max", token.norm == "qk")
+    moved = recent_rows = recent_keys = _floats(0, 0, D)
+    if rows is not None and recent is not None:
+        moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
+        recent_keys = recent.numpy()
+    state, sums = _floats(tasks, R, 4), _floats(tasks, even, E)
+    queries, c = q.float().reshape(n, G, D).numpy(), _per_head(token.sharpness, n)
+
+    def read(i: int, count: int = min(threads, tasks)) -> None:
+        module.read(
+            *(tasks * i // count, tasks * (i + 1) // count, state, sums, queries),
+            *(keys, values, norms, mask, c),
+            *(moved, recent_rows, recent_keys, strides, sizes, token.scale, kind),
+        )
+
+    in_threads(read, min(threads, tasks))
+    if not norm_known and inverse is not None:
+        new = torch.from_numpy(state[::pieces, 0, 3]).view(B, H, 1)
+        put_at_position_(inverse, position, new.to(inverse.dtype))
+    o, y = q.new_empty(B, H * G, 1, E, dtype=torch.float32), v.new_empty(B, H, 1, E, dtype=torch.float32)
+    module.finish(
+        *(o.view(n, G, E).numpy(), y.view(n, E).numpy(), v.float().reshape(n, E).numpy(), state, sums, mask),
+        *(_per_head(1.0 if token.beta is None else token.beta, n), strides, sizes, token.strength, kind),
     )
-    # fmt: on
-    ctypes.memmove(address, packed, ARGUMENTS.size)
-    numba_runtime.run(_function(k.dtype), address, threads)
-    return Decoded(o, y)
+    return Decoded(o.to(v.dtype), y.to(v.dtype))
 
 
-def inverse_norms(k: Tensor) -> Tensor | None:
-    """1/‖k‖ of the keys of a few tokens, [B, H, T, D] -> [B, H, T], float32; None where torch has to do it."""
-    if k.numel() > FEW_ELEMENTS or k.dtype not in DTYPES or (k.requires_grad and torch.is_grad_enabled()):
-        return None
-    if numba_runtime.obstacle(k) or k.stride(-1) != 1:
-        return None
-    function = numba_runtime.compiled(".numba_kernels", f"norms_{DTYPES[k.dtype]}")
-    if isinstance(function, str):
-        return None
-    (B, H, T, D), (key_b, key_h, key_t, _) = k.shape, k.stride()
-    norms = k.new_empty(B, H, T, dtype=torch.float32)
-    function.ctypes(k.data_ptr(), norms.data_ptr(), B, H, T, D, key_b, key_h, key_t)
-    return norms
+def _floats(*shape: int) -> Any:
+    return torch.empty(shape, dtype=torch.float32, device="cpu").numpy()
 
 
-def _contiguous_float32(inverse: Tensor | None) -> Tensor | None:
-    """inverse: [B, H, total], as float32 with unit stride."""
-    if inverse is None:
-        return None
-    if inverse.dtype != torch.float32:
-        inverse = inverse.float()
-    return inverse if inverse.stride(-1) == 1 else inverse.contiguous()
+def _per_head(x: Tensor | float, n: int) -> Any:
+    """A number for all heads, or one of each, as an array [n]."""
+    return x.reshape(n).float().numpy() if isinstance(x, Tensor) else _constant(x, n)
 
 
-def scratch_size(even: int, D: int) -> int:
-    """Floats of a thread: rows for cached and for recent keys, scores of a block, scores of the new key."""
-    return even * (2 * D + MOST_KEYS + 1)
+@lru_cache(maxsize=64)
+def _constant(x: float, n: int) -> Any:
+    return torch.full((n,), x, dtype=torch.float32, device="cpu").numpy()
+
+
+def _memory(x: Tensor) -> tuple[Any, tuple[int, ...]]:
+    """The elements of x and those between them as one array, and the strides of all dimensions but the last."""
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    strides, size = x.stride(), 1
+    for length, stride in zip(x.shape, strides, strict=True):
+        size += (length - 1) * stride
+    flat = x.as_strided((size if x.numel() else 0,), (1,))
+    return (flat if x.element_size() != 2 else flat.view(DTYPES[x.dtype])).numpy(), strides[:-1]

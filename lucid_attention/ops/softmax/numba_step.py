@@ -1,368 +1,350 @@
 """The decoding step on a CPU as one pass over keys and values, compiled by Numba for this CPU.
 
 For a block of keys at a time: scores of all rows, their exponentials, and the sums with the values of these keys. So
-each key and value comes from memory once, in the dtype of the cache. 16-bit entries are widened in registers.
+each key and value comes from memory once, in the dtype of the cache, for the softmax of the queries and the row of P.
+`fused_step.py` calls `read`, from several threads if there are many keys, then `finish`.
 
-Work is a list of tasks, a head and a piece of its keys each. Threads with the same arguments take tasks until none is
-left; the thread that ends the last one joins the pieces. Compiling stays short: memory is passed as addresses, and
-the functions that the kernel calls call no others: Numba optimises each of them with all that it calls.
-The fields of `ARGUMENTS` (`fused_step.py`) are read by their names.
+n = B·H heads have G query rows each and, if the new value is preconditioned, one more for the new key: R rows, and one
+of zeros if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
+
+What lets LLVM vectorise: two-dimensional contiguous arrays, whose index `[j, d]` needs no check of its sign; several
+rows and keys at once; a maximum of integers, because one of floats has to find NaN.
 """
 
 import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, cfunc, from_dtype, njit, types
-from numba.extending import intrinsic
+from numba import njit, types
+from numba.extending import overload
 
-from ..numba_kernels import (
-    EXAMPLES,
-    FAST,
-    INNER,
-    LANES,
-    MORE,
-    SMALLEST,
-    WIDE,
-    WIDEST,
-    ZERO,
-    F,
-    add_few_to_two,
-    add_to_more,
-    add_to_one,
-    add_to_two,
-    exponential,
-    pointer,
-    scores_of_more,
-    scores_of_two,
-    sources,
-    ticket,
-    wide,
-)
-from .fused_step import INTEGERS, MOST_KEYS, NUMBERS
-
-# Keys that are read at a time. Short vectors read the values of a block once for each row.
-BLOCK = MOST_KEYS if LANES == 16 else MOST_KEYS // 2
-
-INFINITE, NOTHING, BYTE = F(np.inf), F(-np.inf), np.uint8(0)
-ARGUMENTS = from_dtype(np.dtype([(name, np.int64) for name in INTEGERS] + [(name, np.float64) for name in NUMBERS]))
+# Sums may be reordered; NaN and infinities keep their meaning.
+FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy", "nogil": True}
+# Keys that are read at a time: their scores stay in the first cache of a core.
+BLOCK = 256
+F = np.float32
+ZERO, ONE, NOTHING = F(0), F(1), F(-np.inf)
+# The square of the smallest norm that is not zero.
+SMALLEST = float(np.finfo(np.float32).tiny) ** 2
 
 
-@intrinsic
-def _narrow(context: Any, x: Any, example: Any) -> Any:
-    """A float32 as it is stored, rounded to the nearest, ties to even."""
-
-    def store(_: Any, builder: Any, sig: Any, args: Any) -> Any:
-        if sig.return_type == types.uint16:
-            return _bfloat16_bits(builder, args[0])
-        if sig.return_type == types.int16:
-            return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
-        return args[0]
-
-    return example(types.float32, example), store
+def kept(function: Any) -> Any:
+    """Compile, and keep the code next to this file or in NUMBA_CACHE_DIR where one of them can be written."""
+    try:
+        return njit(cache=True, **FAST)(function)
+    except RuntimeError:
+        return njit(**FAST)(function)
 
 
-def _bfloat16_bits(builder: Any, x: Any) -> Any:
-    i32 = ir.IntType(32)
-    bits = builder.bitcast(x, i32)
-    odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
-    rounded = builder.add(builder.add(bits, i32(0x7FFF)), odd)
-    kept = builder.select(builder.fcmp_unordered("uno", x, x), i32(0x7FC00000), rounded)
-    return builder.trunc(builder.lshr(kept, i32(16)), ir.IntType(16))
+# Without "reassoc", which would join the two parts of ln 2. Coefficients of Cephes' expf.
+@njit(**FAST | {"fastmath": {"contract"}})
+def exponential(x: Any) -> Any:
+    """exp(x), within 2e-7 of it; 0 below −87, infinite above 88.7."""
+    # Truncated after an offset that makes it positive: rounded to the nearest integer.
+    n = np.int32(x * F(1.4426950408889634) + F(1024.5)) - np.int32(1024)
+    f = (x - F(n) * F(0.693359375)) - F(n) * F(-2.12194440e-4)
+    p = F(1.9875691500e-4) * f + F(1.3981999507e-3)
+    p = p * f + F(8.3334519073e-3)
+    p = p * f + F(4.1665795894e-2)
+    p = p * f + F(1.6666665459e-1)
+    p = p * f + F(5.0000001201e-1)
+    y = (p * f * f + f + ONE) * np.uint32((n + np.int32(127)) << np.int32(23)).view(np.float32)
+    y = ZERO if x < F(-87.0) else y
+    return F(np.inf) if x > F(88.7) else y
 
 
-@njit(**INNER)
-def _scores(
-    rows: int, R: int, D: int, keys: int, stride: int, count: int, scores: int, size: int, example: Any
-) -> None:
-    """scores[r, j] = rows[r] · key j, four keys at a time. R is even; elements of a key have `size` bytes."""
-    whole, fours = D - D % LANES, count - count % 4
-    for j in range(0, fours, 4):
-        four, r = keys + size * j * stride, 0
-        while r < R:
-            at = scores + 4 * (r * BLOCK + j)
-            if r + MORE <= R:
-                scores_of_more(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
-                r += MORE
-            else:
-                scores_of_two(rows + 4 * r * D, D, whole, four, stride, at, BLOCK, example)
-                r += 2
-    # What does not fill vectors: all of the last keys, the last elements of the others.
-    row, key, out = pointer(rows, ZERO), pointer(keys, example), pointer(scores, ZERO)
-    for j in range(fours if whole == D else 0, count):
-        for r in range(R):
-            first = 0 if j >= fours else whole
-            s = ZERO if j >= fours else out[r * BLOCK + j]
-            for d in range(first, D):
-                s += row[r * D + d] * wide(key[j * stride + d])
-            out[r * BLOCK + j] = s
+@njit(**FAST)
+def from_half(x: Any) -> Any:
+    """A float16, from its bits, as float32."""
+    bits = np.uint32(x) & np.uint32(0x7FFF)
+    finite = np.uint32(bits << np.uint32(13)).view(np.float32) * F(2.0**112)
+    other = np.uint32(bits << np.uint32(13) | np.uint32(0x7F800000)).view(np.float32)
+    size = other if bits >= np.uint32(0x7C00) else finite
+    return -size if x < 0 else size
 
 
-@njit(**INNER)
-def _add_values(
-    weights: int, R: int, E: int, values: int, stride: int, count: int, sums: int, size: int, example: Any
-) -> None:
-    """sums[r] += Σ_j weights[r, j] · value j. R is even."""
-    e = 0
-    while LANES == 8 and R == 2 and e + WIDEST <= E:
-        for r in range(R):
-            into = sums + 4 * (r * E + e)
-            add_to_one(weights + 4 * r * BLOCK, BLOCK, values + size * e, stride, count, into, E, example)
-        e += WIDEST
-    while e + WIDE <= E:
-        r = 0
-        while r < R:
-            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
-            if r + MORE <= R:
-                add_to_more(w, BLOCK, values + size * e, stride, count, into, E, example)
-                r += MORE
-            else:
-                add_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
-                r += 2
-        e += WIDE
-    while e + LANES <= E:
-        for r in range(0, R, 2):
-            w, into = weights + 4 * r * BLOCK, sums + 4 * (r * E + e)
-            add_few_to_two(w, BLOCK, values + size * e, stride, count, into, E, example)
-        e += LANES
-    if E % LANES > 0:
-        weight, value, out = pointer(weights, ZERO), pointer(values, example), pointer(sums, ZERO)
+def block(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
+    """`count` rows of a cache, `step` rows apart, as float32: (array, first row, step). Wide copies go to `room`."""
+
+
+@overload(block, jit_options=FAST)
+def _block(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
+    def as_it_is(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
+        return cache, first, step
+
+    def from_bfloat16(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
         for j in range(count):
-            for r in range(R):
-                for e in range(E - E % LANES, E):
-                    out[r * E + e] += weight[r * BLOCK + j] * wide(value[j * stride + e])
+            for d in range(room.shape[1]):
+                room[j, d] = np.uint32(np.uint32(cache[first + j * step, d]) << np.uint32(16)).view(np.float32)
+        return room, 0, 1
+
+    def from_float16(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
+        for j in range(count):
+            for d in range(room.shape[1]):
+                room[j, d] = from_half(cache[first + j * step, d])
+        return room, 0, 1
+
+    return {types.float32: as_it_is, types.uint16: from_bfloat16, types.int16: from_float16}[cache.dtype]
 
 
-@njit(**INNER)
-def _to_weights(scores: Any, count: int, state: Any, sums: Any, E: int) -> None:
+@njit(**FAST)
+def scores_of_four(rows: Any, keys: Any, first: int, step: int, count: int, out: Any) -> None:
+    """out[r, j] = rows[r] · key j: rows [4, D], two keys at a time."""
+    row_a, row_b, row_c, row_d = rows[0], rows[1], rows[2], rows[3]
+    for j in range(0, count, 2):
+        # The last of an odd number of keys is read twice.
+        other = min(j + 1, count - 1)
+        k0, k1 = first + j * step, first + other * step
+        a0 = a1 = b0 = b1 = c0 = c1 = d0 = d1 = ZERO
+        for d in range(rows.shape[1]):
+            x, y = keys[k0, d], keys[k1, d]
+            a0 += row_a[d] * x
+            a1 += row_a[d] * y
+            b0 += row_b[d] * x
+            b1 += row_b[d] * y
+            c0 += row_c[d] * x
+            c1 += row_c[d] * y
+            d0 += row_d[d] * x
+            d1 += row_d[d] * y
+        out[0, j], out[1, j], out[2, j], out[3, j] = a0, b0, c0, d0
+        out[0, other], out[1, other], out[2, other], out[3, other] = a1, b1, c1, d1
+
+
+@njit(**FAST)
+def scores_of_two(rows: Any, keys: Any, first: int, step: int, count: int, out: Any) -> None:
+    """The same for rows [2, D], four keys at a time."""
+    row_a, row_b = rows[0], rows[1]
+    for j in range(0, count, 4):
+        j1, j2, j3 = min(j + 1, count - 1), min(j + 2, count - 1), min(j + 3, count - 1)
+        k0, k1, k2, k3 = first + j * step, first + j1 * step, first + j2 * step, first + j3 * step
+        a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = ZERO
+        for d in range(rows.shape[1]):
+            x, y = row_a[d], row_b[d]
+            a0 += x * keys[k0, d]
+            a1 += x * keys[k1, d]
+            a2 += x * keys[k2, d]
+            a3 += x * keys[k3, d]
+            b0 += y * keys[k0, d]
+            b1 += y * keys[k1, d]
+            b2 += y * keys[k2, d]
+            b3 += y * keys[k3, d]
+        out[0, j], out[0, j1], out[0, j2], out[0, j3] = a0, a1, a2, a3
+        out[1, j], out[1, j1], out[1, j2], out[1, j3] = b0, b1, b2, b3
+
+
+@njit(**FAST)
+def add_to_four(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
+    """sums[r] += Σ_j weights[r, j] · value j: sums [4, E], four values at a time. Weights after the last are zero."""
+    sum_a, sum_b, sum_c, sum_d = sums[0], sums[1], sums[2], sums[3]
+    for j in range(0, count, 4):
+        v0, v1 = first + j * step, first + min(j + 1, count - 1) * step
+        v2, v3 = first + min(j + 2, count - 1) * step, first + min(j + 3, count - 1) * step
+        a0, a1, a2, a3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
+        b0, b1, b2, b3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
+        c0, c1, c2, c3 = weights[2, j], weights[2, j + 1], weights[2, j + 2], weights[2, j + 3]
+        d0, d1, d2, d3 = weights[3, j], weights[3, j + 1], weights[3, j + 2], weights[3, j + 3]
+        for e in range(sums.shape[1]):
+            x, y, z, w = values[v0, e], values[v1, e], values[v2, e], values[v3, e]
+            sum_a[e] += a0 * x + a1 * y + a2 * z + a3 * w
+            sum_b[e] += b0 * x + b1 * y + b2 * z + b3 * w
+            sum_c[e] += c0 * x + c1 * y + c2 * z + c3 * w
+            sum_d[e] += d0 * x + d1 * y + d2 * z + d3 * w
+
+
+@njit(**FAST)
+def add_to_two(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
+    """The same for sums [2, E]."""
+    sum_a, sum_b = sums[0], sums[1]
+    for j in range(0, count, 4):
+        v0, v1 = first + j * step, first + min(j + 1, count - 1) * step
+        v2, v3 = first + min(j + 2, count - 1) * step, first + min(j + 3, count - 1) * step
+        a0, a1, a2, a3 = weights[0, j], weights[0, j + 1], weights[0, j + 2], weights[0, j + 3]
+        b0, b1, b2, b3 = weights[1, j], weights[1, j + 1], weights[1, j + 2], weights[1, j + 3]
+        for e in range(sums.shape[1]):
+            x, y, z, w = values[v0, e], values[v1, e], values[v2, e], values[v3, e]
+            sum_a[e] += a0 * x + a1 * y + a2 * z + a3 * w
+            sum_b[e] += b0 * x + b1 * y + b2 * z + b3 * w
+
+
+@njit(**FAST)
+def to_weights(scores: Any, top: Any, sums: Any) -> Any:
     """Online softmax of one row: scores of a block to weights relative to the largest score so far.
 
-    state: that score and the sum of all weights; sums: [E], the sum of weighted values. Both follow.
+    top: that of the blocks before; sums: [E], weighted values of these. Returns the new one, the sum of the weights and
+    the factor by which the sums before have changed.
     """
-    before = top = state[0]
-    for j in range(count):
-        top = scores[j] if scores[j] > top else top
-    # Before the first visible key, exponentials are those of −∞. A NaN stays one.
-    shift = ZERO if top == NOTHING else top
-    total = ZERO
-    for j in range(count):
-        w = exponential(scores[j] - shift)
-        scores[j] = w
-        total += w
-    if top > before:
-        change = exponential(before - top)
-        state[0] = top
-        state[1] *= change
-        for e in range(E):
+    # As integers floats are in order once the negative ones are reversed; NaN is the largest.
+    best = np.int32(-(2**31))
+    bits = scores.view(np.int32)
+    for j in range(bits.size):
+        best = max(best, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+    largest = np.uint32(best ^ ((best >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
+    largest = top if top > largest else largest
+    # Before the first visible key, exponentials are those of −∞.
+    shift, total, change = ZERO if largest == NOTHING else largest, ZERO, ONE
+    for j in range(scores.size):
+        scores[j] = exponential(scores[j] - shift)
+        total += scores[j]
+    if largest > top:
+        change = exponential(top - largest)
+        for e in range(sums.size):
             sums[e] *= change
-    state[1] += total
+    return largest, total, change
 
 
-@njit(**INNER)
-def _to_row(scores: Any, count: int, c: Any) -> None:
-    """The key's row of P, where its largest exponent is known."""
-    for j in range(count):
-        scores[j] = exponential(scores[j] - c)
+@njit(**FAST)
+def inverse_norm(x: Any) -> Any:
+    """1/‖x‖ of one vector, 0 for zero; not a number stays so."""
+    squares = 0.0
+    for d in range(x.size):
+        squares += np.float64(x[d]) * np.float64(x[d])
+    return ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
 
 
-@njit(**INNER)
-def _prepare(a: Any, h: int, rows: int, recent_rows: int, own: Any, example: Any) -> None:
-    """Write the rows for the cached keys of a head, those for its recent ones, and the scores of its new key.
+@njit(**FAST)
+def prepare(rows: Any, state: Any, q: Any, k: Any, c: Any, hidden: bool, scale: Any, kind: Any) -> None:
+    """Write the rows of a head, [even, D], and their scores with the new key into `state`: see `read`.
 
-    rows, recent_rows: addresses of [R, D]; own: [R].
+    q: [G, D]; k: [D], the new key; hidden: whether it is masked.
     """
-    b, i, G, R, D = h // a.H, h % a.H, a.G, a.R, a.D
-    q = a.q + a.itemsize * h * G * D
-    key = b * a.key_b + i * a.key_h + a.place * a.key_t
-    k = pointer(a.keys + a.itemsize * key, example)
-    recent = pointer(a.recent + 4 * (h * (a.live + 1) + a.live) * D, ZERO)
-    hidden = a.mask != 0 and pointer(a.mask, BYTE)[b * a.mask_b + a.place] == 0
-    inverse = F(1.0)
-    if a.inverse != 0:
-        inverses = pointer(a.inverse + 4 * (b * a.inverse_b + i * a.inverse_h + a.place), ZERO)
-        if a.writes_norm != 0:
-            squares = 0.0
-            for d in range(D):
-                squares += np.float64(wide(k[d])) * np.float64(wide(k[d]))
-            # All pieces of a head write the same number.
-            inverses[0] = ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
-        inverse = inverses[0]
-    for r in range(R):
-        row, meeting = pointer(rows + 4 * r * D, ZERO), pointer(recent_rows + 4 * r * D, ZERO)
-        score = ZERO
-        if a.rows != 0:
-            at = 4 * (h * R + r) * D
-            source, source_recent = pointer(a.rows + at, ZERO), pointer(a.recent_rows + at, ZERO)
-            for d in range(D):
-                row[d] = source[d]
-            for d in range(D):
-                meeting[d] = source_recent[d]
-                score += source_recent[d] * recent[d]
-        elif r == G:
-            c = F(a.sharpness) if a.c == 0 else pointer(a.c, ZERO)[h]
-            factor = c * inverse if a.known != 0 else c / F(D)
-            for d in range(D):
-                row[d] = wide(k[d]) * factor
-                score += wide(k[d]) * wide(k[d]) * factor
-        else:
-            x, factor = pointer(q + a.itemsize * r * D, example), F(a.scale)
-            if a.qk != 0:
-                squares = 0.0
-                for d in range(D):
-                    squares += np.float64(wide(x[d])) * np.float64(wide(x[d]))
-                factor = F(a.scale * math.sqrt(D / squares)) if squares >= SMALLEST else ZERO
+    D, known, qk, norm = k.size, kind[0], kind[1], inverse_norm(k)
+    for r in range(state.shape[0]):
+        row = rows[r]
+        if r < q.shape[0]:
+            factor = F(scale) * (inverse_norm(q[r]) * F(math.sqrt(D)) if qk else ONE)
             for d in range(D):
                 # At a masked position, queries that are not finite read as zero.
-                broken = hidden and not abs(wide(x[d])) < INFINITE
-                row[d] = ZERO if broken else wide(x[d]) * factor
+                row[d] = ZERO if hidden and not abs(q[r, d]) < np.inf else q[r, d] * factor
+        else:
             for d in range(D):
-                score += row[d] * wide(k[d])
-        if a.qk != 0 and r < G:
-            score *= inverse * F(math.sqrt(D))
-        own[r] = NOTHING if hidden and r < G else score
+                row[d] = k[d] * (c * norm if known else c / F(D))
+        score = ZERO
+        for d in range(D):
+            score += row[d] * k[d]
+        state[r, 2] = score * norm * F(math.sqrt(D)) if qk and r < q.shape[0] else score
+        state[r, 3] = norm
 
 
-@njit(**INNER)
-def _start(a: Any, sums: Any, own: Any) -> None:
-    """The results of a task before it has read anything."""
-    state = a.even * a.E
-    for e in range(state):
-        sums[e] = ZERO
-    for r in range(a.R):
-        # What is known of the key's row needs no largest score.
-        sums[state + 3 * r] = ZERO if r == a.G and a.known != 0 else NOTHING
-        sums[state + 3 * r + 1] = ZERO
-        sums[state + 3 * r + 2] = own[r]
+@kept
+def read(
+    begin: int, end: int, state: Any, sums: Any, q: Any, keys: Any, values: Any, inverse: Any, mask: Any, c: Any,
+    moved: Any, recent_rows: Any, recent: Any, strides: Any, sizes: Any, scale: Any, kind: Any,
+) -> None:  # fmt: skip
+    """The tasks from `begin` to `end`. A task is one of the pieces of the cached keys of a head.
 
-
-@njit(**INNER)
-def _join(a: Any, h: int) -> None:
-    """Join the pieces of a head into its first one."""
-    R, E, size = a.R, a.E, a.even * (a.E + 3)
-    results = pointer(a.results + 4 * h * a.pieces * size, ZERO)
-    for r in range(R):
-        at = a.even * E + 3 * r
-        top = results[at]
-        for p in range(1, a.pieces):
-            largest = results[p * size + at]
-            top = largest if largest > top else top
-        for p in range(a.pieces):
-            largest = results[p * size + at]
-            factor = F(1.0) if largest == top else exponential(largest - top)
-            if p == 0:
-                results[at + 1] *= factor
-            else:
-                results[at + 1] += results[p * size + at + 1] * factor
-            kept = factor if p == 0 else F(1.0)
-            added = ZERO if p == 0 else factor
-            for e in range(r * E, r * E + E):
-                results[e] = results[e] * kept + (results[p * size + e] * added if p > 0 else ZERO)
-        results[at] = top
-
-
-@njit(**INNER)
-def _finish(a: Any, h: int, example: Any) -> None:
-    """The new token itself: its stored value, and the outputs of its queries."""
-    G, R, E = a.G, a.R, a.E
-    sums = pointer(a.results + 4 * h * a.pieces * a.even * (E + 3), ZERO)
-    v, y = pointer(a.v + a.itemsize * h * E, example), pointer(a.y + a.itemsize * h * E, example)
-    hidden = a.mask != 0 and pointer(a.mask, BYTE)[h // a.H * a.mask_b + a.place] == 0
-    beta = F(1.0) if a.beta == 0 else pointer(a.beta, ZERO)[h]
-    take, at = F(a.strength), a.even * E + 3 * G
-    if R > G and a.known == 0:
-        shift = sums[at] - sums[at + 2]
-        take *= ZERO if sums[at] == NOTHING else exponential(ZERO if shift > ZERO else shift)
-    for e in range(E):
-        x = wide(v[e])
-        if R > G:
-            x -= take * sums[G * E + e]
-        y[e] = _narrow(ZERO if hidden else x * beta, example)
-    for r in range(G):
-        at = a.even * E + 3 * r
-        top, total, own = sums[at], sums[at + 1], sums[at + 2]
-        both = own if own > top else top
-        past = F(1.0) if top == NOTHING else exponential(top - both)
-        weight = ZERO if own == NOTHING else exponential(own - both)
-        total = total * past + weight
-        # A query that sees no other key sees the new one, whose value is zero if it is masked.
-        factor = ZERO if total == ZERO else F(1.0) / total
-        o = pointer(a.o + a.itemsize * (h * G + r) * E, example)
-        for e in range(E):
-            o[e] = _narrow((sums[r * E + e] * past + weight * wide(y[e])) * factor, example)
-
-
-def _kernel(example: Any, version: int) -> Any:
-    """The step for caches of elements like `example`. version: see `sources`."""
-
-    def step(address: Any) -> None:
-        if version == 0:
-            return
-        a = carray(address, 1)[0]
-        R, D, E, H, pieces, bytes_ = a.R, a.D, a.E, a.H, a.pieces, a.itemsize
-        even = a.even
-        tasks, root, size = a.n * pieces, F(math.sqrt(a.D)), -(-a.cached // pieces)
-        scratch = a.scratch + 4 * ticket(a.counters) * a.scratch_size
-        rows, recent_rows = scratch, scratch + 4 * even * D
-        weights = scratch + 8 * even * D
-        own = weights + 4 * even * BLOCK
-        for i in range(D if even > R else 0):
-            # A row of zeros makes their number even.
-            pointer(rows + 4 * R * D, ZERO)[i] = pointer(recent_rows + 4 * R * D, ZERO)[i] = ZERO
-        task = ticket(a.counters + 8)
-        while task < tasks:
-            h, p = task // pieces, task % pieces
-            b, i = h // H, h % H
-            results = a.results + 4 * task * even * (E + 3)
-            sums = pointer(results, ZERO)
-            _prepare(a, h, rows, recent_rows, pointer(own, ZERO), example)
-            _start(a, sums, pointer(own, ZERO))
-            keys = a.keys + bytes_ * (b * a.key_b + i * a.key_h)
-            values = a.values + bytes_ * (b * a.value_b + i * a.value_h)
-            recent = a.recent + 4 * h * (a.live + 1) * D
-            c = F(a.sharpness) if a.c == 0 else pointer(a.c, ZERO)[h]
-            for part in range(2):
-                # Keys of the cache, then recent ones.
-                begin, end, shift, width = p * size, p * size + size, 0, bytes_
-                end = end if end < a.cached else a.cached
-                if part == 1:
-                    # Not as the literal 4, for which Numba would compile `_scores` once more.
-                    begin, end, shift, width = 0, a.live if p == 0 else 0, a.cached, 4
-                for first in range(begin, end, BLOCK):
-                    count, place = BLOCK if first + BLOCK < end else end - first, shift + first
-                    if part == 1:
-                        _scores(recent_rows, even, D, recent + 4 * first * D, D, count, weights, width, ZERO)
+    state: [tasks, R, 4], written: largest score, sum of weights, score with the new key, 1/‖k‖ of the new key;
+    sums: [tasks, even, E], written: weighted values. q: [n, G, D]; c: [n].
+    keys, values, inverse (1/‖k‖), mask (False for masked keys; may be empty): the memory of a cache, with strides
+    (batch, head, token), (batch, head, token), (batch, head) and (batch).
+    PaTH has rows of its own: moved, [n, even, D], for cached keys and recent_rows for recent: [n, live + 1, D], which
+    are read instead of the keys after the cached ones, and end with the new key. Otherwise these are empty.
+    sizes: (H, pieces, cached, place): cached keys are read, place is that of the new key. kind: whether c is the
+    largest exponent of the key's row, and whether queries and keys are normalised for the scores.
+    """
+    (H, pieces, cached, place), (known, qk) = sizes, kind
+    (G, D), R, (_, even, E) = q.shape[1:], state.shape[1], sums.shape
+    live, root, size = max(0, recent.shape[1] - 1), F(math.sqrt(D)), -(-cached // pieces)
+    room, value_room, scores = np.empty((BLOCK, D), F), np.empty((BLOCK, E), F), np.zeros((even, BLOCK), F)
+    own_rows, recent_keys = np.zeros((even, D), F), recent.reshape(-1, D)
+    keys, values, key_step, value_step = keys.reshape(-1, D), values.reshape(-1, E), strides[2] // D, strides[5] // E
+    for task in range(begin, end):
+        h, piece = task // pieces, task % pieces
+        b, i = h // H, h % H
+        key_at, value_at = (b * strides[0] + i * strides[1]) // D, (b * strides[3] + i * strides[4]) // E
+        norm_at, mask_at = b * strides[6] + i * strides[7], b * strides[8]
+        hidden = mask.size > 0 and not mask[mask_at + place]
+        rows, later, result = own_rows, own_rows, state[task]
+        if recent.shape[1] > 0:
+            rows, later = moved[h], recent_rows[h]
+            for r in range(R):
+                result[r, 2] = ZERO
+                for d in range(D):
+                    result[r, 2] += later[r, d] * recent[h, live, d]
+        else:
+            new, first, _ = block(keys, key_at + place * key_step, 1, 1, room)
+            prepare(own_rows, result, q[h], new[first], c[h], hidden, scale, kind)
+        for r in range(R):
+            # The row of a key whose largest exponent is known does not use it.
+            result[r, 0], result[r, 1] = ZERO if r == G and known else NOTHING, ZERO
+            if hidden and r < G:
+                result[r, 2] = NOTHING
+        sums[task] = ZERO
+        # Keys of the cache, then with the first piece the recent ones.
+        for part in range(2 if piece == 0 else 1):
+            start, stop = (piece * size, min(piece * size + size, cached)) if part == 0 else (cached, cached + live)
+            for at in range(start, stop, BLOCK):
+                count = min(BLOCK, stop - at)
+                some, first, step, these = recent_keys, h * (live + 1) + at - cached, 1, later
+                if part == 0:
+                    some, first, step = block(keys, key_at + at * key_step, key_step, count, room)
+                    these = rows
+                for r in range(0, even - 2, 4):
+                    scores_of_four(these[r : r + 4], some, first, step, count, scores[r : r + 4])
+                if even % 4 == 2:
+                    scores_of_two(these[even - 2 :], some, first, step, count, scores[even - 2 :])
+                # As slices, whose indices need no check of their sign.
+                norms, visible = inverse[norm_at + at : norm_at + at + count], mask[mask_at + at : mask_at + at + count]
+                for r in range(R):
+                    row, of_key = scores[r, :count], r == G and known
+                    if of_key or (qk and r < G):
+                        factor = ONE if of_key else root
+                        for j in range(count):
+                            row[j] *= norms[j] * factor
+                    for j in range(visible.size):
+                        row[j] = row[j] if visible[j] else NOTHING
+                    if of_key:
+                        for j in range(count):
+                            row[j] = exponential(row[j] - c[h])
                     else:
-                        at = keys + bytes_ * first * a.key_t
-                        _scores(rows, even, D, at, a.key_t, count, weights, width, example)
-                    inverse = pointer(a.inverse + 4 * (b * a.inverse_b + i * a.inverse_h + place), ZERO)
-                    mask = pointer(a.mask + b * a.mask_b + place, BYTE)
-                    for r in range(R):
-                        row, known = pointer(weights + 4 * r * BLOCK, ZERO), r == a.G and a.known != 0
-                        if known or (a.qk != 0 and r < a.G):
-                            factor = F(1.0) if known else root
-                            for j in range(count):
-                                row[j] *= inverse[j] * factor
-                        if a.mask != 0:
-                            for j in range(count):
-                                row[j] = NOTHING if mask[j] == 0 else row[j]
-                        if known:
-                            _to_row(row, count, c)
-                        else:
-                            state = pointer(results + 4 * (even * E + 3 * r), ZERO)
-                            _to_weights(row, count, state, pointer(results + 4 * r * E, ZERO), E)
-                    at = values + bytes_ * place * a.value_t
-                    _add_values(weights, even, E, at, a.value_t, count, results, bytes_, example)
-            if ticket(a.counters + 16) == tasks - 1:
-                for done in range(a.n):
-                    if pieces > 1:
-                        _join(a, done)
-                    _finish(a, done, example)
-            task = ticket(a.counters + 8)
-
-    return step
+                        result[r, 0], total, change = to_weights(row, result[r, 0], sums[task, r])
+                        result[r, 1] = result[r, 1] * change + total
+                    scores[r, count : count + 4] = ZERO
+                some, first, step = block(values, value_at + at * value_step, value_step, count, value_room)
+                for r in range(0, even - 2, 4):
+                    add_to_four(scores[r : r + 4], some, first, step, count, sums[task, r : r + 4])
+                if even % 4 == 2:
+                    add_to_two(scores[even - 2 :], some, first, step, count, sums[task, even - 2 :])
 
 
-def compiled(dtype: str, cache: bool) -> Any:
-    """A C function that takes the address of its arguments and works until all of it is done, from any thread."""
-    return cfunc(types.void(types.CPointer(ARGUMENTS)), cache=cache, **FAST)(_kernel(EXAMPLES[dtype], sources()))
+@kept
+def finish(
+    o: Any, y: Any, v: Any, state: Any, sums: Any, mask: Any, beta: Any, strides: Any, sizes: Any, strength: Any,
+    kind: Any,
+) -> None:  # fmt: skip
+    """Join the pieces and add the new token: write its value, y: [n, E], and the outputs of its queries, o: [n, G, E].
+
+    v: [n, E]; beta: [n]. The rest as in `read`.
+    """
+    H, pieces, _, place = sizes
+    (n, G, E), R = o.shape, state.shape[1]
+    for h in range(n):
+        hidden = mask.size > 0 and not mask[h // H * strides[8] + place]
+        some, total = state[h * pieces : (h + 1) * pieces], sums[h * pieces : (h + 1) * pieces]
+        for r in range(R):
+            top = some[0, r, 0]
+            for p in range(1, pieces):
+                # The other way round NaN would get lost.
+                top = top if top > some[p, r, 0] else some[p, r, 0]
+            for p in range(pieces):
+                factor = ONE if some[p, r, 0] == top else exponential(some[p, r, 0] - top)
+                some[0, r, 1] = some[p, r, 1] * factor + (some[0, r, 1] if p > 0 else ZERO)
+                for e in range(E):
+                    total[0, r, e] = total[p, r, e] * factor + (total[0, r, e] if p > 0 else ZERO)
+            some[0, r, 0] = top
+        take = F(strength)
+        if R > G and not kind[0]:
+            shift = some[0, G, 0] - some[0, G, 2]
+            take *= ZERO if some[0, G, 0] == NOTHING else exponential(ZERO if shift > ZERO else shift)
+        for e in range(E):
+            x = v[h, e] - take * total[0, G, e] if R > G else v[h, e]
+            y[h, e] = ZERO if hidden else x * beta[h]
+        for r in range(G):
+            top, own = some[0, r, 0], some[0, r, 2]
+            both = own if own > top else top
+            past = ONE if top == NOTHING else exponential(top - both)
+            weight = ZERO if own == NOTHING else exponential(own - both)
+            divisor = some[0, r, 1] * past + weight
+            # A query that sees no other key sees the new one, whose value is zero if it is masked.
+            factor = ZERO if divisor == ZERO else ONE / divisor
+            for e in range(E):
+                o[h, r, e] = (total[0, r, e] * past + weight * y[h, e]) * factor

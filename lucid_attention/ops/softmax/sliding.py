@@ -11,54 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import checks, packing
+from .. import packing
 from ..keys import resolved_scale
 from ..precision import readout_dtype
 from .attention import softmax_attention
 from .strips import clean_queries, grouped_sdpa
 
-Past = tuple[Tensor, Tensor]
-
 # Queries of a block. Large blocks copy fewer keys twice; small blocks make fewer scores that are masked.
 SMALLEST_BLOCK, LARGEST_BLOCK = 64, 512
-
-
-def sliding_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int,
-    *,
-    past: Past | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """Causal softmax attention in which a query at position i sees positions i − window + 1 to i.
-
-    Args:
-        q: [B, H·G, T, D].
-        k: [B, H, T, D].
-        v: [B, H, T, E].
-        window: W. Masked positions count too.
-        past: (k_past [B, H, S, D], v_past [B, H, S, E]) of the S positions right before. The last W − 1 are enough.
-        key_mask: [B, S + T] bool, True where a key takes part. A query that sees no key reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
-        scale: of the softmax scores, default 1/√D.
-
-    Returns:
-        o: [B, H·G, T, E].
-    """
-    checks.check_kv(k, v)
-    past = checks.check_past(past, k, v)
-    checks.check_key_mask(key_mask, k, 0 if past is None else past[0].shape[2])
-    checks.check_cu_seqlens(cu_seqlens, k, past)
-    checks.check_q(q, k)
-    checks.check_scale(scale)
-    checks.check_size("window", window)
-    if past is not None:
-        k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    return read_window(q, k, v, window, key_mask=key_mask, cu_seqlens=cu_seqlens, scale=scale)
 
 
 def read_window(
@@ -71,7 +31,19 @@ def read_window(
     cu_seqlens: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """`sliding_attention` without checks, for k and v of all S + T positions."""
+    """Causal softmax attention in which a query at position i sees positions i − window + 1 to i.
+
+    Args:
+        q: [B, H·G, T, D].
+        k, v: [B, H, S + T, D] and [B, H, S + T, E]. Of the past, the last W − 1 positions are enough.
+        window: W. Masked positions count too.
+        key_mask: [B, S + T] bool, True where a key takes part. A query that sees no key reads zero.
+        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another.
+        scale: of the softmax scores, default 1/√D.
+
+    Returns:
+        o: [B, H·G, T, E].
+    """
     T, total = q.shape[2], k.shape[2]
     beyond = total - (T + window - 1)
     if beyond > 0:

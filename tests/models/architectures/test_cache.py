@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache, StaticCache, cache_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, QuantizedCache, StaticSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer, QuantizedCache, StaticSlidingWindowLayer
 
 from lucid_attention import enable_lucid, inverse_key_norms, precondition
 from lucid_attention.models.cache import LucidDynamicLayer, LucidQuantizedLayer, LucidStaticLayer
@@ -51,12 +51,6 @@ def test_layers_are_chosen_by_the_kind_of_attention():
     assert [type(layer) for layer in static.layers] == [StaticSlidingWindowLayer] + 2 * [LucidStaticLayer]
 
 
-def test_other_models_in_the_process_keep_their_layers():
-    cache = DynamicCache(config=softmax_model("llama").config)
-    softmax_model("llama")(tokens(), past_key_values=cache)
-    assert [type(layer) for layer in cache.layers] == 2 * [DynamicLayer]
-
-
 @both_kinds
 def test_a_layer_keeps_keys_lengths_and_y(make):
     layer, k, v = make(), keys(length=9), keys(length=9, seed=1)
@@ -95,15 +89,6 @@ def test_a_layer_cannot_be_offloaded(make):
     put(layer, keys(), keys())
     with pytest.raises(ValueError, match=r"cannot be offloaded.*cache_implementation=None"):
         layer.offload()
-
-
-def test_positive_crops_are_refused_as_in_transformers():
-    layer = LucidDynamicLayer()
-    put(layer, keys(), keys())
-    with pytest.raises(ValueError, match="positive value"):
-        layer.crop(2)
-    layer.crop(0)
-    assert layer.get_seq_length() == 4
 
 
 def test_a_layer_without_tokens_can_be_cropped_and_reordered():

@@ -44,7 +44,9 @@ def soft_capped():
     return enable_lucid(model).eval()
 
 
-@pytest.mark.parametrize("make", [lambda: lucid_model("llama"), soft_capped], ids=["llama", "gemma2"])
+@pytest.mark.parametrize(
+    "make", [lambda: lucid_model("llama", center="calibrated", whiten=True), soft_capped], ids=["llama", "gemma2"]
+)
 @torch.no_grad()
 def test_one_graph_decodes_every_position(make):
     model, (ids, mask) = make(), left_padded(tokens(2, 12), [12, 8])

@@ -117,6 +117,13 @@ def test_calibration_uses_the_keys_of_the_calibrated_model_and_no_padding():
         lucid_model("llama").calibrate(ids)
 
 
+def test_a_map_that_a_checkpoint_lacks_is_the_identity_until_it_is_calibrated(tmp_path):
+    softmax_model("llama").save_pretrained(tmp_path)
+    config = lucid_model("llama", center="calibrated", whiten=True).config
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, config=config)
+    assert torch.equal(model(tokens()).logits, lucid_model("llama")(tokens()).logits)
+
+
 def test_a_gate_begins_at_exactly_the_original_model_with_a_gradient_and_comes_back_from_below():
     ids, ones = tokens(2, 12), torch.ones(2, 12)
     model, softmax = lucid_model("llama", strength=0.0, learned=["strength"]), softmax_model("llama")

@@ -16,7 +16,7 @@ from transformers.masking_utils import (
 
 from lucid_attention.models import masks
 from lucid_attention.models.masks import Visibility, dense_mask, lucid_mask, read_mask
-from tests.models.architectures.cases import left_padded, lucid_model, relative_error, tokens
+from tests.models.architectures.cases import lucid_model, relative_error, tokens
 
 CAUSAL = torch.ones(12, 12, dtype=torch.bool).tril()
 DOCUMENT = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [0] * 9 + [1, 2, 2]])
@@ -195,15 +195,3 @@ def test_a_dense_mask_is_the_same_after_reading_and_writing(data, rows):
     finally:
         masks.ROWS = before
     assert torch.equal(dense_mask(visible, B, T, total, past, mask.device), mask)
-
-
-def test_padding_and_documents_are_read_in_strips(monkeypatch):
-    model, (ids, mask) = lucid_model("llama"), left_padded(tokens(2), [12, 7])
-    positions = torch.tensor([[*range(7), *range(5)]])
-    whole = model(ids, position_ids=positions, use_cache=False).logits
-    monkeypatch.setattr(masks, "ROWS", 5)
-    assert torch.equal(model(ids, position_ids=positions, use_cache=False).logits, whole)
-    dense = CAUSAL & mask.bool()[:, None, None]
-    kept = mask.bool()
-    found = model(ids, attention_mask=dense).logits[kept]
-    assert relative_error(found.detach(), model(ids, attention_mask=mask).logits[kept].detach()) < 1e-5

@@ -18,23 +18,17 @@ from lucid_attention import LucidForCausalLM, enable_lucid
 from lucid_attention.models.decoder.presets import tiny
 from tests.models.architectures.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 
-CACHES = {"dynamic": lambda config: DynamicCache(config=config), "static": lambda config: StaticCache(config, 20)}
+CACHES = {
+    "plain": lambda config: DynamicCache(),
+    "dynamic": lambda config: DynamicCache(config=config),
+    "static": lambda config: StaticCache(config, 20),
+}
 
 
 @pytest.mark.shows("continuous batching of Transformers (`generate_batch`)", model="drop-in", refused=True)
 def test_continuous_batching_is_refused():
     with pytest.raises(ValueError, match="lucid is not supported for continuous batching"):
         lucid_model("llama").generate_batch([[1, 2, 3]])
-
-
-@torch.no_grad()
-def test_a_cache_that_already_holds_values_of_another_attention_is_refused():
-    model, ids = softmax_model("llama"), tokens()
-    cache = DynamicCache()
-    model(ids, past_key_values=cache)
-    enable_lucid(model)
-    with pytest.raises(ValueError, match="must be a fresh cache, or one that this LUCID model filled"):
-        model(ids[:, :1], past_key_values=cache)
 
 
 def test_a_cache_of_an_encoder_with_a_decoder_is_refused():
@@ -68,7 +62,7 @@ def test_a_cache_from_before_lucid_was_switched_on_is_refused(made):
     cache = made(model.config)
     model(ids, past_key_values=cache)
     enable_lucid(model)
-    with pytest.raises(ValueError, match="values of another attention"):
+    with pytest.raises(ValueError, match=r"must be a fresh cache, .*values of another attention"):
         model(ids[:, :1], past_key_values=cache)
 
 

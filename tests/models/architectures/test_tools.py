@@ -7,7 +7,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForCausalLM,
-    DataCollatorWithFlattening,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -82,14 +81,3 @@ def test_trainer_trains_saves_and_the_model_comes_back_with_lucid(tmp_path, opti
     expected.load_state_dict(model.state_dict())
     with torch.no_grad():
         assert torch.equal(again(tokens(2)).logits, expected(tokens(2)).logits)
-
-
-def test_the_flattening_collator_packs_documents_that_do_not_see_each_other():
-    model = lucid_model("llama")
-    documents = [row[:n].tolist() for row, n in zip(tokens(3), (5, 12, 3), strict=True)]
-    batch = DataCollatorWithFlattening()([{"input_ids": document} for document in documents])
-    assert batch["input_ids"].shape == (1, 20)
-    with torch.no_grad():
-        found = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
-        apart = [model(torch.tensor([document]), use_cache=False).logits for document in documents]
-    torch.testing.assert_close(found, torch.cat(apart, 1), atol=1e-5, rtol=1e-5)

@@ -2,16 +2,13 @@
 
 import pytest
 import torch
-import transformers
 
 from lucid_attention import enable_lucid
 from tests.models.architectures.cases import (
-    CONFIGURATIONS,
     WINDOW,
     greedy,
     lucid_model,
     relative_error,
-    sharpen,
     softmax_model,
     tokens,
 )
@@ -53,22 +50,6 @@ def test_windows_are_left_behind_while_decoding(name):
     assert torch.equal(greedy(model, ids, 12), greedy(model, ids, 12, use_cache=False))
     static = greedy(model, ids, 12, cache_implementation="static", disable_compile=True)
     assert torch.equal(static, greedy(model, ids, 12))
-
-
-@torch.no_grad()
-def test_a_mistral_with_both_kinds_of_layers_decodes_as_it_reads():
-    shape = CONFIGURATIONS["mistral"]().to_diff_dict()
-    kinds = ["full_attention", "sliding_attention"]
-    torch.manual_seed(3)
-    config = transformers.MinistralConfig(**{**shape, "sliding_window": WINDOW, "layer_types": kinds})
-    model, ids = transformers.MinistralForCausalLM(config).eval(), tokens(2)
-    sharpen(model)
-    softmax = model(ids).logits
-    enable_lucid(model)
-    cache = model(ids).past_key_values
-    assert [type(layer).__name__ for layer in cache.layers] == ["LucidDynamicLayer", "DynamicSlidingWindowLayer"]
-    assert relative_error(model(ids).logits, softmax) > 0.01
-    assert torch.equal(greedy(model, ids), greedy(model, ids, use_cache=False))
 
 
 def test_no_layer_at_all_is_refused():

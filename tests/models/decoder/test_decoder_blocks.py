@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from lucid_attention import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
@@ -39,6 +39,11 @@ def test_single_tokens_and_dense_masks_of_blocks_are_refused() -> None:
     model, ids = LucidForCausalLM(tiny(attention_options={"block": 8})).eval(), torch.randint(3, 12, (1, 24))
     with pytest.raises(ValueError, match="past must end at a border of blocks"):
         model.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    cache = StaticCache(config=model.config, max_cache_len=32)
+    with torch.no_grad():
+        model(ids[:, :8], past_key_values=cache)
+        with pytest.raises(Exception, match="blocks need the length of the past"):
+            torch.compile(model, backend="eager", fullgraph=True)(ids[:, :8], past_key_values=cache)
     number = torch.arange(24) // 8
     with pytest.raises(ValueError, match=r"a token sees a later one \(blocks"):
         model(ids, attention_mask=(number[:, None] >= number)[None, None])

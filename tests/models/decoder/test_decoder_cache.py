@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.decoder.cache import CroppableLayer, PastLayer, StateLayer
+from lucid_attention.models.decoder.cache import CroppableLayer, StateLayer
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.nn.causal import Past
 
@@ -248,10 +248,3 @@ def test_packed_documents_are_not_cached(models: dict[str, LucidForCausalLM]) ->
     cache = DynamicCache(config=models["lucid"].config)
     with pytest.raises(ValueError, match="packed documents cannot be cached"):
         models["lucid"](batch(), past_key_values=cache, position_ids=torch.arange(8)[None] % 5)
-
-
-def test_layers_do_not_leave_their_device(models: dict[str, LucidForCausalLM]) -> None:
-    layer: PastLayer = fed(models["lucid"], batch()).layers[0]
-    for move in (layer.offload, layer.prefetch):
-        with pytest.raises(ValueError, match="does not move its cache"):
-            move()

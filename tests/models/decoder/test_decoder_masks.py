@@ -82,14 +82,6 @@ def test_under_padding_positions_that_go_back_are_no_documents(models: dict[str,
     assert (documents[0, -1] - found).abs().max() > 1e-3
 
 
-def test_packed_documents_keep_their_positions(models: dict[str, LucidForCausalLM]) -> None:
-    model, texts = models["lucid"], prompts(5, 4)
-    inputs = pack([texts])
-    found = logits(model, input_ids=inputs["input_ids"], position_ids=3 * inputs["position_ids"])[0]
-    alone = [logits(model, input_ids=text[None], position_ids=3 * torch.arange(len(text))[None])[0] for text in texts]
-    torch.testing.assert_close(found, torch.cat(alone))
-
-
 def test_without_documents_the_cache_is_made_and_with_them_it_is_not(models: dict[str, LucidForCausalLM]) -> None:
     text = prompts(6)[0][None]
     assert models["lucid"](text, position_ids=torch.arange(6)[None]).past_key_values.get_seq_length() == 6

@@ -86,8 +86,10 @@ def test_a_saved_model_comes_back_the_same(name: str, tmp_path: Path) -> None:
 
 
 def test_options_tied_embeddings_and_a_hybrid_are_saved(tmp_path: Path) -> None:
-    options = {"lucid": {"sharpness": 1.25, "learn_beta": True, "norm": "qk"}, "gsa": {"num_slots": 3}}
+    lucid = {"sharpness": 1.25, "learn_beta": True, "norm": "qk", "center": "calibrated", "whiten": True}
+    options = {"lucid": lucid, "gsa": {"num_slots": 3}}
     model = decoder(["gsa", "lucid"], attention_options=options, tie_word_embeddings=True, rope_theta=100.0)
+    model.model.layers[1].self_attn.calibrate(torch.randn(2, 9, 32))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     model.save_pretrained(tmp_path)
     again = LucidForCausalLM.from_pretrained(tmp_path)
@@ -97,7 +99,7 @@ def test_options_tied_embeddings_and_a_hybrid_are_saved(tmp_path: Path) -> None:
     torch.testing.assert_close(logits(again), logits(model), rtol=0, atol=0)
     # Without the options it would be another model.
     plain = LucidForCausalLM.from_pretrained(
-        tmp_path, attention_options={"lucid": {"learn_beta": True}, "gsa": {"num_slots": 3}}
+        tmp_path, attention_options={"lucid": lucid | {"norm": "key"}, "gsa": {"num_slots": 3}}
     )
     assert not torch.allclose(logits(plain), logits(model))
 
@@ -148,11 +150,13 @@ def test_a_fresh_process_loads_it_by_the_auto_classes(tmp_path: Path) -> None:
 
 def test_weights_that_a_checkpoint_lacks_begin_as_their_module_makes_them(tmp_path: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(tmp_path)
-    options = {"learn_sharpness": True, "sharpness": 2.5}
+    options = {"learn_sharpness": True, "sharpness": 2.5, "center": "calibrated", "whiten": True}
     config = LucidConfig.from_llama(LlamaConfig(**SHAPE), attention_options=options, qk_norm=True)
     attention = LucidForCausalLM.from_pretrained(tmp_path, config=config).model.layers[1].self_attn
     torch.testing.assert_close(attention.sharpness(), torch.full((2,), 2.5))
     torch.testing.assert_close(attention.q_norm.weight, torch.ones(6))
+    assert not attention.key_center.any()
+    assert torch.equal(attention.key_matrix, torch.eye(6).repeat(2, 1, 1))
     config = LucidConfig.from_llama(LlamaConfig(**SHAPE), attention=["diff", "delta"])
     first, second = LucidForCausalLM.from_pretrained(tmp_path, config=config).model.layers
     for weight in (first.self_attn.lambda_q1, second.self_attn.convolutions["k"].weight):
@@ -186,12 +190,6 @@ def test_bfloat16_is_finite_and_close(name: str) -> None:
     assert narrow.isfinite().all()
     # The median token: where a recurrence returns almost 0, the norm after it enlarges the rounding error.
     assert ((narrow - wide).norm(dim=-1) / wide.norm(dim=-1)).median() < 0.1
-
-
-def test_heads_need_not_divide_the_model() -> None:
-    model = decoder("lucid", head_dim=68)
-    assert model.model.layers[0].self_attn.q_proj.weight.shape == (4 * 68, 32)
-    assert logits(model).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", [LucidModel, LucidForCausalLM])

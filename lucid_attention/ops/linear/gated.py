@@ -1,6 +1,7 @@
-"""Gated slot attention: the operator and its chunk-wise form.
+"""Gated linear attention and gated slot attention: the operators and their chunk-wise forms.
 
-Chunk by chunk: gated linear attention to the slots' keys, softmax, then gated linear attention to their values.
+Chunk by chunk: states only at the borders of chunks, decays within them by halving (`chunks.py`). Gated slot attention
+is gated linear attention to the slots' keys, softmax, then gated linear attention to their values.
 
 Shapes: B batch, H key/value heads, G query heads per key/value head, T positions, D key size, E value size, M slots.
 """
@@ -29,6 +30,64 @@ from .recurrent import (
 Memory = tuple[Tensor, Tensor]
 
 
+def gla_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    *,
+    state: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    scale: float | None = None,
+    impl: str = "auto",
+) -> Recurrent[Tensor]:
+    """Gated linear attention: S_t = diag(exp(log_decay_t)) S_{t−1} + k_t v_tᵀ, o_t = scale · S_tᵀ q_t.
+
+    Args:
+        q: [B, H·G, T, D]. Query heads are a multiple of key/value heads; there is one state per key/value head.
+        k: [B, H, T, D].
+        v: [B, H, T, E].
+        log_decay: [B, H, T, D], at most 0; −∞ forgets a row of the state completely.
+        state: [B, H, D, E], as an earlier call returned it; default zero.
+        key_mask, cu_seqlens, scale, impl: as in `delta_attention`.
+
+    Returns:
+        o: [B, H·G, T, E], state: [B, H, D, E].
+    """
+    check_sequence(q, k, v, key_mask, cu_seqlens, state, scale)
+    D, E = k.shape[-1], v.shape[-1]
+    check_per_token("log_decay", log_decay, k, D, "D")
+    if state is not None:
+        check_state("state", state, k, (D, E), "D, E")
+    impl = choose(impl, RECURRENT)
+    scale = resolved_scale(scale, k)
+    attend = reference.gla if impl == "reference" else partial(attend_in_chunks, _gla_step, _gla_chunks)
+    q, k, v, log_decay = mask_tokens(key_mask, q, k, v, log_decay)
+    if impl == "fla":
+        return fla.run("gla.chunk_gla", q, {"k": k, "v": v}, {"g": log_decay}, state, cu_seqlens, scale)
+    log_decay = forget_at_borders(log_decay, cu_seqlens)
+    state = empty_state(k, D, E) if state is None else state
+    return run(attend, q, (k, v, log_decay), state, scale)
+
+
+def _gla_step(S: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Return o: [B, H, G, E] and the new state.
+
+    S: [B, H, D, E]; q: [B, H, G, D]; k, log_decay: [B, H, D]; v: [B, H, E].
+    """
+    S = torch.addcmul(log_decay.exp()[..., None] * S, k[..., None], v.unsqueeze(-2))
+    return q @ S, S
+
+
+def _gla_chunks(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    B, H, T = k.shape[:3]
+    C = chunk_length(T)
+    q, k, v, log_decay = (cut(x, C).flatten(0, 1) for x in (q, k, v, log_decay))
+    o, state = read_rows(q, k, v, halve(k, log_decay.exp()), state.flatten(0, 1))
+    return join(o.unflatten(0, (B * H, -1)), B, T), state.unflatten(0, (B, H))
+
+
 def gsa_attention(
     q: Tensor,
     k: Tensor,
@@ -54,13 +113,8 @@ def gsa_attention(
         s: [B, H, T, M], how much of a token is written to each slot; 1 − exp(log_decay) in the paper of the operator.
         log_decay: [B, H, T, M], at most 0; −∞ forgets a slot completely.
         state: (K̃ [B, H, D, M], Ṽ [B, H, M, E]), as an earlier call returned it; default zero.
-        key_mask: [B, T] bool, True where a token takes part. A masked token leaves the state as it is, whatever it
-            holds, and reads zero.
-        cu_seqlens: int32 [n + 1], borders of n documents packed into one row (B = 1); no document sees another. The
-            returned state is that of the last document with a token. Excludes `state`.
+        key_mask, cu_seqlens, impl: as in `delta_attention`.
         scale: of the scores of the slots, default 1/√D.
-        impl: "auto", "chunkwise" (linear time), "reference" (token by token) or "fla" (flash-linear-attention's
-            kernels, on CUDA only).
 
     Returns:
         o: [B, H·G, T, E], state: (K̃ [B, H, D, M], Ṽ [B, H, M, E]).
@@ -73,7 +127,7 @@ def gsa_attention(
     state = _check_memory(state, k, E, M)
     impl = choose(impl, RECURRENT)
     scale = resolved_scale(scale, k)
-    attend = reference.gsa if impl == "reference" else partial(attend_in_chunks, _step, _attend_chunks)
+    attend = reference.gsa if impl == "reference" else partial(attend_in_chunks, _gsa_step, _gsa_chunks)
     q, k, v, s, log_decay = mask_tokens(key_mask, q, k, v, s, log_decay)
     if impl == "fla":
         tensors = {"k": k, "v": v, "s": s}
@@ -96,7 +150,7 @@ def _check_memory(state: Memory | None, k: Tensor, E: int, M: int) -> Memory | N
     return state[0], state[1]
 
 
-def _step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor) -> tuple[Tensor, Memory]:
+def _gsa_step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor) -> tuple[Tensor, Memory]:
     """Return o: [B, H, G, E] and the new memory.
 
     memory: [B, H, D, M] and [B, H, M, E]; q: [B, H, G, D]; k: [B, H, D]; v: [B, H, E]; s, log_decay: [B, H, M].
@@ -108,9 +162,7 @@ def _step(memory: Memory, q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay:
     return (q @ keys).softmax(-1) @ values, (keys, values)
 
 
-def _attend_chunks(
-    q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor, memory: Memory
-) -> tuple[Tensor, Memory]:
+def _gsa_chunks(q: Tensor, k: Tensor, v: Tensor, s: Tensor, log_decay: Tensor, memory: Memory) -> tuple[Tensor, Memory]:
     B, H, T = k.shape[:3]
     C = chunk_length(T)
     q, k, v, s, log_decay = (cut(x, C).flatten(0, 1) for x in (q, k, v, s, log_decay))

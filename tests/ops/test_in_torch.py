@@ -1,6 +1,6 @@
-"""PaTH's operators inside torch: opcheck, compile, export, vmap, layouts, grad modes, the meta device, memory."""
+"""Operators of LUCID and PaTH inside torch: opcheck, compile, export, vmap, layouts, modes, meta device, memory."""
 
-from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+from lucid_attention import lucid_attention
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_op, path_precondition
 from lucid_attention.ops.path.decode import keys_at_end
 
-from .path_cases import NEW, OLD, OPERATORS, PathCase, call, evaluate, packed_up
+from . import cases
+from .path_cases import NEW, OLD, OPERATORS, PathCase, evaluate
+from .path_cases import call as path_call
+from .test_layouts import transposed
 from .test_memory import largest_allocation
 
 B, H, S = 2, 2, 5
@@ -20,23 +24,37 @@ BORDERS = torch.tensor([0, 2, 7], dtype=torch.int32)
 
 
 def options(kind: str, length: int = 7) -> dict[str, Any]:
+    mask = {"key_mask": torch.arange(length) >= torch.tensor([[0], [length // 3]])}
     return {
         "plain": {},
-        "mask": {"key_mask": torch.arange(length) >= torch.tensor([[0], [length // 3]])},
+        "mask": mask,
         "past": {},
         "packed": {"cu_seqlens": torch.tensor([0, length // 3, length], dtype=torch.int32)},
+        "qk": {"norm": "qk"},
+        "row_max": {"norm": "row_max", **mask},
     }[kind]
 
 
 KINDS = ("plain", "mask", "past", "packed")
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_operator = pytest.mark.parametrize("operator", OPERATORS)
+NORMS = [("lucid", "qk"), ("lucid", "row_max")]
+ALL = [*OPERATORS, "lucid"]
+every_operator = pytest.mark.parametrize("operator", ALL)
+every_case = pytest.mark.parametrize(("operator", "kind"), [*product(ALL, KINDS), *NORMS])
 mapped = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+
+
+def call(operator: str, tensors: dict[str, Tensor], **options: Any) -> Tensor:
+    """`lucid_attention` with step sizes, or an operator of PaTH."""
+    if operator != "lucid":
+        return path_call(operator, tensors, **options)
+    return cases.call(lucid_attention, {n: x for n, x in tensors.items() if n not in ("w", "inverse_norms")}, **options)
 
 
 def problem(operator: str, kind: str, length: int = 7, sharpness: bool = True, E: int = 3) -> dict[str, Tensor]:
     case = PathCase(T=length, B=1 if kind == "packed" else B, G=2, S=S if kind == "past" else 0, D=4, E=E)
-    return {name: x.requires_grad_() for name, x in case.tensors(operator, sharpness=sharpness).items()}
+    tensors = case.tensors("lucid_path" if operator == "lucid" else operator, sharpness=sharpness)
+    unused = ("w", "inverse_norms") if operator == "lucid" else ()
+    return {name: x.requires_grad_() for name, x in tensors.items() if name not in unused}
 
 
 def gradients(output: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -68,7 +86,7 @@ def differentiable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-@every_operator
+@pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("name", ["plain", "past and mask", "packed", "bfloat16"])
 def test_the_operator_and_its_backward_pass_opcheck(name: str, operator: str) -> None:
     arguments = op_arguments(name, operator)
@@ -80,25 +98,19 @@ def test_the_operator_and_its_backward_pass_opcheck(name: str, operator: str) ->
     torch.library.opcheck(path_op.backward, (do, None, dy, o, lse, y, *arguments, needed))
 
 
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
-
-
-@every_kind
-def test_a_compiled_call_equals_the_plain_one_and_new_lengths_do_not_recompile(kind: str, dynamo: Any) -> None:
+@pytest.mark.parametrize(("operator", "kind"), [*product(("lucid", "lucid_path"), KINDS), *NORMS])
+def test_a_compiled_call_equals_the_plain_one_and_new_lengths_do_not_recompile(
+    operator: str, kind: str, dynamo: Any
+) -> None:
     counter = CompileCounterWithBackend("aot_eager")
 
-    def function(**arguments: Any) -> Tensor:
-        return lucid_path_attention(**arguments)
+    def function(tensors: dict[str, Tensor], **options: Any) -> Tensor:
+        return call(operator, tensors, **options)
 
     compiled = torch.compile(function, backend=counter, fullgraph=True)
     for length in (7, 9, 20, 70):
-        inputs, extra = problem("lucid_path", kind, length), options(kind, length)
-        arguments = packed_up(inputs) | extra
-        expected, output = function(**arguments), compiled(**arguments)
+        inputs, extra = problem(operator, kind, length), options(kind, length)
+        expected, output = function(inputs, **extra), compiled(inputs, **extra)
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(gradients(output, inputs), gradients(expected, inputs))
     # One graph for the first length, one for any other.
@@ -116,8 +128,10 @@ def test_moving_compiles_with_gradients(dynamo: Any) -> None:
 
 
 class Attention(torch.nn.Module):
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return path_attention(q, k, v, w, beta), lucid_path_attention(q, k, v, w, beta, key_mask=mask, sharpness=4.0)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        options: dict[str, Any] = {"key_mask": mask, "sharpness": 4.0}
+        lucid = lucid_attention(q, k, v), lucid_attention(q, k, v, **options)
+        return path_attention(q, k, v, w, beta), lucid_path_attention(q, k, v, w, beta, **options), *lucid
 
 
 def test_an_exported_program_runs_at_other_lengths() -> None:
@@ -146,52 +160,32 @@ def loop_and_map(function: Any, inputs: dict[str, Tensor]) -> None:
 
 
 @mapped
-@every_kind
-@every_operator
+@every_case
 def test_vmap_equals_a_loop_with_its_gradients(operator: str, kind: str) -> None:
     loop_and_map(lambda tensors: call(operator, tensors, **options(kind)), problem(operator, kind))
 
 
 @mapped
 @every_operator
-def test_vmap_with_a_number_for_the_sharpness_equals_a_loop(operator: str) -> None:
-    loop_and_map(lambda tensors: call(operator, tensors), problem(operator, "plain", sharpness=False))
-
-
-@mapped
-@every_operator
 def test_vmap_over_one_of_the_inputs_equals_a_loop(operator: str) -> None:
-    inputs = {name: x.detach() for name, x in problem(operator, "past").items()}
+    inputs = problem(operator, "past")
     for name, x in inputs.items():
-        stack = torch.stack([x, 0.8 * x], -1)
+        stack = torch.stack([x, 0.8 * x], -1).detach().requires_grad_()
 
         def function(each: Tensor, name: str = name) -> Tensor:
             return call(operator, inputs | {name: each})
 
-        output = torch.vmap(function, in_dims=-1)(stack)
-        torch.testing.assert_close(output, torch.stack([function(each) for each in stack.unbind(-1)]))
-
-
-def test_vmap_over_packed_borders_is_refused() -> None:
-    tensors = problem("path", "packed")
-    borders = torch.tensor([[0, 2, 7], [0, 3, 7]])
-    with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
-        torch.vmap(lambda each: path_attention(**tensors, cu_seqlens=each))(borders)
+        output, expected = torch.vmap(function, -1)(stack), torch.stack([function(each) for each in stack.unbind(-1)])
+        torch.testing.assert_close(output, expected)
+        leaves = inputs | {name: stack}
+        torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves))
 
 
 @every_operator
-def test_many_gradients_at_once_equal_one_by_one(operator: str) -> None:
-    tensors = problem(operator, "past")
-    out = call(operator, tensors)
-    upstream = torch.randn(3, *out.shape, dtype=out.dtype)
-    leaves = list(tensors.values())
-    at_once = torch.autograd.grad(out, leaves, upstream, is_grads_batched=True, retain_graph=True)
-    one_by_one = [torch.autograd.grad(out, leaves, each, retain_graph=True) for each in upstream]
-    torch.testing.assert_close(at_once, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True)))
-
-
-def transposed(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+def test_vmap_over_packed_borders_is_refused(operator: str) -> None:
+    tensors, borders = problem(operator, "packed"), torch.tensor([[0, 2, 7], [0, 3, 7]])
+    with pytest.raises(ValueError, match="cu_seqlens cannot be mapped by vmap"):
+        torch.vmap(lambda each: call(operator, tensors, cu_seqlens=each))(borders)
 
 
 def reversed_storage(x: Tensor) -> Tensor:
@@ -228,8 +222,7 @@ def test_the_layout_of_the_inputs_does_not_matter(operator: str, kind: str, layo
     torch.testing.assert_close(run(strange), run(dense))
 
 
-@every_kind
-@every_operator
+@every_case
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_output_is_the_same(mode: Any, operator: str, kind: str) -> None:
     inputs = problem(operator, kind)
@@ -238,17 +231,17 @@ def test_without_gradients_the_output_is_the_same(mode: Any, operator: str, kind
     with mode():
         output = call(operator, inputs, **options(kind))
     assert not output.requires_grad
+    assert output.is_inference() == (mode is torch.inference_mode)
     torch.testing.assert_close(output.clone(), expected.detach(), rtol=0, atol=0)
 
 
-@every_kind
-def test_on_the_meta_device_only_shapes_are_computed(kind: str) -> None:
-    for operator in OPERATORS:
-        inputs = problem(operator, kind)
-        expected = call(operator, inputs, **options(kind))
-        extra = {name: x.to("meta") for name, x in options(kind).items()}
-        output = call(operator, {name: x.detach().to("meta") for name, x in inputs.items()}, **extra)
-        assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
+@every_case
+def test_on_the_meta_device_only_shapes_are_computed(operator: str, kind: str) -> None:
+    inputs = problem(operator, kind)
+    expected = call(operator, inputs, **options(kind))
+    extra = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in options(kind).items()}
+    output = call(operator, {name: x.detach().to("meta") for name, x in inputs.items()}, **extra)
+    assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
 
 
 T = 2800
@@ -265,7 +258,7 @@ def test_no_square_tensor_is_made(kind: str) -> None:
     case, extra = LONG[kind]
     tensors = case.tensors("lucid_path", torch.float32)
     weight = case.weight("lucid_path")
-    largest = largest_allocation(lambda: evaluate(call, "lucid_path", tensors, weight, **extra))
+    largest = largest_allocation(lambda: evaluate(path_call, "lucid_path", tensors, weight, **extra))
     assert largest < 4 * case.T * (case.S + case.T) / 8
 
 
