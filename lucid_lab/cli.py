@@ -491,17 +491,8 @@ def analyze(
     lengths: Annotated[
         Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
-<<<<<<< HEAD
     sharpnesses: Annotated[
-        list | None,
-        typer.Option(parser=_NUMBERS, metavar="C,C", help="of all layers, for disturbance (default: 4,2,1 times √D)"),
-=======
-    strengths: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 0.1,0.25,0.5)", "S,S")
-    ] = None,
-    sharpnesses: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 8,4,2,1 times √D)", "C,C")
->>>>>>> main
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 4,2,1 times √D)", "C,C")
     ] = None,
     find: Annotated[
         list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
@@ -651,29 +642,10 @@ def convert(
             "installed",
         ),
     ] = True,
-<<<<<<< HEAD
-    layers: Annotated[str | None, typer.Option(metavar="LIST", help="all, or as in 0,2,8-11")] = None,
-=======
     layers: Annotated[str | None, _option("LIST", "all, or as in 0,2,8-11")] = None,
-    layers_from: Annotated[
-        Path | None,
-        _option(
-            "FILE",
-            "choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what "
-            "disturbance`: the largest set that costs at most --most-change",
-        ),
-    ] = None,
-    most_change: Annotated[
-        float | None, _option("NATS", "by how much the loss may rise when these layers become LUCID at once")
-    ] = None,
->>>>>>> main
-    strength: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="from 0, exactly the original model, to 1, LUCID (default)", show_default=False),
-    ] = None,
+    strength: Annotated[float | None, _option("S", "from 0, exactly the original model, to 1, LUCID (default)")] = None,
     sharpness: Annotated[
-        float | None,
-        typer.Option(metavar="C", help="c of the preconditioner (default: √D); a larger one acts less"),
+        float | None, _option("C", "c of the preconditioner (default: √D); a larger one acts less")
     ] = None,
     keys: Annotated[
         Literal["whitened", "centered", "raw"] | None,
@@ -685,11 +657,10 @@ def convert(
     ] = None,
     calibrate: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXTS",
-            help="source of texts for the calibration, as in lucid tokenize: about 5000 tokens are used (default: the "
-            "help texts of Python)",
-            show_default=False,
+        _option(
+            "TEXTS",
+            "source of texts for the calibration, as in lucid tokenize: about 5000 tokens are used (default: the help "
+            "texts of Python)",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="where the model is calibrated and measured")] = "auto",
