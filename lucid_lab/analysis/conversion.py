@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from lucid_attention.doctor import find_device
+from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.convert import DOCUMENTS, ConversionError, convert, keys_of, sample
 from lucid_attention.models.preconditioner import LucidSettings, head_size, lucid_layers
 from lucid_attention.models.subclasses import ARCHITECTURES, PREFIX
 
 from ..data.text import documents
-from ..devices import find_device
-from ..tables import text_table
 from .disturbance import mean_loss, switched
 
 # In units of √D.
