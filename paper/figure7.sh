@@ -1,12 +1,12 @@
 #!/bin/sh
 # Figure 7 and the losses of A.5: the 16-layer model at 4096 and 32 768 tokens; heads of 16 at 4096; no RoPE at 32 768.
 . "$(dirname "$0")/settings.sh"
-alone tokenize "$LARGE_DOLMA" "$DATA/dolma-256k" --tokenizer $LARGE_TOKENIZER --seed 0 \
+alone tokenize "$LARGE_DOLMA" "$LARGE" --tokenizer $LARGE_TOKENIZER --seed 0 \
   $([ "$SCALE" = tiny ] && echo --validation 0.2 || echo --limit-tokens 81000000000 --validation 0.001)
 run() {  # run NAME RECIPE LENGTH [CHANGE...]
   name=$1 recipe=$2 length=$3; shift 3
   for arm in ${ATTENTIONS:-softmax lucid}; do
-    everywhere train $recipe $(options $arm) --data "$DATA/dolma-256k" --out "$MODELS/$name-$arm" --parallel $PARALLEL \
+    everywhere train $recipe $(options $arm) --data "$LARGE" --out "$MODELS/$name-$arm" --parallel $PARALLEL \
       --set sequence_length=$length "$@" $TINY
   done
 }

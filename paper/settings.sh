@@ -42,6 +42,8 @@ case $SCALE in
         STORY_PROMPTS=2 SPLIT="--validation 0.2" ;;
   *) echo "SCALE must be full or tiny, got $SCALE" >&2; exit 2 ;;
 esac
+# Tokens and prompts of one protocol are not those of the other; the corpus of Figure 7 is.
+LARGE=$DATA/dolma-256k DATA=$DATA/$PROTOCOL
 RUNS=$OUT/$PROTOCOL-$SCALE MODELS=$OUT/$PROTOCOL-$SCALE/models SCORES=$OUT/$PROTOCOL-$SCALE/scores
 UP_TO_8K=$L2,$L4,$L6,$L8 FROM_16K=$L16,$L32,$L64
 

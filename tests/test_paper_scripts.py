@@ -29,18 +29,31 @@ def module(name: str) -> ModuleType:
     return made
 
 
-def test_a_script_runs_from_text_to_a_page_with_the_papers_numbers(tmp_path: Path) -> None:
-    settings = {"SCALE": "tiny", "ATTENTIONS": "lucid", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    places = {"OUT": str(tmp_path / "runs"), "DATA": str(tmp_path / "data"), "PYTHONPATH": str(PAPER.parent)}
-    done = subprocess.run(
-        ["sh", str(PAPER / "table3.sh")],
-        env=os.environ | settings | places,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def run_tiny(script: str, folder: Path, arms: str = "lucid") -> Path:
+    """Run a script at the tiny scale. Returns the folder of its runs."""
+    settings = {"SCALE": "tiny", "ATTENTIONS": arms, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    places = {"OUT": str(folder / "runs"), "DATA": str(folder / "data"), "PYTHONPATH": str(PAPER.parent)}
+    words, environment = ["sh", str(PAPER / script)], os.environ | settings | places
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    runs = tmp_path / "runs" / "authors-tiny"
+    return folder / "runs" / "authors-tiny"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all scripts, which share models."""
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_runs_to_its_end(script: str, shared: Path) -> None:
+    runs = run_tiny(script, shared, "lucid_path" if script in ("table4.sh", "figure6.sh") else "lucid")
+    assert script == "text_decoding.sh" or list(runs.glob("*.html"))
+
+
+def test_a_script_runs_from_text_to_a_page_with_the_papers_numbers(tmp_path: Path) -> None:
+    runs = run_tiny("table3.sh", tmp_path)
     rows = json.loads((runs / "beside" / "table3" / "result.json").read_text())["tables"][0]["rows"]
     assert [row[2] for row in rows[-3:]] == [76.6, 55.8, 43.6]
     assert [row[3] is None for row in rows] == [True] * 12 + [False] * 3

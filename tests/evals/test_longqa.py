@@ -179,6 +179,7 @@ def test_hotpotqa_is_evaluated_whole_and_never_trained_on(data: str, tokenizer: 
     assert len(held_out["longbench-hotpotqa"].eval_docs) == 13
     assert len(held_out["longbench-2wikimqa"].eval_docs) < 9
     assert len(tasks(data, tokenizer, "longbench", part="all")["longbench-2wikimqa"].eval_docs) == 13
+    assert list(tasks(data, tokenizer, "scrolls", variants=("qasper",))) == ["scrolls-qasper"]
     with pytest.raises(ValueError, match="hotpotqa is for evaluation only"):
         documents("hotpotqa", "train", data)
 
