@@ -478,11 +478,8 @@ def analyze(
     lengths: Annotated[
         Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
-    strengths: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 0.1,0.25,0.5)", "S,S")
-    ] = None,
     sharpnesses: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 8,4,2,1 times √D)", "C,C")
+        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 4,2,1 times √D)", "C,C")
     ] = None,
     find: Annotated[
         list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
@@ -607,8 +604,8 @@ def report(
 
 @command(
     "convert",
-    example="lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --sharpness 64",
-    extra="transformers",
+    example="lucid convert ./Llama-3.2-1B ./Llama-3.2-1B-lucid --calibrate ./texts",
+    extra="train",
     kept="nothing was written",
 )
 def convert(
@@ -624,34 +621,31 @@ def convert(
         ),
     ] = True,
     layers: Annotated[str | None, _option("LIST", "all, or as in 0,2,8-11")] = None,
-    layers_from: Annotated[
-        Path | None,
-        _option(
-            "FILE",
-            "choose the layers by their cost, from analysis.json of `lucid analyze CHECKPOINT --what "
-            "disturbance`: the largest set that costs at most --most-change",
-        ),
-    ] = None,
-    most_change: Annotated[
-        float | None, _option("NATS", "by how much the loss may rise when these layers become LUCID at once")
-    ] = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(metavar="S", help="from 0, exactly the original model, to 1, LUCID (default)", show_default=False),
-    ] = None,
+    strength: Annotated[float | None, _option("S", "from 0, exactly the original model, to 1, LUCID (default)")] = None,
     sharpness: Annotated[
-        float | None,
+        float | None, _option("C", "c of the preconditioner (default: √D); a larger one acts less")
+    ] = None,
+    keys: Annotated[
+        Literal["whitened", "centered", "raw"] | None,
         typer.Option(
-            metavar="C",
-            help="c of the preconditioner (default: √D). Start at 64 and let `lucid train --set sharpness_steps=0.5`, "
-            "or SharpnessRamp, lower it in training",
+            help="what P is made of: keys without what they have in common (whitened, the default, or centered, by "
+            "calibration), or raw, which breaks most models",
             show_default=False,
         ),
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        _option(
+            "TEXTS",
+            "source of texts for the calibration, as in lucid tokenize: about 5000 tokens are used (default: the help "
+            "texts of Python)",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="where the model is calibrated and measured")] = "auto",
 ) -> None:
-    """Copy a pretrained checkpoint, with LUCID switched on, or off again."""
+    """Copy a pretrained checkpoint with LUCID calibrated and switched on, or off again, and measure its loss."""
     arguments = locals()
-    from lucid_attention.models.convert import convert_and_report
+    from .analysis.conversion import convert_and_report
 
     convert_and_report(**arguments)
 

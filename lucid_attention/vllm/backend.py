@@ -13,7 +13,8 @@ from vllm.v1.attention.backend import (
     AttentionType,
 )
 
-from .paged import Batch, attend
+from ..models.preconditioner import LucidSettings, Preconditioner
+from .paged import Batch, Cache, Step, attend
 
 # The name in vLLM's table of backends.
 NAME = "LUCID"
@@ -78,7 +79,7 @@ class LucidMetadataBuilder(AttentionMetadataBuilder[LucidMetadata]):
 class LucidImpl(AttentionImpl):
     """softmax(q kᵀ · scale) P⁻¹v of one layer.
 
-    strength, sharpness: as in `lucid_attention`; all other arguments are vLLM's.
+    settings: of LUCID; all other arguments are vLLM's.
     """
 
     def __init__(
@@ -94,8 +95,7 @@ class LucidImpl(AttentionImpl):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         *,
-        strength: float,
-        sharpness: float | None,
+        settings: LucidSettings,
         **others: Any,
     ) -> None:
         expected = {
@@ -114,18 +114,20 @@ class LucidImpl(AttentionImpl):
                 raise ValueError(f"LUCID attention in vLLM needs {name} = {allowed!r}, got {given!r}")
         self.num_heads, self.head_size, self.num_kv_heads = num_heads, head_size, num_kv_heads
         self.scale, self.kv_cache_dtype = float(scale), kv_cache_dtype
-        self.options: dict[str, Any] = {"strength": strength, "sharpness": sharpness}
+        # Wide, although vLLM makes tensors of the type of the weights.
+        self.lucid = Preconditioner(num_kv_heads, head_size, settings).float()
+        self.lucid.set_values(settings)
+        # What only a checkpoint can say.
+        self.missing = {"center", "matrix"} & set(self.lucid.state_dict())
+        # 1/‖u‖ of the keys that P is made of, for every place of the cache: [blocks, H, block size].
+        self.inverse_norms = torch.empty(0)
 
-    def set_values(self, kind: str, values: Tensor) -> None:
-        """Take the values of a checkpoint. kind: "sharpness" or "strength"; values: [H]."""
-        if kind not in self.options:
-            raise ValueError(f"LUCID attention in vLLM has sharpness and strength, got {kind!r} in the checkpoint")
-        if not bool((values == values[0]).all()):
-            if kind == "strength" or values.shape[0] != self.num_kv_heads:
-                raise ValueError(f"LUCID attention in vLLM needs one {kind} for all heads of a layer, got {values}")
-            self.options[kind] = values.float()
-        else:
-            self.options[kind] = float(values[0])
+    def set_value(self, name: str, x: Tensor) -> None:
+        """Take a value of a checkpoint: a tensor of `Preconditioner`."""
+        if name not in self.lucid.state_dict():
+            raise ValueError(f"the configuration says {self.lucid}, and the checkpoint has {name!r}")
+        self.lucid.load_state_dict({name: x}, strict=False)
+        self.missing.discard(name)
 
     def forward(
         self,
@@ -145,9 +147,10 @@ class LucidImpl(AttentionImpl):
         if attn_metadata is None:
             # vLLM measures memory or compiles. Nobody reads the result.
             return output.zero_()
-        batch, options = attn_metadata.batch, self.options
-        if isinstance(options["sharpness"], Tensor):
-            options["sharpness"] = options["sharpness"].to(query.device)
+        batch = attn_metadata.batch
         T = batch.starts[-1]
-        attend(query[:T], key[:T], value[:T], kv_cache, batch, output[:T], scale=self.scale, **options)
+        if self.inverse_norms.shape != kv_cache.shape[:3]:
+            self.inverse_norms = kv_cache.new_full(kv_cache.shape[:3], torch.nan, dtype=torch.float32)
+        new, cache, lucid = (query[:T], key[:T], value[:T], output[:T]), Cache(kv_cache, self.inverse_norms), self.lucid
+        attend(Step(*new, cache, batch, lucid.to(query.device), self.scale))
         return output

@@ -4,6 +4,7 @@ LUCID in other architectures needs nothing here: `LucidLlamaConfig` is a `LlamaC
 name in `architectures`.
 """
 
+from dataclasses import fields
 from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig
@@ -16,7 +17,8 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # Options of the attentions of our decoder, with the only value that can be served; None for all values.
 DECODER_OPTIONS: dict[str, dict[str, Any]] = {
     "softmax": {},
-    "lucid": {"sharpness": None, "strength": None, "norm": ["key"], "learn_beta": [False], "learn_sharpness": [False]},
+    "lucid": dict.fromkeys(["sharpness", "strength", "learn_sharpness", "center", "whiten"])
+    | {"norm": "key", "learn_beta": False, "block": 1},
 }
 
 
@@ -66,42 +68,29 @@ def decoder_config(config: LucidConfig, tied: bool) -> LucidDecoderConfig:
         layers=tuple(lucid) or None,
         strength=options.get("strength", 1.0) if lucid else 0.0,
         sharpness=options.get("sharpness"),
+        learned=("sharpness",) if options.get("learn_sharpness") else (),
+        center=options.get("center", "none"),
+        whiten=options.get("whiten", False),
     )
-    same = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "hidden_act",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-        "dtype",
-    )
-    return LucidDecoderConfig(
-        **{name: getattr(config, name) for name in same},
-        tie_word_embeddings=tied,
-        architectures=["LucidForCausalLM"],
-        attention_bias=config.attention_bias is True,
-        qkv_bias=bool(config.attention_bias),
-        qk_norm=config.qk_norm,
-        no_rope=parameters is None,
-        rope_parameters=dict(parameters) if parameters else {"rope_type": "default", "rope_theta": 10_000.0},
-        **{NAME: settings.to_dict()},
-    )
+    llama = {field.name for field in fields(LlamaConfig)} - {field.name for field in fields(PreTrainedConfig)}
+    shared = {name: getattr(config, name) for name in (llama | {"dtype"}) if hasattr(config, name)}
+    changed = {
+        "tie_word_embeddings": tied,
+        "architectures": ["LucidForCausalLM"],
+        "attention_bias": config.attention_bias is True,
+        "qkv_bias": bool(config.attention_bias),
+        "qk_norm": config.qk_norm,
+        "no_rope": parameters is None,
+        "rope_parameters": dict(parameters) if parameters else {"rope_type": "default", "rope_theta": 10_000.0},
+        NAME: settings.to_dict(),
+    }
+    return LucidDecoderConfig(**shared | changed)
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     known = DECODER_OPTIONS[name]
     for option, value in options.items():
-        if option == "impl":
-            # All implementations compute the same.
-            continue
-        if option not in known or (known[option] is not None and value not in known[option]):
-            wanted = f"{known[option][0]!r}" if known.get(option) else "left out"
+        # All implementations compute the same.
+        if option != "impl" and (option not in known or known[option] not in (None, value)):
+            wanted = repr(known[option]) if option in known else "left out"
             raise ValueError(f"vLLM serves the attention {name!r} with {option} {wanted}, got {value!r}")

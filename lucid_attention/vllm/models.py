@@ -17,6 +17,8 @@ from ..models.preconditioner import NAME, LucidSettings, lucid_layers
 from .backend import LucidBackend, LucidImpl
 from .configs import LucidDecoderConfig
 
+DECODER_VALUES = {"key_center": "center", "key_matrix": "matrix", "log_sharpness": "sharpness"}
+
 
 def put_lucid(model: nn.Module, vllm_config: Any) -> dict[int, LucidImpl]:
     """Give the chosen layers of a model of vLLM the backend of LUCID, and return it by layer. Others keep vLLM's."""
@@ -29,6 +31,8 @@ def put_lucid(model: nn.Module, vllm_config: Any) -> dict[int, LucidImpl]:
         raise ValueError(
             f"vLLM's Qwen2 has heads of hidden_size / num_attention_heads = {width}, got {config.head_dim}"
         )
+    if vllm_config.kv_transfer_config is not None:
+        raise ValueError("LUCID attention keeps norms next to vLLM's cache: expected no kv_transfer_config, got one")
     settings, chosen = LucidSettings.from_dict(getattr(config, NAME)), lucid_layers(config)
     if not settings.strength and not settings.learned:
         return {}
@@ -62,8 +66,7 @@ def _lucid_layer(layer: Any, settings: LucidSettings, vllm_config: Any) -> Atten
         attn_backend=LucidBackend,
         head_size_v=layer.head_size_v,
         sinks=getattr(stock, "sinks", None),
-        strength=settings.strength,
-        sharpness=settings.sharpness,
+        settings=settings,
     )
     assert isinstance(made.impl, LucidImpl)
     return made
@@ -85,9 +88,13 @@ class WithLucid:
                 if not path.endswith(f".{NAME}"):
                     yield name, weight
                 elif (index := extract_layer_index(name)) in self.lucid_impls:
-                    self.lucid_impls[index].set_values(kind, weight)
+                    self.lucid_impls[index].set_value(kind, weight)
 
-        return super().load_weights(stock())  # type: ignore[misc]
+        loaded = super().load_weights(stock())  # type: ignore[misc]
+        for index, impl in self.lucid_impls.items():
+            if impl.missing:
+                raise ValueError(f"the checkpoint must have {' and '.join(sorted(impl.missing))} of layer {index}")
+        return loaded
 
 
 class LucidLlamaForCausalLM(WithLucid, LlamaForCausalLM):
@@ -150,3 +157,16 @@ class LucidForCausalLM(WithLucid, LlamaForCausalLM):
         if not isinstance(config, LucidDecoderConfig):
             raise TypeError(f"LucidForCausalLM in vLLM needs a LucidDecoderConfig, got {type(config).__name__}")
         super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DecoderLayer)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        """As above, with the names that LUCID's values have in our decoder."""
+
+        def renamed() -> Iterator[tuple[str, Tensor]]:
+            for name, weight in weights:
+                path, _, kind = name.rpartition(".")
+                if kind in DECODER_VALUES:
+                    weight = weight.float().exp() if kind == "log_sharpness" else weight
+                    name = f"{path}.{NAME}.{DECODER_VALUES[kind]}"
+                yield name, weight
+
+        return super().load_weights(renamed())

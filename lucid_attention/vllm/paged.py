@@ -1,17 +1,30 @@
-"""LUCID attention of several requests over one paged cache, which keeps y = P⁻¹v beside every key.
+"""LUCID attention of several requests over one paged cache, which keeps y = P⁻¹v next to every key.
 
 y of a token depends on the tokens before it alone and never changes. So blocks may be shared, copied, dropped and
 computed again like those of any other attention.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..models.attention import gated
+from ..models.preconditioner import Preconditioner
 from ..ops.lucid.api import precondition
 from ..ops.lucid.decode import inverse_key_norms, lucid_decode
 from ..ops.softmax.attention import softmax_attention
+
+
+class Cache(NamedTuple):
+    """The paged cache of a layer.
+
+    rows: [blocks, H, block size, 2·D], keys and y next to each other.
+    inverse_norms: [blocks, H, block size], 1/‖u‖ of the keys u that P is made of.
+    """
+
+    rows: Tensor
+    inverse_norms: Tensor
 
 
 class Batch(NamedTuple):
@@ -29,20 +42,29 @@ class Batch(NamedTuple):
     slots: Tensor
 
 
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, cache: Tensor, batch: Batch, o: Tensor, *, scale: float, **options: Any
-) -> None:
-    """Store k and y of the new tokens, and write what their queries read into o.
+class Step(NamedTuple):
+    """One pass of one layer. q, o: [T, H·G, D]; k, v: [T, H, D] of the new tokens; scale: of the softmax."""
 
-    q, o: [T, H·G, D]; k, v: [T, H, D]; cache: [blocks, H, block size, 2·D], keys and y side by side. scale: of the
-    softmax. options: strength and sharpness, as in `lucid_attention`.
-    """
-    _store(cache, batch.slots, k, at=0)
-    single, chunks = _by_kind(batch)
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    cache: Cache
+    batch: Batch
+    lucid: Preconditioner
+    scale: float
+
+
+def attend(step: Step) -> None:
+    """Store k and y of the new tokens, and write what their queries read into o."""
+    norms = inverse_key_norms(step.k.transpose(0, 1)[None], step.lucid.key_map)[0].mT
+    _store(step.cache.rows, step.batch.slots, step.k)
+    _store(step.cache.inverse_norms[..., None], step.batch.slots, norms[..., None])
+    single, chunks = _by_kind(step.batch)
     for requests in single:
-        _decode(q, k, v, cache, batch, requests, o, scale=scale, **options)
+        _decode(step, requests)
     for request in chunks:
-        _extend(q, k, v, cache, batch, request, o, scale=scale, **options)
+        _extend(step, request)
 
 
 def _by_kind(batch: Batch) -> tuple[list[list[int]], list[int]]:
@@ -57,76 +79,55 @@ def _by_kind(batch: Batch) -> tuple[list[list[int]], list[int]]:
     return list(groups.values()), chunks
 
 
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    batch: Batch,
-    requests: list[int],
-    o: Tensor,
-    *,
-    scale: float,
-    **options: Any,
-) -> None:
+def _decode(step: Step, requests: list[int]) -> None:
     """One new token of every request in one step. Shorter requests are padded on the left."""
-    block, D = cache.shape[2], k.shape[2]
-    rows = torch.tensor(requests, device=k.device)
-    tokens = torch.tensor([batch.starts[request] for request in requests], device=k.device)
-    lengths = [batch.lengths[request] for request in requests]
-    longest = max(lengths)
-    padding = torch.tensor([longest - length for length in lengths], device=k.device)
-    places = torch.arange(longest, device=k.device) - padding[:, None]
-    key_mask = None if min(lengths) == longest else places >= 0
+    (rows, inverse_norms), batch, D, device = step.cache, step.batch, step.k.shape[2], step.k.device
+    tokens = torch.tensor([batch.starts[request] for request in requests], device=device)
+    lengths = torch.tensor([batch.lengths[request] for request in requests], device=device)
+    longest = max(batch.lengths[request] for request in requests)
+    places = torch.arange(longest, device=device) - (longest - lengths)[:, None]
+    key_mask = None if min(batch.lengths[request] for request in requests) == longest else places >= 0
     # Padding reads the first token of its request: any finite numbers will do. A group with padding has no request of
     # one token, whose y is not there yet.
     places = places.clamp(min=0)
-    ids = batch.blocks[rows].gather(1, places // block)
-    past = cache[ids, :, places % block].transpose(1, 2)
+    block = rows.shape[2]
+    ids = batch.blocks[torch.tensor(requests, device=device)].gather(1, places // block)
+    past = rows[ids, :, places % block].transpose(1, 2)
     keys, y_past = past[..., :D], past[:, :, :-1, D:]
-    step = lucid_decode(
-        q[tokens, :, None],
+    v, options = gated(step.v[tokens, :, None], step.lucid(keys))
+    out = lucid_decode(
+        step.q[tokens, :, None],
         keys,
-        v[tokens, :, None],
+        v,
         y_past,
-        inverse_key_norms(keys),
+        inverse_norms[ids, :, places % block].transpose(1, 2),
         key_mask=key_mask,
-        scale=scale,
+        scale=step.scale,
         **options,
     )
-    _store(cache, batch.slots[tokens], step.y[:, :, 0], at=D)
-    o[tokens] = step.o[:, :, 0].to(o.dtype)
+    _store(rows, batch.slots[tokens], out.y[:, :, 0], at=D)
+    step.o[tokens] = out.o[:, :, 0].to(step.o.dtype)
 
 
-def _extend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    batch: Batch,
-    request: int,
-    o: Tensor,
-    *,
-    scale: float,
-    **options: Any,
-) -> None:
+def _extend(step: Step, request: int) -> None:
     """A chunk of new tokens of one request, after the tokens that its blocks hold."""
-    block, D = cache.shape[2], k.shape[2]
+    batch, rows, D = step.batch, step.cache.rows, step.k.shape[2]
     new = slice(batch.starts[request], batch.starts[request + 1])
     S = batch.lengths[request] - (new.stop - new.start)
-    chunk_q, chunk_k, chunk_v = (x[new].transpose(0, 1)[None] for x in (q, k, v))
+    q, k, v = (x[new].transpose(0, 1)[None] for x in (step.q, step.k, step.v))
     past = None
     if S:
-        held = cache[batch.blocks[request, : -(-S // block)]].transpose(0, 1).flatten(1, 2)[None, :, :S]
+        held = rows[batch.blocks[request, : -(-S // rows.shape[2])]].transpose(0, 1).flatten(1, 2)[None, :, :S]
         past = (held[..., :D], held[..., D:])
-    y = precondition(chunk_k, chunk_v, past=past, **options)
-    _store(cache, batch.slots[new], y[0].transpose(0, 1), at=D)
+    v, options = gated(v, step.lucid(k))
+    y = precondition(k, v, past=past, **options).to(k.dtype)
+    _store(rows, batch.slots[new], y[0].transpose(0, 1), at=D)
     if past is not None:
-        chunk_k, y = torch.cat([past[0], chunk_k], 2), torch.cat([past[1], y], 2)
-    o[new] = softmax_attention(chunk_q, chunk_k, y, scale=scale)[0].transpose(0, 1).to(o.dtype)
+        k, y = torch.cat([past[0], k], 2), torch.cat([past[1], y], 2)
+    step.o[new] = softmax_attention(q, k, y, scale=step.scale)[0].transpose(0, 1).to(step.o.dtype)
 
 
-def _store(cache: Tensor, slots: Tensor, x: Tensor, at: int) -> None:
-    """x: [T, H, D], into the features from `at` on."""
-    block = cache.shape[2]
-    cache[slots // block, :, slots % block, at : at + x.shape[2]] = x.to(cache.dtype)
+def _store(rows: Tensor, slots: Tensor, x: Tensor, at: int = 0) -> None:
+    """x: [T, H, *], into the features from `at` on."""
+    block = rows.shape[2]
+    rows[slots // block, :, slots % block, at : at + x.shape[2]] = x.to(rows.dtype)

@@ -40,7 +40,10 @@ def register() -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     for kind in SERVED:
-        AutoConfig.register(PREFIX + kind, lucid_config_class(kind), exist_ok=True)
+        config_class: Any = lucid_config_class(kind)
+        # vLLM's Transformers prints a configuration next to its defaults, and Mistral's have no layer for LUCID.
+        config_class.has_no_defaults_at_init = True
+        AutoConfig.register(PREFIX + kind, config_class, exist_ok=True)
     AutoConfig.register(MODEL_TYPE, DecoderReader, exist_ok=True)
     room = __name__.rpartition(".")[0]
     for name in (*SERVED.values(), DECODER):

@@ -1,6 +1,5 @@
 """Run a model once; a function gets the inputs of every layer of attention, one layer at a time."""
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -142,16 +141,10 @@ def _watch_transformers(model: Any, key_mask: Tensor | None, show: Show) -> Iter
     def watching(name: str) -> Callable[..., Any]:
         def watched(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Any:
             if module in own:
-                settings = _lucid_settings(module, options)
+                given = {"q": q, "k": k, "v": v, "key_mask": key_mask, **_lucid_settings(module, k)}
                 sliding = options.get("sliding_window") is not None
-                attention = "lucid" if settings["preconditioned"] else "sliding" if sliding else "softmax"
-                given: dict[str, Any] = {
-                    "attention": attention,
-                    "q": q,
-                    "k": k,
-                    "v": v,
-                    "key_mask": key_mask,
-                } | settings
+                attention = "lucid" if given["preconditioned"] else "sliding" if sliding else "softmax"
+                given["attention"] = attention
                 show(attention, lambda index: _layer_of(index, module, options, given))
             # "eager" is not in the table: every architecture has its own.
             attend = stock[name] or sys.modules[type(module).__module__].eager_attention_forward
@@ -168,24 +161,12 @@ def _watch_transformers(model: Any, key_mask: Tensor | None, show: Show) -> Iter
             del FUNCTIONS[name]
 
 
-def _number_or_heads(heads: Tensor, setting: float | None, number: float) -> float | Tensor | None:
-    """The setting, if all heads: [H] still have its number, rounded to their float32; else the heads."""
-    return setting if bool((heads == torch.tensor(number, dtype=torch.float32)).all()) else heads
-
-
-def _lucid_settings(module: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _lucid_settings(module: Any, k: Tensor) -> dict[str, Any]:
     """The fields of `Layer` about P: all that analysis knows of LUCID in attention modules of Transformers."""
-    saved = getattr(module.config, "lucid", None) or {}
-    layers, index = saved.get("layers"), getattr(module, "layer_idx", None)
-    strength, sharpness = saved.get("strength", 1.0), saved.get("sharpness")
-    key_map = None
-    if (own := getattr(module, "lucid", None)) is not None:
-        key_map = own.key_map
-        strength = _number_or_heads(own.strength, strength, strength)
-        sharpness = _number_or_heads(own.sharpness, sharpness, sharpness or math.sqrt(own.head_dim))
-    chosen = saved and (layers is None or index in layers) and options.get("sliding_window") is None
-    on = bool(chosen and module.config._attn_implementation == "lucid" and torch.as_tensor(strength).any())
-    return {"preconditioned": on, "sharpness": sharpness, "strength": strength if on else 1.0, "key_map": key_map}
+    own = getattr(module, "lucid", None)
+    found = own(k) if isinstance(own, nn.Module) else {}
+    on = bool(found) and bool(torch.as_tensor(found["strength"]).any())
+    return {"sharpness": None, **found, "preconditioned": on, "strength": found["strength"] if on else 1.0}
 
 
 def _layer_of(index: int, module: nn.Module, options: Mapping[str, Any], given: dict[str, Any]) -> Layer:

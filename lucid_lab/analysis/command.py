@@ -23,11 +23,12 @@ from lucid_attention.models.checkpoint import (
     load_model,
     load_tokenizer,
 )
+from lucid_attention.models.convert import sample
 
 from ..data.text import documents
 from ..locks import locked
 from .conditioning import condition_numbers
-from .disturbance import STRENGTHS, disturbances, disturbances_together
+from .disturbance import disturbances
 from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates
 from .jacobian import jacobians
 
@@ -84,7 +85,8 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
         attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
         head = {"format": FORMAT, "command": _command(checkpoint, given), "checkpoint": about, "input": source}
-        results = run_analyses(model, model_input, what, given)
+        sampled = sample(tokenizer)[0] if "disturbance" in what else None
+        results = run_analyses(model, model_input, what, given, sampled)
         files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
@@ -186,8 +188,10 @@ def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[i
 # ------------------------------------------------------------------------------------------------------ results
 
 
-def run_analyses(model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any]) -> Record:
-    """The records of the chosen analyses, by name. given: options of the command."""
+def run_analyses(
+    model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any], sampled: Tensor | None = None
+) -> Record:
+    """The records of the chosen analyses, by name. given: options of the command. sampled: see `disturbances`."""
     ids, config = model_input.ids.to(model.device), model.config.get_text_config(decoder=True)
     layers, heads = given.get("layers"), given.get("heads")
     results: Record = {}
@@ -210,9 +214,8 @@ def run_analyses(model: Any, model_input: ModelInput, what: Sequence[str], given
         results["maps"] = attention_maps(model, ids, layers=drawn, heads=heads, **some)
     # Last: it changes the attention of the model.
     if "disturbance" in what:
-        settings = {"strengths": given.get("strengths", STRENGTHS), "sharpnesses": given.get("sharpnesses")}
-        found = disturbances(model, ids, layers=layers, **settings)
-        results["disturbance"] = found + disturbances_together(model, ids, found)
+        sharpnesses = given.get("sharpnesses")
+        results["disturbance"] = disturbances(model, ids, sampled, layers=layers, sharpnesses=sharpnesses)
     return results
 
 
@@ -278,9 +281,12 @@ def _figures(results: Record) -> list[Record]:
             axes = {"x": {"label": "layer"}, "y": {"label": "mean of the heads", "log": name == "jacobian"}}
             figures.append({"kind": "lines", "title": title, "series": series} | axes)
     if records := [record for record in results.get("disturbance", ()) if len(record["layers"]) == 1]:
-        values = {f"layer {record['layers'][0]}": record["change"] for record in records}
-        bars = [{"name": name, "role": "lucid", "value": value} for name, value in values.items()]
-        axes = {"value": {"label": "change of the loss, nats"}, "groups": [{"name": "", "bars": bars}]}
+        groups: dict[str, list[Record]] = {}
+        for record in records:
+            bar = {"name": f"layer {record['layers'][0]}", "role": "lucid", "value": record["change"]}
+            groups.setdefault(f"{record['keys']} keys", []).append(bar)
+        named = [{"name": name, "bars": bars} for name, bars in groups.items()]
+        axes = {"value": {"label": "change of the loss, nats"}, "groups": named}
         figures.append({"kind": "bars", "title": "Disturbance of single layers"} | axes)
     return figures
 
@@ -317,13 +323,14 @@ def summary(head: Record, results: Record) -> str:
         table = text_table([["layer", *columns], *rows])
         parts.append(f"κ: median of the heads; others: mean of the heads\n{table}")
     if records := results.get("disturbance"):
-        rows = [["LUCID in", "strength", "sharpness", "loss", "change"]]
-        every = max(len(record["layers"]) for record in records)
-        for record in records:
+        base, names = records[0]["loss"], list(dict.fromkeys(record["keys"] for record in records))
+        changes: dict[tuple[str, str], list[str]] = {}
+        for record in records[1:]:
             chosen = record["layers"]
-            several = f"{len(chosen)} layers" if len(chosen) == every else f"the {len(chosen)} cheapest"
-            where = f"layer {chosen[0]}" if len(chosen) == 1 else several if chosen else "none (softmax)"
-            settings = [f"{record[name]:.3g}" if chosen else "" for name in ("strength", "sharpness")]
-            rows.append([where, *settings, f"{record['loss']:.4f}", f"{record['change']:+.4f}" if chosen else ""])
-        parts.append(f"loss when layers become LUCID, without training, in nats\n{text_table(rows)}")
+            where = f"layer {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} layers"
+            changes.setdefault((where, f"{record['sharpness']:.3g}"), []).append(f"{record['change']:+.4f}")
+        rows = [["LUCID in", "sharpness", *(f"{name} keys" for name in names)]]
+        rows += [[*where, *found] for where, found in changes.items()]
+        title = f"change of the loss, {base:.4f} nats, when layers become LUCID without training"
+        parts.append(f"{title}\n{text_table(rows)}")
     return "\n\n".join(parts)

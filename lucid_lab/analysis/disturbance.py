@@ -1,7 +1,7 @@
 """How much the loss of a model changes, without training, when LUCID is switched on in it.
 
-Measured for one layer at a time, for all layers at several strengths and sharpnesses, and for sets of cheap layers. The
-layers with a small change are the ones to convert, and the sharpness with a small change is where a ramp may start.
+Measured for P of raw, centred and whitened keys (`lucid_attention.models.convert.KEYS`), for one layer at a time at
+c = √D, and for all layers at several sharpnesses c.
 """
 
 import math
@@ -12,120 +12,77 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lucid_attention import LucidAttention, LucidConfig, enable_lucid
+from lucid_attention.models.convert import KEYS, calibrate
+from lucid_attention.models.decoder.configuration import LucidConfig
+from lucid_attention.models.preconditioner import Preconditioner, head_size, lucid_layers
 
 Record = dict[str, Any]
-STRENGTHS = (0.1, 0.25, 0.5)
 # In units of √D.
-SHARPNESSES = (8.0, 4.0, 2.0, 1.0)
-# Sizes of sets of cheap layers, as shares of the layers that were tried one by one.
-SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4)
+SHARPNESSES = (4.0, 2.0, 1.0)
 
 
 def disturbances(
     model: Any,
     ids: Tensor,
+    sample: Tensor | None = None,
     *,
+    keys: Sequence[str] = tuple(KEYS),
     layers: Sequence[int] | None = None,
-    strengths: Sequence[float] = STRENGTHS,
     sharpnesses: Sequence[float] | None = None,
 ) -> list[Record]:
-    """Records {"layers", "strength", "sharpness", "loss", "change"}: the softmax model first, with a change of 0.
+    """Records {"keys", "layers", "sharpness", "loss", "change"}: the softmax model first, with a change of 0.
 
-    model: any architecture that `enable_lucid` takes, or a `LucidForCausalLM` with layers of "lucid". Its settings are
-    left as in the last record. ids: [1, T]. layers: those tried one by one, None for all that can be
-    LUCID. strengths: of all layers, at c = √D. sharpnesses: of all layers, at strength 1; None: multiples of √D.
+    model: any architecture that `enable_lucid` takes; it becomes a LUCID model, with the last of the keys.
+    ids: [B, T]. sample: [B, T], other tokens, which centred and whitened keys need. keys, layers, sharpnesses: as in
+    `switched`.
     """
-    switch: _Decoder | _DropIn = _Decoder(model) if isinstance(model.config, LucidConfig) else _DropIn(model)
-    root = math.sqrt(switch.head_size)
-    able = switch.layers
-    tried = able if layers is None else list(layers)
-    unable = [layer for layer in tried if layer not in able]
-    if unable:
-        raise ValueError(f"layers must be ones that can be LUCID, {able}, got {unable[0]}")
-    sharpnesses = [factor * root for factor in SHARPNESSES] if sharpnesses is None else sharpnesses
-    cases: list[tuple[tuple[int, ...], float, float]] = [((layer,), 1.0, root) for layer in tried]
-    cases += [(tuple(able), strength, root) for strength in strengths]
-    cases += [(tuple(able), 1.0, sharpness) for sharpness in sharpnesses]
-    switch.set(tuple(able), 0.0, root)
-    base = mean_loss(model, ids)
-    records: list[Record] = [_record((), 0.0, root, base, base)]
-    for chosen, strength, sharpness in tqdm(cases, "disturbance", leave=False, delay=5, disable=None):
-        switch.set(chosen, strength, sharpness)
-        records.append(_record(chosen, strength, sharpness, mean_loss(model, ids), base))
+    if isinstance(model.config, LucidConfig):
+        raise ValueError("--what disturbance is about models of other architectures, got a LucidForCausalLM")
+    records: list[Record] = []
+    for name in keys:
+        if name != "raw" and sample is None:
+            raise ValueError(f"{name} keys need a sample to calibrate with, got none")
+        calibrate(model, ids if sample is None else sample, name)
+        found = switched(model, ids, layers=layers, sharpnesses=sharpnesses)
+        records += [record | {"keys": name} for record in (found[1:] if records else found)]
     return records
 
 
-def disturbances_together(model: Any, ids: Tensor, records: Sequence[Record]) -> list[Record]:
-    """Records of sets of the cheapest layers at strength 1 and the sharpness of the first record, √D.
+@torch.no_grad()
+def switched(
+    model: Any,
+    ids: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    sharpnesses: Sequence[float] | None = None,
+    sharpness: float | None = None,
+) -> list[Record]:
+    """`disturbances` of a LUCID model with the keys that it has. Strength and sharpness of its layers are changed.
 
-    Costs of single layers do not add up: `lucid convert --layers-from` chooses among the sets that were measured.
-    model: the one of `disturbances`; its settings are left as in the last record. A `LucidForCausalLM` gives no
-    records: `lucid convert` does not choose its layers. ids: [1, T]. records: of `disturbances`.
+    layers: those tried one by one at c = `sharpness` (None: √D), None for all that have LUCID. sharpnesses: of all
+    layers together; None for multiples of √D.
     """
-    if isinstance(model.config, LucidConfig):
-        return []
-    switch, base = _DropIn(model), records[0]
-    alone = {
-        record["layers"][0]: record["change"]
-        for record in records
-        if len(record["layers"]) == 1 and record["strength"] == 1 and record["sharpness"] == base["sharpness"]
-    }
-    order = sorted(alone, key=lambda layer: (alone[layer], layer))
-    found = []
-    for count in sorted({round(share * len(order)) for share in SHARES}):
-        if 1 < count < len(switch.layers):
-            layers = tuple(sorted(order[:count]))
-            switch.set(layers, 1.0, base["sharpness"])
-            found.append(_record(layers, 1.0, base["sharpness"], mean_loss(model, ids), base["loss"]))
-    return found
-
-
-def _record(layers: tuple[int, ...], strength: float, sharpness: float, loss: float, base: float) -> Record:
-    values = {"strength": strength, "sharpness": sharpness, "loss": loss, "change": loss - base}
-    return {"layers": list(layers), **values}
+    able = lucid_layers(model.config)
+    tried = able if layers is None else list(layers)
+    if unable := [layer for layer in tried if layer not in able]:
+        raise ValueError(f"layers must be ones that can be LUCID, {able}, got {unable[0]}")
+    root = math.sqrt(head_size(model.config))
+    sharpnesses = [factor * root for factor in SHARPNESSES] if sharpnesses is None else sharpnesses
+    cases: list[tuple[list[int], float]] = [([], root), *(([layer], sharpness or root) for layer in tried)]
+    cases += [(able, c) for c in sharpnesses]
+    modules = [module for module in model.modules() if isinstance(getattr(module, "lucid", None), Preconditioner)]
+    records: list[Record] = []
+    for chosen, c in tqdm(cases, "disturbance", leave=False, delay=5, disable=None):
+        for module in modules:
+            module.lucid.strength.fill_(float(module.layer_idx in chosen))
+            module.lucid.sharpness.fill_(c)
+        loss = mean_loss(model, ids)
+        change = loss - records[0]["loss"] if records else 0.0
+        records.append({"layers": list(chosen), "sharpness": c, "loss": loss, "change": change})
+    return records
 
 
 def mean_loss(model: Any, ids: Tensor) -> float:
-    """The mean loss of the next token, in nats. ids: [1, T]."""
+    """The mean loss of the next token, in nats. ids: [B, T]."""
     with torch.no_grad():
-        return float(model(ids, labels=ids, use_cache=False).loss)
-
-
-def _full_layers(config: Any) -> list[int]:
-    """The indices of layers that see the whole past. Only these can be LUCID."""
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    return [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
-
-
-class _DropIn:
-    """LUCID on and off in a model of Transformers."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, config = model, model.config.get_text_config(decoder=True)
-        self.layers = _full_layers(config)
-        self.head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-    def set(self, layers: tuple[int, ...], strength: float, sharpness: float) -> None:
-        enable_lucid(self.model, layers=layers, strength=strength, sharpness=sharpness)
-
-
-class _Decoder:
-    """LUCID on and off in a `LucidForCausalLM`, whose other attentions cannot become LUCID."""
-
-    def __init__(self, model: Any) -> None:
-        names = model.config.layer_attentions
-        self.layers = [layer for layer, name in enumerate(names) if name == "lucid"]
-        if not self.layers:
-            raise ValueError(
-                f"--what disturbance needs layers that can be LUCID, got a LucidForCausalLM with {sorted(set(names))}"
-            )
-        modules = [module for module in model.modules() if isinstance(module, LucidAttention)]
-        self.modules = dict(zip(self.layers, modules, strict=True))
-        self.head_size = modules[0].head_dim
-        if any(module.log_sharpness is not None for module in modules):
-            raise ValueError("--what disturbance needs a sharpness that can be set, and this model learned its own")
-
-    def set(self, layers: tuple[int, ...], strength: float, sharpness: float) -> None:
-        for layer, module in self.modules.items():
-            module.strength, module.fixed_sharpness = (strength if layer in layers else 0.0), sharpness
+        return float(model(ids, labels=ids, use_cache=False, return_dict=True).loss)

@@ -36,12 +36,9 @@ TOY = STUDY_TOY.but(
     test_lengths=(64, 128, 256, 512, 1024),
     test_batch=96,
 )
-# Arms of `--scale small`; those of `--scale hours` are all of STUDY.
+# Arms of `--scale small`. `--scale hours` has all of STUDY, and further groups with the main arms.
 CORE = STUDY[:5]
-# Further groups have the main arms: at `--scale small` the first of them, with softmax attention and LUCID at
-# equal steps.
 MAIN: Arms = tuple((name, None) for name in FEW)
-PAIR: Arms = (("softmax", None), ("lucid", None))
 GROUPS: dict[str, dict[str, Any]] = {
     "with MLPs": {"mlp": 2.0},
     "plain MQAR": {"task": "mqar"},
@@ -63,14 +60,12 @@ def judge(ours: Spread, standard: dict[str, Spread], others: dict[str, Spread]) 
 
 
 def run(lab: Lab) -> Conclusion:
-    """CORE and the first of GROUPS; at `--scale hours` all arms and groups. The groups have the rates of the first."""
+    """CORE; at `--scale hours` all arms, and GROUPS at the rates of the first group."""
     small = lab.scale == SMALL
     group = run_study(lab, TOY, CORE if small else STUDY)
     rates = {key: one.arm.toy.rate for key, one in group.items()}
-    names = list(GROUPS)[: 0 if small else None]
-    groups = {
-        name: run_study(lab, TOY.but(**GROUPS[name]), PAIR if small else MAIN, rates, late=not small) for name in names
-    }
+    changes = {} if small else GROUPS
+    groups = {name: run_study(lab, TOY.but(**change), MAIN, rates) for name, change in changes.items()}
     lengths = group["softmax"].arm.toy.test_lengths
 
     def score(one: Trained) -> Spread:

@@ -44,10 +44,8 @@ RATES = (3e-3, 1e-2)
 EQUAL_TIME = "softmax+equal_time"
 
 
-def run_study(
-    lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float] | None = None, late: bool = True
-) -> Group:
-    """Every arm at its best rate, by key; and, if late, EQUAL_TIME: softmax attention for as long as LUCID takes.
+def run_study(lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float] | None = None) -> Group:
+    """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
 
     rates: of another group, by key; default from trials. Below `--scale small` there are three arms, at the first rate.
     """
@@ -61,8 +59,6 @@ def run_study(
     elif lab.scale.every_attention:
         arms = best_rates(lab, arms)
     group = train_arms(lab, {"": arms})[""]
-    if not late:
-        return group
     softmax, lucid = (group[name].arm.toy for name in ("softmax", "lucid"))
     # Steps in turn: the times of whole trainings depend on what else the machine does.
     timing = {"ratio": 1.0} if lab.tiny else time_ratios(lab, {"": (lucid, softmax)})[""]

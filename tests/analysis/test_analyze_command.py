@@ -134,7 +134,7 @@ ERRORS = {
     "no source": (["{lucid}", "--tokens-from", "nowhere"], "nowhere"),
     "one token": (["{lucid}", "--text", "a"], "must have at least two tokens, got 1"),
     "device": (["{lucid}", "--text", TEXT, "--device", "warp"], "--device must be auto, cpu"),
-    "strength": (["{softmax}", "--text", TEXT, "--what", "disturbance", "--strengths", "2"], "strength"),
+    "own decoder": (["{lucid}", "--text", TEXT, "--what", "disturbance"], "is about models of other architectures"),
 }
 
 

@@ -47,7 +47,8 @@ def test_prefixes_of_every_layer_row_and_head_have_the_condition_number_of_their
                     largest, inverse = by_definition(P)
                     place = {"layer": layer.index, "row": row, "head": head, "length": n, "exact": True}
                     found = {"kappa": largest * inverse, "largest": largest, "inverse_norm": inverse}
-                    expected.append(place | {name: pytest.approx(value, rel=1e-9) for name, value in found.items()})
+                    # A model of Transformers holds its sharpness in float32.
+                    expected.append(place | {name: pytest.approx(value, rel=1e-6) for name, value in found.items()})
     assert sorted(records, key=str) == sorted(expected, key=lambda each: str({**each} | _plain(each)))
     assert max(each["kappa"] for each in records) > 2
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lucid_attention import enable_lucid
 from lucid_lab.analysis import layer as layer_module
 from lucid_lab.analysis.layer import Layer
 from tests.ops import oracles
@@ -79,16 +80,22 @@ def test_what_is_read_with_effective_weights_is_the_output_of_the_layer(case, pa
         torch.testing.assert_close(mine[kept], o[:, rows][kept], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid", "lucid, whitened"])
-def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
-    from lucid_attention import enable_lucid
+def mapped_llama():
+    """Another strength, centre and matrix in every head."""
+    model = enable_lucid(llama("sdpa"), center="calibrated", whiten=True, learned=["strength"])
+    for name, x in model.state_dict().items():
+        if "lucid.center" in name or "lucid.matrix" in name:
+            x.add_(0.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(2)))
+        elif "lucid.strength" in name:
+            x.copy_(torch.tensor([0.4, 0.9]))
+    return model
 
-    implementation, whitened = implementation.partition(",")[::2]
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "lucid", "mapped"])
+def test_a_transformers_model_reads_its_values_with_these_weights(implementation):
     # Transformers' eager attention needs float32: its masks overflow in float64.
-    model = llama(implementation).to(torch.float32 if implementation == "eager" else torch.float64)
-    if whitened:
-        enable_lucid(model, center="calibrated", whiten=True)
-        model.double().calibrate(tokens(4, T))
+    model = mapped_llama() if implementation == "mapped" else llama(implementation)
+    model = model.to(torch.float32 if implementation == "eager" else torch.float64)
     ids, mask = tokens(2, T), torch.ones(2, T, dtype=torch.long)
     mask[0, :6] = 0
     outputs = []
@@ -98,17 +105,13 @@ def test_a_transformers_model_reads_its_values_with_these_weights(implementation
     assert len(layers) == len(outputs) == 3
     rows = torch.tensor([22, 6, 12])
     for layer, o in zip(layers, outputs, strict=True):
-        assert layer.preconditioned == (implementation == "lucid")
+        assert layer.preconditioned == (implementation in ("lucid", "mapped"))
         mine = read(layer, rows, mask.bool()).transpose(1, 2).flatten(2)
         off = {"rtol": 1e-5, "atol": 3e-6} if implementation == "eager" else {"rtol": 1e-9, "atol": 1e-10}
-        # The model holds its sharpness in float32.
-        off = {"rtol": 1e-6, "atol": 1e-7} if implementation == "lucid" else off
         torch.testing.assert_close(mine, o[:, rows].double(), **off)
 
 
 def test_the_settings_of_a_drop_in_model_reach_the_analysis():
-    from lucid_attention import enable_lucid
-
     model = enable_lucid(llama("sdpa"), layers=[1, 2], strength=0.5, sharpness=1.5)
     off, *on = layers_of(model, tokens(1, T))
     assert (off.preconditioned, off.strength, off.attention) == (False, 1.0, "softmax")

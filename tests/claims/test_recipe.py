@@ -15,58 +15,19 @@ from lucid_lab.claims.recipe import MAPS, NAMES, SOFTMAX, THINGS, Cell, Data, Lo
 from lucid_lab.data import IGNORED
 from lucid_lab.toys.lab import SMALL, SMOKE, Lab
 from lucid_lab.toys.results import Spread
-
-# Words of the logs, so that a log has few tokens.
-WORDS = ("The", "latest", "thing", "counts", "now", "has", "the", "At", "end", *NAMES, *THINGS)
-PIECES = r" ?\d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def write_texts(folder: Path) -> list[str]:
-    folder.mkdir()
-    texts = []
-    for number in range(40):
-        random = Random(number)
-        texts.append(" ".join(" ".join(random.choices(WORDS, k=9)).capitalize() + "." for _ in range(80)))
-        (folder / f"text-{number}.txt").write_text(texts[-1])
-    return texts
-
-
-def write_model(folder: Path, texts: list[str]) -> None:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PIECES), "isolated"), as_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    special = ["<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        initializer_range=0.1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+from tests.evals.checkpoints import write_checkpoint, write_tokenizer
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     """The smallest scale, with a tiny checkpoint and texts."""
     root = tmp_path_factory.mktemp("recipe")
-    write_model(root / "model", write_texts(root / "texts"))
-    return Lab(SMOKE, root / "out", processes=1, quiet=True, model=str(root / "model"), texts=str(root / "texts"))
+    (root / "texts").mkdir()
+    for number in range(20):
+        words = Random(number).choices((*NAMES, *THINGS), k=400)
+        (root / "texts" / f"text-{number}.txt").write_text(" ".join(words))
+    model = write_checkpoint(root / "model", write_tokenizer(root / "tokenizer", [" ".join(THINGS)]), "llama")
+    return Lab(SMOKE, root / "out", processes=1, quiet=True, model=str(model), texts=str(root / "texts"))
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +87,7 @@ def test_every_arm_starts_as_the_original_model_and_its_gates_change_it(tuning: 
     logits, answers = recipe.answer_logits(model, below.batch([ids], [labels]))
     torch.testing.assert_close(logits, whole[asked], rtol=1e-4, atol=1e-4)
     assert answers.tolist() == [label for label in labels if label != IGNORED]
-    assert [len(group["params"]) for group in groups] == ([8] if keys == SOFTMAX else [8, 2, 2])
+    assert [len(group["params"]) for group in groups] == ([4] if keys == SOFTMAX else [4, 1, 1])
     if keys != SOFTMAX:
         for gate in groups[1]["params"]:
             gate.fill_(1.0)

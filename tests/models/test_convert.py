@@ -7,16 +7,29 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from lucid_lab.data.tokenizer import train
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from lucid_attention import enable_lucid
 from lucid_attention.models import convert as conversion
-from lucid_attention.models.convert import ConversionError, convert, read_layers
+from lucid_attention.models.checkpoint import load_tokenizer
+from lucid_attention.models.convert import ConversionError, convert, sample
+from lucid_attention.models.preconditioner import LucidSettings
 from lucid_lab import cli
+from lucid_lab.analysis import conversion as report
+from lucid_lab.analysis.conversion import read_layers
 from tests.models.decoder.cases import decoder
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 61,
+    "vocab_size": 320,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 3,
@@ -54,7 +67,7 @@ def write(folder: Path, config: Any) -> Path:
     for parameter in model.parameters():
         parameter.data.mul_(4 if parameter.ndim == 2 else 1)
     model.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
+    train([Path(__file__).read_text()], 300).save_pretrained(folder)
     return folder
 
 
@@ -65,7 +78,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 def test_strength_zero_is_exactly_the_original_model_and_one_is_lucid(checkpoint: Path, tmp_path: Path) -> None:
     convert(checkpoint, tmp_path / "zero", strength=0)
-    convert(checkpoint, tmp_path / "one")
+    convert(checkpoint, tmp_path / "one", keys="raw")
     original = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     with torch.no_grad():
         before = original(IDS).logits
@@ -77,24 +90,81 @@ def test_strength_zero_is_exactly_the_original_model_and_one_is_lucid(checkpoint
 
 def test_chosen_layers_are_those_of_the_checkpoint(llama: Path, tmp_path: Path) -> None:
     settings = convert(llama, tmp_path / "out", layers=[2], strength=0.5, sharpness=3.0)
-    assert settings.layers == (2,)
+    assert settings == LucidSettings((2,), 0.5, 3.0, (), "calibrated", True)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    assert model.config.lucid == {
-        "layers": [2],
-        "strength": 0.5,
-        "sharpness": 3.0,
-        "learned": [],
-        "center": "none",
-        "whiten": False,
-    }
+    assert model.config.lucid == settings.to_dict()
     assert not torch.equal(logits(tmp_path / "out"), logits(llama))
+
+
+def keys_of(model: Any, ids: torch.Tensor) -> dict[int, tuple[Any, torch.Tensor]]:
+    """By layer: its preconditioner, and the keys [B, H, T, D] that it gets, with softmax attention below it."""
+    found = {}
+    for module in model.modules():
+        if hasattr(module, "lucid"):
+            module.lucid.strength.fill_(0)
+            index = module.layer_idx
+            module.lucid.register_forward_pre_hook(lambda one, k, index=index: found.update({index: (one, k[0])}))
+    model(ids)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["whitened", "centered"])
+def test_keys_of_the_sample_are_centred_and_whitened_in_every_layer_and_head(
+    kind: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    texts = [Path(__file__).read_text() * 2, "to in and the x a y z of is " * 90]
+    ids, held_out = sample(load_tokenizer(checkpoint), texts)
+    assert (ids.shape, held_out.shape) == ((8, 512), (2, 512))
+    convert(checkpoint, tmp_path / "out", keys=kind, texts=texts)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    found = keys_of(model, ids)
+    assert list(found) == ([1, 2] if "gemma3" in model.config.model_type else [0, 1, 2])
+    for one, k in found.values():
+        k = k.transpose(0, 1).flatten(1, 2).double()
+        u = k - k.mean(1, keepdim=True)
+        expected = u
+        if kind == "whitened":
+            n, D = u.shape[1:]
+            scatter = u.mT @ u + D * u.square().mean((1, 2))[:, None, None] * torch.eye(D)
+            values, vectors = torch.linalg.eigh(scatter / (n + D))
+            expected = u @ (vectors * values.rsqrt()[:, None]) @ vectors.mT
+        mapped = (k - one.center.double()[:, None]) @ (torch.eye(8) if one.matrix is None else one.matrix).double()
+        torch.testing.assert_close(mapped, expected, rtol=1e-3, atol=1e-3)
+        assert k.mean(1).abs().max() > 0.01
 
 
 def test_a_converted_checkpoint_can_be_converted_again(llama: Path, tmp_path: Path) -> None:
     convert(llama, tmp_path / "out", layers=[1], strength=0)
     settings = convert(tmp_path / "out", tmp_path / "again", strength=1)
     assert (settings.layers, settings.strength) == ((1,), 1), "what is not given stays"
-    assert convert(tmp_path / "out", tmp_path / "all", layers="all").layers is None
+    maps = [load_file(tmp_path / name / "lucid.safetensors") for name in ("out", "again")]
+    assert maps[0].keys() == maps[1].keys() == {f"model.layers.1.self_attn.lucid.{x}" for x in ("center", "matrix")}
+    assert all(torch.equal(x, maps[1][name]) for name, x in maps[0].items())
+    # Layers that had no map get one, also where training has moved the maps into the weights.
+    AutoModelForCausalLM.from_pretrained(tmp_path / "again").save_pretrained(tmp_path / "trained")
+    load_tokenizer(llama).save_pretrained(tmp_path / "trained")
+    for source in ("out", "trained"):
+        assert convert(tmp_path / source, tmp_path / f"{source}-all", layers="all").layers is None
+        assert len(load_file(tmp_path / f"{source}-all" / "lucid.safetensors")) == 6
+        logits(tmp_path / f"{source}-all")
+        assert convert(tmp_path / f"{source}-all", tmp_path / f"{source}-raw", keys="raw").center == "none"
+        assert not (tmp_path / f"{source}-raw" / "lucid.safetensors").exists()
+        raw = enable_lucid(AutoModelForCausalLM.from_pretrained(llama).eval(), strength=float(source == "trained"))
+        with torch.no_grad():
+            torch.testing.assert_close(logits(tmp_path / f"{source}-raw"), raw(IDS).logits)
+
+
+def test_weights_in_parts_get_one_more_part_and_lose_it_again(tmp_path: Path, llama: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(llama).save_pretrained(tmp_path / "parts", max_shard_size="30KB")
+    load_tokenizer(llama).save_pretrained(tmp_path / "parts")
+    convert(tmp_path / "parts", tmp_path / "out")
+    convert(llama, tmp_path / "whole")
+    assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "whole"))
+    convert(tmp_path / "out", tmp_path / "plain", to="softmax")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "parts").iterdir()}
+    assert {path.name: path.read_bytes() for path in (tmp_path / "plain").iterdir()} == files
+    assert len(files) > 5
 
 
 def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tmp_path: Path) -> None:
@@ -109,24 +179,23 @@ def test_everything_but_the_configuration_is_copied_byte_by_byte(llama: Path, tm
         "README.md",
         "config.json",
         "generation_config.json",
+        "lucid.safetensors",
         "lucid_checkpoint.py",
-        "model.safetensors",
+        "model.safetensors.index.json",
         "original/params.json",
+        "softmax.safetensors",
         "softmax_config.json",
         "tokenizer.json",
+        "tokenizer_config.json",
     }
-    for name in copied - {"README.md", "config.json", "lucid_checkpoint.py", "softmax_config.json"}:
+    for name in ("generation_config.json", "original/params.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (llama / name).read_bytes()
+    for name in ("model.safetensors", "config.json"):
+        kept = tmp_path / "out" / name.replace("model.", "softmax.").replace("config.", "softmax_config.")
+        assert kept.read_bytes() == (llama / name).read_bytes()
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (llama, tmp_path / "out"))
     assert (after.pop("model_type"), after.pop("architectures")) == ("lucid_llama", ["LucidLlamaForCausalLM"])
-    assert after.pop("lucid") == {
-        "layers": None,
-        "strength": 1.0,
-        "sharpness": None,
-        "learned": [],
-        "center": "none",
-        "whiten": False,
-    }
+    assert after.pop("lucid") == LucidSettings(center="calibrated", whiten=True).to_dict()
     assert after.pop("attn_implementation") == "lucid"
     assert after.pop("auto_map") == {"AutoConfig": "lucid_checkpoint.LucidLlamaConfig"}
     assert after == {name: value for name, value in before.items() if name not in ("model_type", "architectures")}
@@ -149,7 +218,14 @@ def test_the_model_card_says_what_lucid_is_and_keeps_the_original(llama: Path, t
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlicense: mit\n---\n")
     assert card.endswith("# The original\n\nIts text.\n")
-    for fact in ("enable_lucid()", "from_pretrained", "0, 2 of 3", "| strength s | 0.5", "| sharpness c | 3 |"):
+    for fact in (
+        "enable_lucid()",
+        "from_pretrained",
+        "0, 2 of 3",
+        "| strength s | 0.5",
+        "| sharpness c | 3 |",
+        "| whitened |",
+    ):
         assert fact in card
     convert(tmp_path / "out", tmp_path / "again", strength=1, layers="all")
     again = (tmp_path / "again" / "README.md").read_text()
@@ -160,22 +236,14 @@ def test_the_model_card_says_what_lucid_is_and_keeps_the_original(llama: Path, t
     assert (tmp_path / "plain" / "README.md").read_text() == CARD
 
 
-def test_the_model_card_warns_of_large_heads_at_the_default_sharpness(tmp_path: Path) -> None:
-    large = write(tmp_path / "large", LlamaConfig(**{**SIZES, "head_dim": 64, "num_hidden_layers": 1}))
-    convert(large, tmp_path / "default")
-    convert(large, tmp_path / "sharp", sharpness=4.0)
-    assert "nearly softmax attention" in (tmp_path / "default" / "README.md").read_text()
-    assert "nearly softmax attention" not in (tmp_path / "sharp" / "README.md").read_text()
-
-
 def test_to_softmax_is_for_checkpoints_with_lucid_and_takes_no_settings(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(ConversionError, match="has no LUCID"):
         convert(llama, out, to="softmax")
-    with pytest.raises(ConversionError, match=r"to must be one of lucid, softmax, got 'sdpa'"):
+    with pytest.raises(ConversionError, match=r"to must be lucid or softmax, got 'sdpa'"):
         convert(llama, out, to="sdpa")
     convert(llama, tmp_path / "lucid")
-    with pytest.raises(ConversionError, match=r"--strength is a setting of LUCID.*got 0\.5"):
+    with pytest.raises(ConversionError, match=r"takes no settings of LUCID: expected none, got strength"):
         convert(tmp_path / "lucid", out, to="softmax", strength=0.5)
     decoder().save_pretrained(tmp_path / "own")
     with pytest.raises(ConversionError, match="is a LucidForCausalLM"):
@@ -222,6 +290,13 @@ def test_a_conversion_that_cannot_be_made_is_refused_with_the_reason(
         convert(llama, out, layers=[3])
     with pytest.raises(ConversionError, match="strength"):
         convert(llama, out, strength=1.5)
+    with pytest.raises(ConversionError, match="keys must be one of whitened, centered, raw, got 'white'"):
+        convert(llama, out, keys="white")
+    with pytest.raises(ConversionError, match=r"cannot be calibrated: the texts must have at least 1024 tokens, got 3"):
+        convert(llama, out, texts=["a b"])
+    (llama / "tokenizer.json").rename(llama / "away")
+    with pytest.raises(ConversionError, match=r"has no tokenizer.*keys='raw' needs no calibration"):
+        convert(llama, out)
     (llama / "config.json").write_text("{ not json")
     with pytest.raises(ValueError, match=r"config\.json: not JSON"):
         convert(llama, out)
@@ -266,14 +341,27 @@ def test_other_layers_are_refused(text: str) -> None:
         read_layers(text)
 
 
-def test_the_command_says_what_it_did_and_how_to_go_on(
-    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_command_measures_the_loss_before_and_after(
+    llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    assert cli.main(["convert", str(llama), str(out), "--layers", "1-2", "--strength", "0"]) == 0
+    text = tmp_path / "text.txt"
+    text.write_text("the a of is to in and x y " * 400)
+    assert cli.main(["convert", str(llama), str(out), "--layers", "1-2", "--calibrate", str(text)]) == 0
     shown = capsys.readouterr().out
-    assert "strength 0 in 2 of 3 layers" in shown
+    assert "LUCID in 2 of 3 layers, whitened keys, sharpness √D = 2.828, strength 1\n  layers 1, 2" in shown
+    ids = sample(load_tokenizer(llama), [text.read_text()])[1]
+    with torch.no_grad():
+        before, after = (float(AutoModelForCausalLM.from_pretrained(x)(ids, labels=ids).loss) for x in (llama, out))
+    rows = {line.split("  ")[0].strip(): line.split()[-2:] for line in shown.splitlines()}
+    assert rows["softmax, before"][-1] == f"{before:.4f}"
+    assert rows["LUCID, as written"] == [f"{after:.4f}", f"{after - before:+.4f}"]
+    assert [line.split(":")[0].strip() for line in shown.splitlines() if ": +" in line or ": -" in line] == ["1"]
     assert "enable_lucid()" in shown
+    assert "BROKEN" not in shown
+    monkeypatch.setattr(report, "BROKEN", -9.0)
+    assert cli.main(["convert", str(llama), str(tmp_path / "raw"), "--keys", "raw"]) == 0
+    assert "This model is BROKEN" in capsys.readouterr().out
     assert cli.main(["convert", str(llama), str(out)]) == 1
     assert "lucid convert: error: OUT must be new" in capsys.readouterr().err
     assert cli.main(["convert", str(out), str(tmp_path / "plain"), "--to", "softmax"]) == 0

@@ -4,6 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from lucid_attention import LucidConfig, enable_lucid
+from lucid_attention.models.preconditioner import LucidSettings
 from lucid_attention.models.subclasses import lucid_config_class
 from lucid_attention.vllm.configs import DecoderReader, LucidDecoderConfig
 from lucid_attention.vllm.plugin import SERVED
@@ -23,14 +24,7 @@ def test_the_own_decoder_becomes_a_llama_with_settings():
     )
     config = DecoderReader.from_dict(own.to_dict() | {"tie_word_embeddings": True})
     assert isinstance(config, LucidDecoderConfig)
-    assert config.lucid == {
-        "layers": [0, 2],
-        "strength": 0.8,
-        "sharpness": None,
-        "learned": [],
-        "center": "none",
-        "whiten": False,
-    }
+    assert config.lucid == LucidSettings(layers=(0, 2), strength=0.8).to_dict()
     assert config.tie_word_embeddings
     assert config.architectures == ["LucidForCausalLM"]
 

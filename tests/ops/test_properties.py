@@ -23,7 +23,7 @@ seeds = st.integers(0, 2**16)
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every property also with blocks so small that these short examples have several."""
     if request.param == "small":
-        monkeypatch.setattr(blockwise, "pick_schedule", lambda *args: Schedule(heads=2, block=5, elements=35))
+        monkeypatch.setattr(blockwise, "pick_schedule", lambda *args, **options: Schedule(2, block=5, elements=35))
 
 
 @st.composite

@@ -36,10 +36,10 @@ SHAPE: dict[str, Any] = {
 WINDOWS = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}
 # Configuration, its fields, and the arguments of enable_lucid.
 DROPINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {}, {}),
+    "llama": ("LlamaConfig", {}, {"center": "calibrated", "whiten": True}),
     "qwen2": ("Qwen2Config", {"hidden_size": 128}, {}),
     "qwen3": ("Qwen3Config", {"rms_norm_eps": 1e-5}, {"layers": [0, 2], "sharpness": 3.0}),
-    "mistral": ("MistralConfig", {"sliding_window": None}, {"strength": 0.6}),
+    "mistral": ("MistralConfig", {"sliding_window": None}, {"learned": ["strength", "sharpness"]}),
     "gemma3": (
         "Gemma3TextConfig",
         {"query_pre_attn_scalar": 3, "tie_word_embeddings": True, **WINDOWS},
@@ -50,7 +50,7 @@ DECODERS: dict[str, dict[str, Any]] = {
     "decoder": {"attention": "lucid", "attention_options": {"sharpness": 4.0}, "attention_bias": "qkv"},
     "decoder_mixed": {
         "attention": ["lucid", "softmax", "lucid"],
-        "attention_options": {"lucid": {"strength": 0.8}},
+        "attention_options": {"lucid": {"strength": 0.8, "center": "learned", "whiten": True, "learn_sharpness": True}},
         "qk_norm": True,
         "rope_parameters": None,
         "tie_word_embeddings": True,
@@ -84,6 +84,20 @@ def sharpen(model: Any, scale: float) -> None:
         model.get_output_embeddings().weight[:4] = 0
 
 
+def scatter(model: Any) -> None:
+    """Another map of the keys, sharpness and strength in every head, where the settings let heads differ."""
+    numbers = torch.Generator().manual_seed(1)
+    for name, x in model.state_dict().items():
+        kind = name.rpartition(".")[2]
+        if kind in ("center", "matrix", "key_center", "key_matrix"):
+            x.add_(0.3 * torch.randn(x.shape, generator=numbers))
+        elif kind == "log_sharpness":
+            x.add_(0.5 * torch.rand(x.shape, generator=numbers))
+    for name, x in model.named_parameters():
+        if name.endswith((".strength", ".sharpness")):
+            x.data.mul_(0.3 + 0.7 * torch.rand(x.shape, generator=numbers))
+
+
 def answers(model: Any) -> tuple[list[list[int]], float]:
     """The new tokens for every prompt alone, and the smallest lead of a chosen token over the next one."""
     found, leads = [], []
@@ -113,6 +127,7 @@ def dropin(name: str, seed: int) -> tuple[Any, Any]:
         sharpen(model, 6.0)
         pair.append(model.eval())
     enable_lucid(pair[1], **settings)
+    scatter(pair[1])
     return pair[0], pair[1]
 
 
@@ -123,6 +138,7 @@ def decoder(name: str, seed: int) -> tuple[Any, Any]:
         torch.manual_seed(seed)
         model = LucidForCausalLM(LucidConfig(**{**SHAPE, **fields}))
         sharpen(model, 6.0)
+        scatter(model)
         pair.append(model.eval())
     return pair[0], pair[1]
 

@@ -83,6 +83,7 @@ def test_another_implementation_of_the_model_is_refused(options: dict[str, Any],
         ("decoder", {"attention_options": {"norm": "qk"}}, "with norm 'key', got 'qk'"),
         ("decoder", {"attention_options": {"learn_beta": True}}, "with learn_beta False, got True"),
         ("decoder", {"attention_options": {"rope_base": 5.0}}, "with rope_base left out, got 5.0"),
+        ("decoder", {"attention_options": {"block": 4}}, "with block 1, got 4"),
         ("decoder", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "got 'dynamic'"),
     ],
 )
@@ -92,6 +93,15 @@ def test_what_cannot_be_served_is_said(
     folder = changed(checkpoints / name, tmp_path / name, **fields)
     with pytest.raises(ValueError, match=words):
         get_config(str(folder), trust_remote_code=False)
+
+
+def test_a_checkpoint_without_its_map_of_the_keys_is_refused(
+    checkpoints: Path, tmp_path: Path, engine: Callable[..., Any]
+) -> None:
+    lucid = json.loads((checkpoints / "gemma3" / "config.json").read_text())["lucid"] | {"center": "calibrated"}
+    folder = changed(checkpoints / "gemma3", tmp_path / "gemma3", lucid=lucid)
+    with pytest.raises(ValueError, match="must have center of layer 1"), engine(folder):
+        pass
 
 
 def test_a_quantized_cache_is_refused(engine: Callable[..., Any]) -> None:
