@@ -61,7 +61,7 @@ def in_the_code(name: str, path: str) -> Any:
 
 @cache
 def names_in(file: Path) -> set[str]:
-    """The names that a file defines at its top level."""
+    """The names that a file defines at its top level, and the keys of its table RECIPES."""
     names = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -69,6 +69,8 @@ def names_in(file: Path) -> set[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+            if "RECIPES" in names and isinstance(node.value, ast.Dict):
+                names |= {str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)}
     return names
 
 
