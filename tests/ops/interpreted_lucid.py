@@ -164,8 +164,8 @@ def test_zero_small_and_huge_keys(size, dtype, small_tiles):
 def test_inside_nothing_is_as_coarse_as_tf32(dtype, keys):
     """Results of 16-bit inputs before they are rounded, in Frobenius norm.
 
-    For bfloat16 solutions are fed back in float16: at most 2u, u = 2^-11 (`docs/mathematics.md`, section 3). Products in
-    tf32 would be off by 2e-3, in bfloat16 by 2e-2.
+    For bfloat16 solutions are fed back in float16: at most 2u, u = 2^-11 (`docs/mathematics.md`, section 3). Products
+    in tf32 would be off by 2e-3, in bfloat16 by 2e-2.
     """
     tensors = Case(T=140, H=1, D=32, E=16, keys=keys).tensors(dtype)
     k, v, weight = tensors["k"], tensors["v"], torch.randn(1, 1, 140, 16).to(dtype)
