@@ -235,8 +235,11 @@ def waits_for_all(loop: list[str]) -> bool:
 
 
 def zero_products(ttir: str) -> int:
-    """Products in parts of an operand that was widened from 16 bits: its lower parts are zero."""
-    widened = set(re.findall(r"(%\w+) = arith\.extf", ttir))
+    """Products in parts of an operand that was widened from bfloat16: its lower parts are zero.
+
+    Float16 may be widened: its range is too small for what it is multiplied with.
+    """
+    widened = set(re.findall(r"(%\w+) = arith\.extf .*xbf16> to", ttir))
     products = re.findall(r"tt\.dot (%\w+), (%\w+),.*inputPrecision = (?:bf16x|tf32x)", ttir)
     return sum(bool(widened & set(operands)) for operands in products)
 

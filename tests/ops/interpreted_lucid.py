@@ -81,6 +81,13 @@ def test_values_and_gradients_are_those_of_the_equation(name, dtype, small_tiles
     compare(case, options, dtype)
 
 
+@pytest.mark.parametrize("most", [1, 40_000], ids=["one small strip", "two strips"])
+def test_inverses_beyond_the_memory_for_them_are_made_in_parts(most, small_tiles, monkeypatch):
+    monkeypatch.setattr(triton_solve, "INVERSE_BYTES", most)
+    case, options = CASES["strips"]
+    compare(case, options, torch.float32, beta=True)
+
+
 def test_two_runs_are_bitwise_equal(small_tiles):
     case, options = CASES["masked past"]
     tensors, weight = case.tensors(torch.bfloat16, beta=True, sharpness=True), torch.randn(2, 1, 70, 8)
