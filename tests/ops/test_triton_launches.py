@@ -51,7 +51,7 @@ def test_the_launches_do_not_depend_on_data(offline):
 
 def test_a_kernel_compiles_without_faults_for_an_absent_gpu(offline):
     launches = offline.recorded("sm_90", partial(offline.plain, torch.bfloat16, 64))
-    (launch,) = [launch for launch in launches if launch.name == "update_kernel"]
+    launch, *_ = (launch for launch in launches if launch.name == "update_kernel")
     result = offline.compiled(launch, "sm_90")
     assert offline.faults(result, "sm_90") == []
     assert result.instruction == "wgmma.mma_async"

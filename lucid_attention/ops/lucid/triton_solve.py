@@ -83,10 +83,10 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     # Whole keys leave less room for values; only here it is too little.
     narrow = architecture == "sm_120" and whole >= 128
     update = Tile(64, 32, min(64, width) if narrow else width, whole)
-    gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64)
-    if dtype != torch.bfloat16:
-        gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64 if features <= 128 else 32)
-    elif large:
+    # The piece of the values in flight there: what packed documents need to spill nothing.
+    piece = 32 if exact else 16
+    gradient = Tile(32, 32, piece, min(whole, 64), out=64 if dtype == torch.bfloat16 or features <= 128 else 32)
+    if large and dtype == torch.bfloat16:
         gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
