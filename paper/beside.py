@@ -32,6 +32,7 @@ DATASETS = {
 }  # fmt: skip
 PRESETS = {"Gemma-3-1B": "gemma3_1b", "Gemma-3-4B": "gemma3_4b", "Qwen-2.5-1.5B": "qwen2_5_1_5b"}
 NEEDLES = (2, 4, 6, 8, 10)
+MEASURES = {"A, softmax": "softmax", "|W|, normalised": "magnitude"}
 
 
 class Missing(Exception):
@@ -118,7 +119,7 @@ RULES: dict[str, tuple[str, list[tuple[str, Callable[..., float | str]]]]] = {
         (r"(softmax|LUCID), loss, no RoPE, .*", lambda r, m: r.loss(f"no_rope_32k-{ARMS[m]}")),
     ]),
     "decoding": ("§2.3", [(r".*", lambda r: decoding(r))]),
-    "hit_rate": ("§4.5", [(r"(.*), weight on the answer, (.*)", lambda r, m, measure: r.hit_rate(ARMS[m], measure))]),
+    "hit_rate": ("§4.5", [(r"(.*), weight on the answer, (.*)", lambda r, m, x: r.hit_rate(ARMS[m], MEASURES[x]))]),
     **{
         f"table{number}": (f"Table {number}", [
             (r"S-NIAH, (.*), (\d+) tokens", lambda r, m, n: r.sniah(f"64k-{ARMS[m]}", int(n))),
