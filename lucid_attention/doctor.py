@@ -5,17 +5,22 @@ float64 on the CPU, of the same rounded inputs. It may be a few times as far fro
 dtype. Keys are correlated: with independent keys P is nearly the identity, and a kernel that does nothing would pass.
 
 A run proves the Triton kernels for `impl="auto"`: the result is written to the user's cache folder (`ops/dispatch.py`).
+Compilers have been wrong for one dtype or one head size, and races were rare. So every dtype runs with every size, many
+times, in sequences of several strips and with enough heads to fill a GPU.
 """
 
 import json
 import math
 import platform
+import statistics
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -56,6 +61,7 @@ class Case:
     """One call. B batch, H key/value heads, G query heads per key/value head, T new and S past tokens, D, E sizes.
 
     options: of "mask", "packed", "beta", "sharpness" (learned), "strength", "static" (a cache of fixed size).
+    copies: how often the batch is repeated on the device; runs: how often the call is. All must give the same bits.
     """
 
     operator: str
@@ -68,6 +74,8 @@ class Case:
     D: int = 64
     E: int = 64
     options: tuple[str, ...] = ()
+    copies: int = 1
+    runs: int = 2
 
     @property
     def name(self) -> str:
@@ -76,7 +84,9 @@ class Case:
 
     def small(self) -> "Case":
         """The same for Triton's interpreter, which is slow."""
-        return replace(self, T=min(self.T, INTERPRETED_LENGTH), S=min(self.S, INTERPRETED_LENGTH), B=1)
+        return replace(
+            self, T=min(self.T, INTERPRETED_LENGTH), S=min(self.S, INTERPRETED_LENGTH), B=1, copies=1, runs=2
+        )
 
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -107,6 +117,16 @@ ALL: tuple[Case, ...] = (
     Case("path_decode", F32, S=300, G=2, D=64, E=64),
     Case("delta_attention", F32, T=130, G=2, D=64, E=64),
 )
+
+
+# For the Triton kernels only.
+PROOF: tuple[Case, ...] = tuple(
+    Case("precondition", dtype, T=1700, D=size, E=size, copies=16, runs=50)
+    for dtype in dispatch.DTYPES
+    for size in (64, 128, 256)
+)
+# Of timings: key/value heads, query heads per key/value head, T, D.
+TIMED = ((8, 1, 8192, 128), (4, 8, 32768, 64))
 
 
 def make_inputs(case: Case) -> dict[str, Any]:
@@ -243,8 +263,10 @@ def cannot_run(impl: str, device: torch.device, dtype: torch.dtype) -> str | Non
 
 def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device, dtype: torch.dtype) -> Results:
     """Outputs and gradients on the CPU in float64."""
-    operator = OPERATORS[case.operator]
+    operator, copies = OPERATORS[case.operator], 1 if impl == REFERENCE else case.copies
     x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
+    if copies > 1:
+        x = {name: t.repeat(copies, *[1] * (t.ndim - 1)) for name, t in x.items() if t.ndim > 1}
     tracked = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
     with torch.set_grad_enabled(operator.backward):
         results = operator.run(case, x, impl)
@@ -252,7 +274,10 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
             weight = x["weight"][:, : results[next(iter(results))].shape[1]]
             sum((out * weight).sum() for out in results.values()).backward()
             results |= {f"d{name}": t.grad for name, t in tracked.items() if t.grad is not None}
-    return {name: t.detach().double().cpu() for name, t in results.items()}
+    for name, t in results.items():
+        if copies > 1 and not torch.equal(t, t[: t.shape[0] // copies].repeat(copies, *[1] * (t.ndim - 1))):
+            raise RuntimeError(f"equal sequences of one batch have different {name}")
+    return {name: t.detach()[: t.shape[0] // copies].double().cpu() for name, t in results.items()}
 
 
 class Finding(NamedTuple):
@@ -269,26 +294,26 @@ class Finding(NamedTuple):
 
 
 def check(case: Case, impl: str, device: torch.device) -> Finding:
-    """Run one implementation twice and compare it with the truth. Never raises."""
+    """Run one implementation several times and compare it with the truth. Never raises."""
     try:
         with poisoned_memory():
             inputs, cpu = make_inputs(case), torch.device("cpu")
             truth = evaluate(case, inputs, REFERENCE, cpu, torch.float64)
             plain = evaluate(case, inputs, REFERENCE, cpu, case.dtype)
-            first, second = (evaluate(case, inputs, impl, device, case.dtype) for _ in range(2))
+            first, *others = (evaluate(case, inputs, impl, device, case.dtype) for _ in range(case.runs))
     # Any error of a compiler, a driver or a kernel is a finding.
     except Exception as error:
         return Finding(False, math.inf, 0.0, f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}")
     rounds = case.operator in READOUTS and case.dtype != torch.float32
     floor = FLOORS[case.dtype] + (2 * torch.finfo(case.dtype).eps if rounds else 0)
-    return judge(truth, plain, first, second, floor)
+    return judge(truth, plain, first, others, floor)
 
 
-def judge(truth: Results, plain: Results, first: Results, second: Results, floor: float) -> Finding:
-    """Compare two runs with the truth. plain: the dense equation in the same dtype."""
+def judge(truth: Results, plain: Results, first: Results, others: list[Results], floor: float) -> Finding:
+    """Compare runs with the truth. plain: the dense equation in the same dtype."""
     if first.keys() != truth.keys():
         return Finding(False, math.inf, 0.0, f"expected {', '.join(truth)}, got {', '.join(first)}")
-    different = [name for name in first if not torch.equal(first[name], second[name])]
+    different = [name for name in first if not all(torch.equal(first[name], other[name]) for other in others)]
     worst = Finding(True, 0.0, floor, "")
     # A gradient that nearly cancels is measured in units of the largest one.
     unit = max(float(x.abs().max()) for x in truth.values())
@@ -355,7 +380,9 @@ def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None
     skipped = [f"not run: {impl}: {reason}" for impl, reason in not_run(device, quick).items()]
     wrong = {(x.case.operator, x.impl) for x in checks if not x.finding.ok}
     note = write_proof(device, checks, quick)
+    times = [] if quick or device.type != "cuda" else list(timings(device))
     choices = what_auto_chooses(device)
+    print("\n".join(map(str, times)), file=out)
     print("\n".join([*skipped, "", *choices.values(), *([note] if note else []), ""]), file=out)
     if wrong:
         names = ", ".join(sorted({impl for _, impl in wrong}))
@@ -371,12 +398,47 @@ def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None
                 | {"error": finding.error if finding.error < math.inf else None, "allowed": finding.allowed}
                 for case, impl, finding in checks
             ],
+            "milliseconds": times,
             "not_run": skipped,
             "auto": choices,
         }
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         print(text, end="") if json_file == "-" else write_whole(Path(json_file), text)
     return not wrong
+
+
+def timings(device: torch.device) -> Iterator[dict[str, Any]]:
+    """Milliseconds of LUCID attention and of torch's softmax attention in bfloat16, forward and with gradients."""
+    for H, G, T, D in TIMED:
+        x = [torch.randn(1, heads, T, D, device=device, dtype=BF16).requires_grad_() for heads in (H * G, H, H)]
+        calls = {"softmax": partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)}
+        for impl in ("triton", "blockwise"):
+            if cannot_run(impl, device, BF16) is None:
+                calls[impl] = partial(lucid_attention, impl=impl)
+        found: dict[str, Any] = {"heads": H, "queries": H * G, "T": T, "D": D}
+        for name, call in calls.items():
+            found[name] = [_milliseconds(call, x, gradients) for gradients in (False, True)]
+        yield found
+
+
+def _milliseconds(call: Callable[..., Tensor], x: list[Tensor], gradients: bool) -> float:
+    """The median of seven calls, after two that compile."""
+    times = []
+    for _ in range(9):
+        _synchronize(x[0].device)
+        start = time.perf_counter()
+        with torch.set_grad_enabled(gradients):
+            o = call(*x)
+        if gradients:
+            torch.autograd.grad(o.sum(), x)
+        _synchronize(x[0].device)
+        times.append(1e3 * (time.perf_counter() - start))
+    return round(statistics.median(times[2:]), 3)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _print_table(checks: list[Check], out: TextIO) -> None:
@@ -416,12 +478,9 @@ def _run_checks(device: torch.device, quick: bool) -> Iterator[Check]:
     cases = QUICK if quick else ALL
     if dispatch.interpreted():
         cases = tuple(case.small() for case in cases)
-    plan = [
-        (case, impl)
-        for case in cases
-        for impl in OPERATORS[case.operator].implementations
-        if _left_out(impl, device, case.dtype, quick) is None
-    ]
+    plan = [(case, impl) for case in cases for impl in OPERATORS[case.operator].implementations]
+    plan += [] if quick or dispatch.interpreted() else [(case, "triton") for case in PROOF]
+    plan = [(case, impl) for case, impl in plan if _left_out(impl, device, case.dtype, quick) is None]
     for number, (case, impl) in enumerate(plan, 1):
         print(f"[{number}/{len(plan)}] {case.operator} {case.name}: {impl}", end=" ", file=sys.stderr, flush=True)
         finding = check(case, impl, device)

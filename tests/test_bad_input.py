@@ -39,7 +39,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 ATTENTION, DECODE, NORMS = ("attention",), ("decode",), ("inverse_norms",)
 SEQUENCES = ("attention", "precondition")
 DENSE = (*SEQUENCES, "preconditioner")
-WITH_V = (*SEQUENCES, "decode")
 WITH_Q = ("attention", "decode")
 WITH_OPTIONS = (*DENSE, "decode")
 WITH_K = (*WITH_OPTIONS, "inverse_norms")
@@ -65,182 +64,69 @@ def meta(x: Tensor) -> Tensor:
 
 
 FLOAT = "float64, float32, bfloat16 or float16"
-LAYOUT = ("k must be", "[B, H,")
-NAN, INF = math.nan, math.inf
-
-TENSORS = [
-    Case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, ("k must be", "torch.Tensor", "got list")),
-    Case("v is a number", WITH_V, {"v": 1.0}, TypeError, ("v must be", "torch.Tensor", "got float")),
-    Case("k without a batch", WITH_K, {"k": K[0]}, ValueError, (*LAYOUT, "[2, 6, 4]")),
-    Case("v without a batch", WITH_V, {"v": V[0]}, ValueError, ("v must be", "[B, H,", "[2, 6, 3]")),
-    Case("q without a batch", WITH_Q, {"q": Q[0]}, ValueError, ("q must be", "[B, H·G, T, D]", "[4, 6, 4]")),
-    Case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, ("v must match k", "[2, 2, 6]", "[2, 2, 5]")),
-    Case(
-        "q too short",
-        ATTENTION,
-        {"q": Q[:, :, -1:]},
-        ValueError,
-        ("q must be", "[2, 4, 6, 4]", "[2, 4, 1, 4]", "past=", "lucid_decode"),
-    ),
-    Case("q of another D", ATTENTION, {"q": Q[..., 1:]}, ValueError, ("q must be", "[2, 4, 6, 4]", "[2, 4, 6, 3]")),
-    Case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, ("q must", "multiple of 2", "got 3")),
-    Case("no token", DENSE, {"k": K[:, :, :0]}, ValueError, (*LAYOUT, "empty", "[2, 2, 0, 4]")),
-    Case("no value feature", WITH_V, {"v": V[:, :, :1, :0]}, ValueError, ("v must be", "empty", "[2, 2, 1, 0]")),
-    Case("no query head", WITH_Q, {"q": Q[:, :0]}, ValueError, ("q must be", "empty", "[2, 0, 6, 4]")),
-    Case("k is integer", WITH_K, {"k": K.long()}, TypeError, ("k must be", FLOAT, "torch.int64")),
-    Case("v is integer", WITH_V, {"v": V[:, :, :1].int()}, TypeError, ("v must be", FLOAT, "torch.int32")),
-    Case("q is bool", WITH_Q, {"q": Q[:, :, :1] > 0}, TypeError, ("q must be", FLOAT, "torch.bool")),
-    Case("v is double", SEQUENCES, {"v": V.double()}, TypeError, ("v must", "dtype of k", "float32", "float64")),
-    Case("q is bfloat16", ATTENTION, {"q": Q.bfloat16()}, TypeError, ("q must", "dtype of k", "float32", "bfloat16")),
-    Case("v elsewhere", SEQUENCES, {"v": meta(V)}, ValueError, ("v must", "device of k", "expected cpu", "got meta")),
-    Case("q elsewhere", ATTENTION, {"q": meta(Q)}, ValueError, ("q must", "device of k", "expected cpu", "got meta")),
-    Case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, ("k must be", "dense", "sparse_coo")),
-    Case("k is jagged", SEQUENCES, {"k": jagged()}, TypeError, ("k must be", "dense", "jagged")),
-]
-
-PASTS = [
-    Case("past is a tensor", SEQUENCES, {"past": K}, TypeError, ("past must be a pair (k_past, y_past)", "Tensor")),
-    Case("past of three", SEQUENCES, {"past": (K, V, V)}, TypeError, ("past must be a pair", "length 3")),
-    Case("past of Nones", SEQUENCES, {"past": (None, None)}, TypeError, ("k_past must be", "Tensor", "NoneType")),
-    Case(
-        "past swapped", SEQUENCES, {"past": PAST[::-1]}, ValueError, ("k_past must be", "[2, 2, 6, 4]", "[2, 2, 6, 3]")
-    ),
-    Case(
-        "y_past too short",
-        SEQUENCES,
-        {"past": (K, V[:, :, 1:])},
-        ValueError,
-        ("y_past", "[2, 2, 6, 3]", "[2, 2, 5, 3]"),
-    ),
-    Case("k_past elsewhere", SEQUENCES, {"past": (meta(K), V)}, ValueError, ("k_past", "expected cpu", "got meta")),
-    Case("dense with past", ("preconditioner",), {"past": PAST}, TypeError, ("past", "unexpected")),
-]
-
-MASKS = [
-    Case("mask is a list", WITH_OPTIONS, {"key_mask": [[True] * T] * B}, TypeError, ("key_mask", "Tensor", "got list")),
-    Case("mask of 0 and 1", WITH_OPTIONS, {"key_mask": MASK.long()}, TypeError, ("key_mask", "torch.bool", "int64")),
-    Case(
-        "mask is square", DENSE, {"key_mask": MASK[:, None, None]}, ValueError, ("key_mask", "[2, 6]", "[2, 1, 1, 6]")
-    ),
-    Case("mask too long", DENSE, {"key_mask": MASK.repeat(1, 2)}, ValueError, ("key_mask", "[2, 6]", "[2, 12]")),
-    Case(
-        "mask leaves out the past",
-        SEQUENCES,
-        {"key_mask": MASK, "past": PAST},
-        ValueError,
-        ("key_mask", "[B, S + T] = [2, 12]", "[2, 6]"),
-    ),
-    Case("mask elsewhere", DENSE, {"key_mask": meta(MASK)}, ValueError, ("key_mask", "expected cpu", "got meta")),
-]
+NAN = math.nan
 
 
-def packed(id: str, borders: Any, error: type[Exception], *words: str, rows: int = 1, **more: Any) -> Case:
-    functions = SEQUENCES if "past" in more or "impl" in more else DENSE
+def case(id: str, functions: tuple[str, ...], changes: dict[str, Any], error: type[Exception], *words: str) -> Case:
+    return Case(id, functions, changes, error, words)
+
+
+def packed(id: str, offsets: Any, error: type[Exception], *words: str, rows: int = 1, **more: Any) -> Case:
+    functions = SEQUENCES if more else DENSE
+    borders = torch.tensor(offsets, dtype=torch.int32) if isinstance(offsets, tuple) else offsets
     return Case(id, functions, {"cu_seqlens": borders, **more}, error, ("cu_seqlens", *words), rows)
 
 
-def borders(*offsets: int) -> Tensor:
-    return torch.tensor(offsets, dtype=torch.int32)
-
-
-PACKINGS = [
+INVERSE_NORMS = FUNCTIONS["decode"][1]["inverse_norms"]
+CASES = [
+    case("k is a list", WITH_K, {"k": [[1.0]]}, TypeError, "k must be", "torch.Tensor", "got list"),
+    case("k without a batch", WITH_K, {"k": K[0]}, ValueError, "k must be", "[B, H,", "[2, 6, 4]"),
+    case("v too short", SEQUENCES, {"v": V[:, :, 1:]}, ValueError, "v must match k", "[2, 2, 6]", "[2, 2, 5]"),
+    case("q too short", ATTENTION, {"q": Q[:, :, -1:]}, ValueError, "q must be", "[2, 4, 1, 4]", "past=", "_decode"),
+    case("three q heads on two", WITH_Q, {"q": Q[:, :3]}, ValueError, "q must", "multiple of 2", "got 3"),
+    case("no token", DENSE, {"k": K[:, :, :0]}, ValueError, "k must be", "empty", "[2, 2, 0, 4]"),
+    case("k is integer", WITH_K, {"k": K.long()}, TypeError, "k must be", FLOAT, "torch.int64"),
+    case("q is bfloat16", ATTENTION, {"q": Q.bfloat16()}, TypeError, "q must", "dtype of k", "float32", "bfloat16"),
+    case("q elsewhere", ATTENTION, {"q": meta(Q)}, ValueError, "q must", "expected cpu", "got meta"),
+    case("new q elsewhere", DECODE, {"q": meta(Q[:, :, :1])}, ValueError, "q must", "expected cpu", "got meta"),
+    case("k is sparse", WITH_K, {"k": K.to_sparse()}, TypeError, "k must be", "dense", "sparse_coo"),
+    case("k is jagged", SEQUENCES, {"k": jagged()}, TypeError, "k must be", "dense", "jagged"),
+    case("past is a tensor", SEQUENCES, {"past": K}, TypeError, "past must be a pair (k_past, y_past)", "Tensor"),
+    case("past swapped", SEQUENCES, {"past": PAST[::-1]}, ValueError, "k_past must be", "[2, 2, 6, 4]", "2, 6, 3]"),
+    case("y too short", SEQUENCES, {"past": (K, V[:, :, 1:])}, ValueError, "y_past", "[2, 2, 6, 3]", "[2, 2, 5, 3]"),
+    case("dense with past", ("preconditioner",), {"past": PAST}, TypeError, "past", "unexpected"),
+    case("mask of 0 and 1", WITH_OPTIONS, {"key_mask": MASK.long()}, TypeError, "key_mask", "torch.bool", "int64"),
+    case("mask too long", DENSE, {"key_mask": MASK.repeat(1, 2)}, ValueError, "key_mask", "[2, 6]", "[2, 12]"),
+    case("mask of new", SEQUENCES, {"key_mask": MASK, "past": PAST}, ValueError, "[B, S + T] = [2, 12]", "[2, 6]"),
     packed("borders in a list", [0, 2, 6], TypeError, "torch.Tensor", "got list"),
     packed("borders are float", BORDERS.float(), TypeError, "int32 or int64", "float32"),
-    packed("borders in two dimensions", BORDERS[None], ValueError, "[n + 1]", "[1, 3]"),
-    packed("last border below T", borders(0, 2, 5), ValueError, "cu_seqlens[-1] = 6", "got 5"),
-    packed("falling borders", borders(0, 4, 2, 6), ValueError, "without falling", "[1] = 4", "[2] = 2"),
-    packed("falling, reference", borders(0, 4, 2, 6), ValueError, "falling", "[1] = 4", "[2] = 2", impl="reference"),
+    packed("last border below T", (0, 2, 5), ValueError, "cu_seqlens[-1] = 6", "got 5"),
+    packed("falling borders", (0, 4, 2, 6), ValueError, "without falling", "[1] = 4", "[2] = 2"),
+    packed("falling, reference", (0, 4, 2, 6), ValueError, "falling", "[1] = 4", "[2] = 2", impl="reference"),
     packed("packed in two rows", BORDERS, ValueError, "batch size 1", "got 2", rows=2),
     packed("packed with past", BORDERS, ValueError, "past", "exclude", past=(K[:1], V[:1])),
     packed("borders elsewhere", meta(BORDERS), ValueError, "expected cpu", "got meta"),
+    case("beta is a number", WITH_OPTIONS, {"beta": 0.5}, TypeError, "beta must be", "torch.Tensor", "got float"),
+    case("beta is [B, T, H]", DENSE, {"beta": BETA.mT}, ValueError, "beta", "[B, H, T] = [2, 2, 6]", "[2, 6, 2]"),
+    case("sharpness is 0", WITH_OPTIONS, {"sharpness": 0}, ValueError, "sharpness must be", "positive", "got 0"),
+    case("sharpness is 1e39", WITH_OPTIONS, {"sharpness": 1e39}, ValueError, "finite number in float32", "got 1e+39"),
+    case("sharpness is text", WITH_OPTIONS, {"sharpness": "4"}, TypeError, "sharpness must be", "number", "got str"),
+    case("sharpness is []", WITH_OPTIONS, {"sharpness": torch.tensor(2.0)}, ValueError, "[H] = [2]", "got shape []"),
+    case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, "scale must be", "number", "got str"),
+    case("scale is NaN", WITH_Q, {"scale": NAN}, ValueError, "scale must be", "finite", "got nan"),
+    case("norm unknown", WITH_OPTIONS, {"norm": "l2"}, ValueError, "norm must be", "'key', 'qk', 'row_max'", "'l2'"),
+    case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, "impl must be", "'auto', 'reference'", "'flash'"),
+    case("impl not there", SEQUENCES, {"impl": "triton"}, ValueError, "impl='triton'", "Expected 'auto', 'reference'"),
+    case("SDPA's mask", ATTENTION, {"attn_mask": MASK}, ValueError, "attn_mask", "key_mask", "cu_seqlens", "block"),
+    case("SDPA's dropout", ATTENTION, {"dropout_p": 0.1}, ValueError, "dropout_p", "0.1"),
+    case("misspelt", ATTENTION, {"sharpnes": 4.0}, TypeError, "lucid_attention()", "did you mean 'sharpness'"),
+    case("y_past too long", DECODE, {"y_past": PAST[1].repeat(1, 1, 2, 1)}, ValueError, "y_past", "[2, 2, 12, 3]"),
+    case("y_past elsewhere", DECODE, {"y_past": meta(PAST[1])}, ValueError, "y_past", "expected cpu", "got meta"),
+    case("norms of the past", DECODE, {"inverse_norms": INVERSE_NORMS[..., 1:]}, ValueError, "inverse_norms", "2, 7]"),
+    case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, "v must be", "[B, H, 1, E]", "[2, 2, 2, 3]"),
+    case("two new queries", DECODE, {"q": Q[:, :, :2]}, ValueError, "q must be", "[2, 4, 1, 4]", "[2, 4, 2, 4]"),
+    case("mask of the past", DECODE, {"key_mask": MASK}, ValueError, "key_mask", "[2, 7]", "[2, 6]"),
 ]
-
-
-def sharpness(id: str, value: Any, error: type[Exception], *words: str) -> Case:
-    return Case(id, WITH_OPTIONS, {"sharpness": value}, error, ("sharpness must be", *words))
-
-
-OPTIONS = [
-    Case("beta is a number", WITH_OPTIONS, {"beta": 0.5}, TypeError, ("beta must be", "torch.Tensor", "got float")),
-    Case("beta is integer", WITH_OPTIONS, {"beta": BETA.int()}, TypeError, ("beta must be", FLOAT, "torch.int32")),
-    Case("beta is [B, T, H]", DENSE, {"beta": BETA.mT}, ValueError, ("beta", "[B, H, T] = [2, 2, 6]", "[2, 6, 2]")),
-    Case("beta of the past", DECODE, {"beta": BETA}, ValueError, ("beta must be", "[2, 2, 1]", "[2, 2, 6]")),
-    Case("beta elsewhere", DENSE, {"beta": meta(BETA)}, ValueError, ("beta", "expected cpu", "got meta")),
-    sharpness("sharpness is 0", 0, ValueError, "positive", "got 0"),
-    sharpness("sharpness is NaN", NAN, ValueError, "finite", "got nan"),
-    sharpness("sharpness is infinite in float32", 1e39, ValueError, "finite number in float32", "got 1e+39"),
-    sharpness("sharpness is text", "4", TypeError, "number", "got str"),
-    sharpness("sharpness is a tensor []", torch.tensor(2.0), ValueError, "[H] = [2]", "got shape []"),
-    sharpness("sharpness of rows", torch.ones(B, H), ValueError, "[H] = [2]", "got shape [2, 2]"),
-    sharpness("sharpness is integer", SHARPNESS.int(), TypeError, FLOAT, "torch.int32"),
-    sharpness("sharpness elsewhere", meta(SHARPNESS), ValueError, "expected cpu", "got meta"),
-    Case("scale is text", WITH_Q, {"scale": "0.5"}, TypeError, ("scale must be", "number", "got str")),
-    Case("scale is NaN", WITH_Q, {"scale": NAN}, ValueError, ("scale must be", "finite", "got nan")),
-    Case("norm unknown", WITH_OPTIONS, {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "'l2'")),
-    Case("impl unknown", SEQUENCES, {"impl": "flash"}, ValueError, ("impl must be", "'auto', 'reference'", "'flash'")),
-    Case(
-        "impl not there", SEQUENCES, {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")
-    ),
-    Case("SDPA's mask", ATTENTION, {"attn_mask": MASK}, ValueError, ("attn_mask", "key_mask", "cu_seqlens", "block")),
-    Case("SDPA's dropout", ATTENTION, {"dropout_p": 0.1}, ValueError, ("dropout_p", "0.1")),
-    Case(
-        "misspelt",
-        ATTENTION,
-        {"sharpnes": 4.0},
-        TypeError,
-        ("lucid_attention()", "'sharpnes'", "did you mean 'sharpness'"),
-    ),
-]
-
-Y, S = PAST[1], FUNCTIONS["decode"][1]["inverse_norms"]
-V1, Q1 = FUNCTIONS["decode"][1]["v"], FUNCTIONS["decode"][1]["q"]
-DECODING = [
-    Case("y_past is None", DECODE, {"y_past": None}, TypeError, ("y_past must be", "torch.Tensor", "NoneType")),
-    Case(
-        "y_past too long",
-        DECODE,
-        {"y_past": Y.repeat(1, 1, 2, 1)},
-        ValueError,
-        ("y_past", "[2, 2, 6, 3]", "[2, 2, 12, 3]"),
-    ),
-    Case("y_past is double", DECODE, {"y_past": Y.double()}, TypeError, ("y_past must have", "float32", "float64")),
-    Case("y_past elsewhere", DECODE, {"y_past": meta(Y)}, ValueError, ("y_past", "expected cpu", "got meta")),
-    Case(
-        "no inverse_norms",
-        DECODE,
-        {"inverse_norms": None},
-        TypeError,
-        ("inverse_norms must be", "torch.Tensor", "NoneType"),
-    ),
-    Case(
-        "inverse_norms of the past",
-        DECODE,
-        {"inverse_norms": S[..., 1:]},
-        ValueError,
-        ("inverse_norms", "[2, 2, 7]", "[2, 2, 6]"),
-    ),
-    Case(
-        "inverse_norms elsewhere",
-        DECODE,
-        {"inverse_norms": meta(S)},
-        ValueError,
-        ("inverse_norms", "expected cpu", "got meta"),
-    ),
-    Case("new q is double", DECODE, {"q": Q1.double()}, TypeError, ("q must have", "float32", "float64")),
-    Case("new q elsewhere", DECODE, {"q": meta(Q1)}, ValueError, ("q must", "expected cpu", "got meta")),
-    Case("two new values", DECODE, {"v": V[:, :, :2]}, ValueError, ("v must be", "[B, H, 1, E]", "[2, 2, 2, 3]")),
-    Case("two new queries", DECODE, {"q": Q[:, :, :2]}, ValueError, ("q must be", "[2, 4, 1, 4]", "[2, 4, 2, 4]")),
-    Case(
-        "cache without the new key",
-        DECODE,
-        {"k": CACHE[:, :, 1:]},
-        ValueError,
-        ("y_past", "[2, 2, 5, 3]", "[2, 2, 6, 3]"),
-    ),
-    Case("mask of the past", DECODE, {"key_mask": MASK}, ValueError, ("key_mask", "[2, 7]", "[2, 6]")),
-]
-
-CASES = [*TENSORS, *PASTS, *MASKS, *PACKINGS, *OPTIONS, *DECODING]
 
 
 def snapshot(arguments: dict[str, Any]) -> list[tuple[Tensor, int, Tensor | None]]:

@@ -172,7 +172,6 @@ COSTS: dict[str, Callable[[dict[str, Any]], Cost]] = {
     "inverse_kernel": inverse,
     "pack_keys_kernel": copy,
     "pack_values_kernel": copy,
-    "project_kernel": copy,
     "path_product_kernel": product,
     "path_apply_kernel": lambda a: path_rectangle(a, a["WIDTH"], a["WIDTH"]),
     "path_pull_kernel": lambda a: path_rectangle(a, a["VALUES"] + a["OUT"], a["OUT"]),

@@ -202,7 +202,7 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
         "tt.dot" in kernel.asm["ttir"],
         len(TWO_BYTES.findall(text)),
         zero_products(kernel.asm["ttir"]),
-        sum(launch.stages > 2 and waits_for_all(loop) for loop in loops),
+        sum(launch.stages > 2 and waits_for_all(loop) for loop in outer),
         round(statistics.mean(map(len, outer))) if outer else 0,
         round(statistics.mean(map(len, loops))) if loops and outer != loops else 0,
     )
@@ -235,8 +235,11 @@ def waits_for_all(loop: list[str]) -> bool:
 
 
 def zero_products(ttir: str) -> int:
-    """Products in parts of an operand that was widened from 16 bits: its lower parts are zero."""
-    widened = set(re.findall(r"(%\w+) = arith\.extf", ttir))
+    """Products in parts of an operand that was widened from bfloat16: its lower parts are zero.
+
+    Float16 may be widened: its range is too small for what it is multiplied with.
+    """
+    widened = set(re.findall(r"(%\w+) = arith\.extf .*xbf16> to", ttir))
     products = re.findall(r"tt\.dot (%\w+), (%\w+),.*inputPrecision = (?:bf16x|tf32x)", ttir)
     return sum(bool(widened & set(operands)) for operands in products)
 
@@ -420,14 +423,11 @@ def compile_all(
 def let_use_all_registers(architecture: str, kernels: set[str]) -> None:
     """Write kernels to the table of `ops/triton_tiles.py`."""
     known = triton_tiles.SPILLING
-    known[architecture] = sorted({*known.get(architecture, []), *kernels})
+    names = {name.removesuffix("_kernel") for name in kernels}
+    known[architecture] = " ".join(sorted({*known.get(architecture, "").split(), *names}))
     file = Path(triton_tiles.__file__)
-    rows = []
-    for name in sorted(known, key=list(TARGETS).index):
-        rows += [f'    "{name}": [', *(f'        "{kernel}",' for kernel in known[name]), "    ],"]
-    text, count = re.subn(
-        r"(?<=SPILLING: dict\[str, list\[str\]\] = \{\n)[^}]*", lambda match: "\n".join(rows) + "\n", file.read_text()
-    )
+    rows = [f'    "{name}": "{known[name]}",\n' for name in sorted(known, key=list(TARGETS).index)]
+    text, count = re.subn(r"(?<=SPILLING = \{\n)[^}]*", lambda match: "".join(rows), file.read_text())
     assert count == 1, f"{file.name} has no table"
     file.write_text(text)
 

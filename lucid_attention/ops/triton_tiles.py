@@ -31,38 +31,12 @@ MOST_SPLITS = 64
 ALL_REGISTERS = 255
 # Kernels that spill in some variant: NVIDIA's compiler prefers to spill a few bytes so that more programs run at once.
 # These may use all registers of a program. `tools/gpu_offline.py` finds them and writes the table.
-SPILLING: dict[str, list[str]] = {
-    "sm_80": [
-        "path_apply_kernel",
-        "path_step_split_kernel",
-    ],
-    "sm_89": [
-        "key_gradient_kernel",
-        "pack_keys_kernel",
-        "path_pull_kernel",
-        "path_step_split_kernel",
-        "project_kernel",
-    ],
-    "sm_90": [
-        "path_attend_kernel",
-        "path_pull_kernel",
-        "path_step_split_kernel",
-    ],
-    "sm_100": [
-        "key_gradient_kernel",
-        "path_apply_kernel",
-        "path_pull_kernel",
-        "path_step_split_kernel",
-    ],
-    "sm_120": [
-        "path_apply_kernel",
-        "path_attend_kernel",
-        "path_pull_kernel",
-        "path_step_prepare_kernel",
-        "path_step_split_kernel",
-        "step_split_kernel",
-        "update_kernel",
-    ],
+SPILLING = {
+    "sm_80": "path_apply path_step_split",
+    "sm_89": "key_gradient pack_keys path_pull path_step_split",
+    "sm_90": "path_pull path_step_split",
+    "sm_100": "key_gradient path_apply path_pull path_step_split",
+    "sm_120": "path_apply path_pull path_step_prepare path_step_split step_split update",
 }
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -153,8 +127,8 @@ def splits_of(n: int, places: int) -> int:
 
 def registers(kernel: triton.JITFunction, device: torch.device) -> dict[str, int]:
     """Register options of a launch of this kernel."""
-    names = SPILLING.get(architecture(device), [])
-    return {"maxnreg": ALL_REGISTERS} if names and kernel.__name__ in names else {}
+    names = SPILLING.get(architecture(device), "").split()
+    return {"maxnreg": ALL_REGISTERS} if kernel.__name__.removesuffix("_kernel") in names else {}
 
 
 def on_device(x: Tensor) -> AbstractContextManager[object]:

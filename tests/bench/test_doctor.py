@@ -127,6 +127,31 @@ def test_a_solve_that_does_nothing_is_found_in_every_case(monkeypatch):
 
 
 GPU = torch.device("cuda", 0)
+PROOF = (Case("precondition", torch.bfloat16, T=40, D=16, E=16, copies=3, runs=4),)
+
+
+def test_a_proof_repeats_sequences_and_runs_and_compares_all_of_them(monkeypatch):
+    calls = []
+
+    def broken(y: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        solve(y, *args, **kwargs)
+        calls.append(y.shape[0])
+        if len(calls) > 2 * PROOF[0].runs:
+            y[-1, 7] *= 1.01
+
+    solve = blockwise.solve_
+    monkeypatch.setattr(blockwise, "solve_", broken)
+    assert doctor.check(PROOF[0], "blockwise", CPU).ok
+    assert sum(calls) == PROOF[0].runs * 3 * PROOF[0].H
+    calls += [0] * 10
+    assert "equal sequences of one batch" in doctor.check(PROOF[0], "blockwise", CPU).about
+
+
+def test_timings_are_those_of_softmax_and_of_what_can_run(monkeypatch):
+    monkeypatch.setattr(doctor, "TIMED", ((1, 2, 40, 16),))
+    (found,) = doctor.timings(CPU)
+    assert all(min(found[name]) > 0 for name in ("softmax", "blockwise"))
+    assert "triton" not in found
 
 
 @pytest.fixture
@@ -144,8 +169,8 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch._proven.cache_clear()
     real_check = doctor.check
     monkeypatch.setattr(doctor, "check", lambda case, impl, device: real_check(case, "blockwise", CPU))
-    for name in ("QUICK", "ALL"):
-        monkeypatch.setattr(doctor, name, CASES[:2])
+    for name, value in {"QUICK": CASES[:2], "ALL": CASES[:2], "PROOF": PROOF, "TIMED": ()}.items():
+        monkeypatch.setattr(doctor, name, value)
     yield
     dispatch._proven.cache_clear()
 

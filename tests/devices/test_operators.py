@@ -143,32 +143,22 @@ def decode_inputs() -> Tensors:
     return {name: x.detach().double() if x.is_floating_point() else x for name, x in t.items()}
 
 
+def lucid_step(t: Tensors, y: torch.Tensor, **options: Any) -> Any:
+    return lucid_decode(t["q"], t["k"], t["v"], y, inverse_key_norms(t["k"]), **options)
+
+
+def path_step(t: Tensors, **options: Any) -> Any:
+    return path_decode(*first(t, "q", "k", "v", "w", "beta"), t["y"][:, :, :-1], t["product"], 4, **options)
+
+
 DECODING: dict[str, Callable[[Tensors], Any]] = {
-    "lucid": lambda t: lucid_decode(t["q"], t["k"], t["v"], t["y"][:, :, :-1], inverse_key_norms(t["k"])),
-    "lucid, mask": lambda t: lucid_decode(
-        t["q"], t["k"], t["v"], t["y"][:, :, :-1], inverse_key_norms(t["k"]), key_mask=t["mask"], beta=t["beta"]
+    "lucid": lambda t: lucid_step(t, t["y"][:, :, :-1]),
+    "lucid, mask": lambda t: lucid_step(t, t["y"][:, :, :-1], key_mask=t["mask"], beta=t["beta"]),
+    "lucid, static": lambda t: lucid_step(
+        t, t["y"], key_mask=t["mask"], position=t["position"], norm="qk", sharpness=t["sharpness"]
     ),
-    "lucid, static": lambda t: lucid_decode(
-        t["q"],
-        t["k"],
-        t["v"],
-        t["y"],
-        inverse_key_norms(t["k"]),
-        key_mask=t["mask"],
-        position=t["position"],
-        norm="qk",
-        sharpness=t["sharpness"],
-    ),
-    "path": lambda t: path_decode(
-        *first(t, "q", "k", "v", "w", "beta"), t["y"][:, :, :-1], t["product"], 4, key_mask=t["mask"]
-    ),
-    "lucid_path": lambda t: path_decode(
-        *first(t, "q", "k", "v", "w", "beta"),
-        t["y"][:, :, :-1],
-        t["product"],
-        4,
-        inverse_norms=inverse_key_norms(t["k"]),
-    ),
+    "path": lambda t: path_step(t, key_mask=t["mask"]),
+    "lucid_path": lambda t: path_step(t, inverse_norms=inverse_key_norms(t["k"])),
 }
 
 

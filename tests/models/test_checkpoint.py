@@ -29,8 +29,9 @@ from lucid_attention.models.decoder.modeling import LucidForCausalLM
 from lucid_attention.models.decoder.presets import tiny
 
 ROOT = Path(checkpoint.__file__).parents[2]
-# `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`.
-ALLOWED = ("lucid_attention/models/checkpoint.py", "lucid_lab/data/tokenize.py")
+# `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`. The count of steps of
+# conjugate gradients watches the keys of any model, encoders too.
+ALLOWED = ("lucid_attention/models/checkpoint.py", "lucid_lab/bench/blocks.py", "lucid_lab/data/tokenize.py")
 
 
 @cache

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from lucid_attention.nn.causal import CausalAttention
 
-B, T, HIDDEN = 2, 9, 24
+from .contract import HIDDEN, B, T, gradients, inputs
+
 SHAPES = {
     "one head": {"num_heads": 1},
     "four heads": {"num_heads": 4},
@@ -30,10 +31,6 @@ def build(shape: str) -> CausalAttention:
     return module
 
 
-def inputs() -> Tensor:
-    return torch.randn(B, T, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 1
-
-
 def by_hand(module: CausalAttention, x: Tensor, mask: Tensor) -> Tensor:
     """mask: [B or 1, 1, T, T], what each query may see."""
     D, positions = module.head_dim, torch.arange(x.shape[1])
@@ -51,11 +48,6 @@ def by_hand(module: CausalAttention, x: Tensor, mask: Tensor) -> Tensor:
         q, k = module.rotary(q, positions), module.rotary(k, positions)
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return F.linear(o.transpose(1, 2).reshape(*x.shape[:2], -1), module.o_proj.weight, module.o_proj.bias)
-
-
-def gradients(module: CausalAttention, output: Tensor) -> list[Tensor]:
-    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    return list(torch.autograd.grad((output * weight).sum(), list(module.parameters()), retain_graph=True))
 
 
 CAUSAL = torch.ones(T, T, dtype=torch.bool).tril()[None, None]

@@ -114,13 +114,3 @@ def test_packed_documents_may_have_padding(case: str) -> None:
     separate = torch.cat([alone(module, x[:, span], key_mask[:, span]) for span in spans])
     torch.testing.assert_close(output[key_mask], separate, **CLOSE)
     torch.testing.assert_close(gradients(module, output[key_mask]), gradients(module, separate), **CLOSE)
-
-
-@every_name
-def test_many_documents_equal_separate_runs(name: str) -> None:
-    module, sizes = build(name), [1, 70, 2, 3, 1, 140, 33]
-    x = inputs(1, sum(sizes))
-    borders = torch.tensor([0, *sizes]).cumsum(0)
-    with torch.no_grad():
-        separate = torch.cat([module(document)[0] for document in x.split(sizes, 1)], 1)
-        torch.testing.assert_close(module(x, cu_seqlens=borders)[0], separate, rtol=1e-4, atol=1e-4)

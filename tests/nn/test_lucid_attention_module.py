@@ -12,24 +12,18 @@ from lucid_attention import LucidAttention, lucid_attention, preconditioner
 from lucid_attention.nn.causal import CausalAttention, Past
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 
-from .contract import GROUPED, HIDDEN, B, T, gradients, in_chunks, inputs
+from .contract import GROUPED, HIDDEN, SETTINGS, B, T, gradients, in_chunks, inputs
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "paper": {},
     "one head": {"num_heads": 1, "num_kv_heads": 1},
-    "wide heads": {"head_dim": 10},
-    "odd heads": {"head_dim": 5, "rope_base": None},
-    "biases": {"bias": True},
-    "qk": {"norm": "qk"},
-    "row_max": {"norm": "row_max"},
-    "beta": {"learn_beta": True},
-    "sharpness": {"sharpness": 4.0},
-    "strength": {"strength": 0.5},
+    "odd heads": {"head_dim": 5, "rope_base": None, "bias": True},
     "row_max, strength": {"norm": "row_max", "strength": 0.3, "learn_beta": True},
     "learned sharpness": {"learn_sharpness": True},
-    "qk, all learned": {"norm": "qk", "learn_beta": True, "learn_sharpness": True, "sharpness": 1.5},
-    "row_max, all learned": {"norm": "row_max", "learn_beta": True, "learn_sharpness": True},
-    "reference": {"impl": "reference", "learn_beta": True, "learn_sharpness": True},
+} | {
+    case.removeprefix("lucid, "): options
+    for case, (name, options) in SETTINGS.items()
+    if name == "lucid" and not options.keys() & {"qk_norm", "double_beta"}
 }
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 

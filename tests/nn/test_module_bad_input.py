@@ -1,7 +1,6 @@
 """Bad arguments of `LucidAttention`: every error names the argument, what was expected and what it got."""
 
 import copy
-import math
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +10,6 @@ from lucid_attention import LucidAttention
 from lucid_attention.nn.causal import Past
 
 B, T, S, HIDDEN = 2, 6, 5, 16
-NAN = math.nan
 
 
 class Case(NamedTuple):
@@ -23,16 +21,11 @@ class Case(NamedTuple):
 
 CONSTRUCTIONS = [
     Case("no hidden size", {"hidden_size": 0}, ValueError, ("hidden_size must be", "positive integer", "got 0")),
-    Case("more kv heads", {"num_kv_heads": 8}, ValueError, ("multiple of num_kv_heads", "got 4 and 8")),
     Case("hidden size not divided", {"num_heads": 3}, ValueError, ("hidden_size 16", "multiple of num_heads 3")),
-    Case("head_dim is float", {"head_dim": 16 / 4}, ValueError, ("head_dim must be", "integer", "got 4.0")),
     Case("odd head_dim turned", {"head_dim": 5}, ValueError, ("head_dim must be even", "got 5", "rope_base=None")),
     Case("rope_base is 0", {"rope_base": 0.0}, ValueError, ("rope_base must be", "positive", "got 0.0")),
     Case("norm unknown", {"norm": "l2"}, ValueError, ("norm must be", "'key', 'qk', 'row_max'", "got 'l2'")),
     Case("impl unknown", {"impl": "cuda"}, ValueError, ("impl must be", "'auto', 'reference'", "got 'cuda'")),
-    Case("impl not there", {"impl": "triton"}, ValueError, ("impl='triton'", "Expected 'auto', 'reference'")),
-    Case("sharpness is 0", {"sharpness": 0.0}, ValueError, ("sharpness must be", "positive", "got 0.0")),
-    Case("strength above 1", {"strength": 1.1}, ValueError, ("strength must be", "from 0 to 1", "got 1.1")),
 ]
 
 
@@ -58,16 +51,11 @@ CALLS = [
     Case("mask too short", {"key_mask": MASK[:, 1:]}, ValueError, ("key_mask", "[2, 6]", "[2, 5]")),
     Case("packed in two rows", {"cu_seqlens": BORDERS}, ValueError, ("cu_seqlens", "batch size 1", "got 2")),
     Case("positions in a list", {"positions": [*range(T)]}, TypeError, ("positions must be", "torch.Tensor", "list")),
-    Case("positions too short", {"positions": torch.arange(T - 1)}, ValueError, ("positions", "[T]", "[6]", "[5]")),
     Case("positions of three rows", {"positions": torch.zeros(3, T)}, ValueError, ("positions", "[2, 6]", "[3, 6]")),
 ]
 # Called with the number of new tokens: a chunk with gradients, one token with gradients, one token without.
 CONTINUATIONS = [
     Case("past of another batch", {"past": ONE_ROW}, ValueError, ("k_past", "[2, 2, 5, 4]", "[1, 2, 5, 4]")),
-    Case("past of other heads", {"past": Past(PAST.k[:, :1], PAST.y)}, ValueError, ("k_past", "[2, 1, 5, 4]")),
-    Case(
-        "past is double", {"past": Past(PAST.k.double(), PAST.y.double())}, TypeError, ("k_past", "float32", "float64")
-    ),
     Case("mask without the past", {"past": PAST, "key_mask": MASK}, ValueError, ("key_mask", "[B, S + T]")),
     Case("packed with past", {"past": PAST, "cu_seqlens": BORDERS}, ValueError, ("cu_seqlens", "past", "exclude")),
 ]

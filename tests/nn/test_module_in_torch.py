@@ -4,30 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import LucidAttention
 
 from . import contract
-from .contract import every_name
-
-HIDDEN = 16
+from .contract import HIDDEN, every_name, gradients, inputs
 
 
 def build(**options: Any) -> LucidAttention:
     torch.manual_seed(0)
     return LucidAttention(HIDDEN, 4, num_kv_heads=2, **options).double()
-
-
-def inputs(batch: int, length: int) -> Tensor:
-    """Tokens with a common mean: their keys are correlated."""
-    return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1
-
-
-def gradients(module: LucidAttention, output: Tensor) -> tuple[Tensor, ...]:
-    weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    return torch.autograd.grad((output * weight).sum(), list(module.parameters()))
 
 
 @pytest.mark.slow
@@ -44,18 +31,18 @@ def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
 @pytest.mark.slow
 @every_name
 def test_every_attention_compiles_into_one_graph_with_its_gradients(name: str, dynamo: Any) -> None:
-    module, x = contract.build(name), contract.inputs()
+    module, x = contract.build(name), inputs()
     key_mask = torch.arange(contract.T) >= torch.tensor([[0], [2], [7]])
     output = torch.compile(module, backend="aot_eager", fullgraph=True)(x, key_mask=key_mask)[0]
     expected = module(x, key_mask=key_mask)[0]
     torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(contract.gradients(module, output), contract.gradients(module, expected))
+    torch.testing.assert_close(gradients(module, output), gradients(module, expected))
 
 
 @pytest.mark.parametrize("name", ["lucid", pytest.param("gated_delta", marks=pytest.mark.slow)])
 def test_a_compiled_decoding_loop_does_not_recompile_for_every_token(name: str, dynamo: Any) -> None:
     counter = CompileCounterWithBackend("aot_eager")
-    module, x = contract.build(name), contract.inputs(1, 14)
+    module, x = contract.build(name), inputs(1, 14)
     compiled = torch.compile(module, backend=counter, fullgraph=True)
     with torch.no_grad():
         full, _ = module(x)

@@ -45,20 +45,6 @@ def test_single_tokens_equal_the_full_pass_across_flushes(
     assert flushes == [5 + 3 * ((t - 5) // 3) for t in range(5, T)]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_chunk_after_single_tokens_finds_the_keys_where_they_should_be(name: str) -> None:
-    module, x = build(name)
-    full, _ = module(x)
-    with torch.no_grad():
-        _, past = module(x[:, :7])
-        for t in range(7, 12):
-            _, past = module(x[:, t : t + 1], past=past)
-    assert past.product is not None
-    o, past = module(x[:, 12:], past=past)
-    torch.testing.assert_close(o, full[:, 12:])
-    assert past.length == T
-
-
 def test_a_past_of_a_training_pass_moves_its_keys_only_when_they_are_used() -> None:
     module, x = build("path")
     _, past = module(x)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
 
 
 def shifted_keys(*shape: int, cosine: float = 0.5, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -32,8 +31,8 @@ def keys_of(kind: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 @dataclass(frozen=True)
-class Case:
-    """Sizes in the letters of the package: B, H, G, T, S, D, E."""
+class Sizes:
+    """Sizes in the letters of the package: B, H, G, T, S, D, E; and the kind of keys."""
 
     T: int
     B: int = 1
@@ -49,6 +48,10 @@ class Case:
             f"{name}{getattr(self, name)}" for name in "TBHGSDE" if (name, getattr(self, name)) != ("S", 0)
         )
         return f"{self.keys}-{sizes}"
+
+
+class Case(Sizes):
+    """A problem of `lucid_attention`."""
 
     def tensors(
         self, dtype: torch.dtype = torch.float64, beta: bool = False, sharpness: bool = False
@@ -97,14 +100,6 @@ def evaluate(
         f"no gradient: {[n for n, g in grads.items() if g is None]}"
     )
     return {"out": out.detach(), **grads}
-
-
-def along_random_directions(fn: Callable[..., Tensor], inputs: list[Tensor]) -> bool:
-    """`gradcheck`, for every input along a random direction, in which hardly a wrong entry of a Jacobian can hide.
-
-    Column by column takes a hundred times as long. The tolerance is a tenth of the usual one.
-    """
-    return gradcheck(fn, inputs, fast_mode=True, rtol=1e-4, atol=1e-6)
 
 
 def widened(tensors: dict[str, Tensor], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from lucid_attention.ops.linear.delta import delta_attention
 from lucid_attention.ops.linear.gated import gla_attention, gsa_attention
 
+from . import cases
 from .cases import keys_of
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -31,20 +32,10 @@ SLOTS = 4
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes in the letters of the package, the kind of keys, and the typical log decay of a token."""
+class Sizes(cases.Sizes):
+    """Without a past; decay: the typical log decay of a token."""
 
-    T: int
-    B: int = 1
-    H: int = 2
-    G: int = 1
-    D: int = 5
-    E: int = 3
-    keys: str = "shifted"
     decay: float = 0.3
-
-    def __str__(self) -> str:
-        return f"{self.keys}-" + "-".join(f"{name}{getattr(self, name)}" for name in "TBHGDE")
 
     def tensors(self, operator: str, state: bool = False, dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
         """Arguments by name; a state as state, or keys and values of the slots as state0 and state1."""

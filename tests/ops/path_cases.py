@@ -17,7 +17,7 @@ from torch import Tensor
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_precondition
 
-from .cases import keys_of
+from .cases import Sizes, keys_of
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "path": path_attention,
@@ -39,23 +39,14 @@ def strengths(kind: str, *shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PathCase:
-    """Sizes in the letters of the package, the kinds of keys and of directions w, and of β."""
+class PathCase(Sizes):
+    """The kinds of directions w and of β, besides."""
 
-    T: int
-    B: int = 1
-    H: int = 2
-    G: int = 1
-    S: int = 0
-    D: int = 5
-    E: int = 3
-    keys: str = "shifted"
     w: str = "shifted"
     beta: str = "uniform"
 
     def __str__(self) -> str:
-        sizes = [f"{n}{getattr(self, n)}" for n in "TBHGSDE" if (n, getattr(self, n)) != ("S", 0)]
-        return f"{self.keys}-{self.w}-{self.beta}-" + "-".join(sizes)
+        return f"{self.w}-{self.beta}-{super().__str__()}"
 
     def tensors(self, operator: str, dtype: torch.dtype = torch.float64, sharpness: bool = False) -> dict[str, Tensor]:
         """Arguments by name; past is k_past and y_past and, for LUCID, inverse_norms."""

@@ -49,7 +49,9 @@ def test_float32_is_as_good_as_the_plain_formula(case, fn, oracle):
     weight = upstream(tensors, fn)
     truth = evaluate(oracle, widened(tensors), weight)
     plain = evaluate(oracle, tensors, weight)
-    assert_as_good_as(evaluate(fn, tensors, weight), plain, truth, dk=ordinary_dk(case, oracle))
+    ours = evaluate(fn, tensors, weight)
+    assert {x.dtype for x in ours.values()} == {torch.float32}
+    assert_as_good_as(ours, plain, truth, dk=ordinary_dk(case, oracle))
 
 
 @pytest.mark.parametrize("norm", ["key", "qk", "row_max"])

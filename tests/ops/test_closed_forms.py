@@ -30,36 +30,12 @@ def test_identical_keys_store_differences_of_values(T, norm):
     torch.testing.assert_close(precondition(k, v, norm=norm), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_query_on_identical_keys_reads_the_share_of_one_token_of_the_last_value():
-    q, k, v = randn(1, 2, 40, 5), randn(1, 1, 1, 5).expand(1, 1, 40, 5), randn(1, 1, 40, 3)
-    expected = v / torch.arange(1, 41)[:, None]
-    torch.testing.assert_close(lucid_attention(q, k, v), expected.expand(1, 2, 40, 3), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize("sharpness", [0.3, 1.0, 6.0])
-def test_orthogonal_keys_interact_by_the_constant_exp_minus_c(sharpness):
-    T = 16
-    k, v = torch.eye(T, dtype=torch.float64)[None, None], randn(1, 1, T, 4)
-    # y_t = v_t − e^−c s_t for the running sum s_t of earlier y, which obeys s_{t+1} = (1 − e^−c) s_t + v_t.
-    share, running, expected = math.exp(-sharpness), torch.zeros(4, dtype=torch.float64), []
-    for t in range(T):
-        expected.append(v[0, 0, t] - share * running)
-        running = (1 - share) * running + v[0, 0, t]
-    torch.testing.assert_close(precondition(k, v, sharpness=sharpness)[0, 0], torch.stack(expected))
-
-
 @pytest.mark.parametrize("kind", ["number", "tensor"])
 def test_infinite_sharpness_is_softmax_attention(kind):
     q, k, v = randn(2, 6, 300, 64), shifted_keys(2, 2, 300, 64), randn(2, 2, 300, 48)
     sharpness = 1e5 if kind == "number" else torch.full((2,), 1e5, dtype=torch.float64)
     plain = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(lucid_attention(q, k, v, sharpness=sharpness), plain, rtol=1e-11, atol=1e-11)
-
-
-def test_vanishing_sharpness_stores_differences_for_any_keys():
-    k, v = randn(1, 2, 300, 5), randn(1, 2, 300, 3)
-    expected = torch.cat([v[:, :, :1], v.diff(dim=2)], 2)
-    torch.testing.assert_close(precondition(k, v, sharpness=1e-9), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,10 @@ def test_a_decode_step_is_the_last_row_of_the_full_pass(case, norm):
     assert_is_full_pass(case.tensors(), norm=norm)
     assert_is_full_pass(case.tensors(beta=True, sharpness=True), norm=norm, scale=0.3)
     assert_is_full_pass(case.tensors(beta=True), norm=norm, sharpness=2.5)
+    if norm != "row_max":
+        tensors = case.tensors()
+        tensors["k"][:, :, [0, case.T // 2, -1]] = 0
+        assert_is_full_pass(tensors, norm=norm)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -142,14 +146,6 @@ def test_a_cache_of_any_dtype_is_read_in_at_least_float32(dtype, tolerance, norm
     assert error(step.o, truth.o) <= tolerance
 
 
-@pytest.mark.parametrize("norm", ["key", "qk"])
-@pytest.mark.parametrize("zero", [0, 5, -1], ids=["first", "middle", "new"])
-def test_a_zero_key_in_the_cache_is_as_in_the_full_pass(zero, norm):
-    tensors = Case(T=12, B=2, D=3).tensors()
-    tensors["k"][:, :, zero] = 0
-    assert_is_full_pass(tensors, norm=norm)
-
-
 @pytest.mark.parametrize("size", [0.01, 1e-20, 1e15], ids=lambda x: f"{x:g}")
 def test_small_and_large_keys_decode_as_they_prefill(size):
     """An eps in the norm would make the two disagree for small keys."""
@@ -178,7 +174,7 @@ def expanded(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [transposed, beginning, expanded])
 @pytest.mark.parametrize("place", ["q", "k", "v", "y_past", "inverse_norms"])
-def test_the_layout_of_an_input_does_not_matter(place, layout):
+def test_the_layout_of_an_input_does_not_matter_and_inputs_are_left_alone(place, layout):
     tensors = Case(T=30, B=3, G=2, D=4).tensors()
     k, v, q = tensors["k"], tensors["v"][:, :, -1:], tensors["q"][:, :, -1:]
     y_past = precondition(k[:, :, :-1], tensors["v"][:, :, :-1])
@@ -186,31 +182,10 @@ def test_the_layout_of_an_input_does_not_matter(place, layout):
     inputs[place] = layout(inputs[place])
     before = {name: x.clone() for name, x in inputs.items()}
     expected = lucid_decode(**{name: x.contiguous() for name, x in inputs.items()})
-    step = lucid_decode(**inputs)
+    step = lucid_decode(**{name: x.requires_grad_(name != "inverse_norms") for name, x in inputs.items()})
+    assert not step.o.requires_grad
+    assert not step.y.requires_grad
     torch.testing.assert_close(step.o, expected.o)
     torch.testing.assert_close(step.y, expected.y)
     for name, x in inputs.items():
-        torch.testing.assert_close(x, before[name], rtol=0, atol=0)
-
-
-def test_a_decode_step_has_no_gradient_and_leaves_its_inputs_alone():
-    tensors = {name: x.requires_grad_() for name, x in Case(T=9).tensors().items()}
-    before = {name: x.detach().clone() for name, x in tensors.items()}
-    step = last_token(tensors)
-    assert not step.o.requires_grad
-    assert not step.y.requires_grad
-    for name, x in tensors.items():
         torch.testing.assert_close(x.detach(), before[name], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_long_generation_stays_on_the_full_pass(norm):
-    tensors = Case(T=80, B=2, G=2, D=4).tensors()
-    q, k, v = tensors["q"], tensors["k"], tensors["v"]
-    y, outputs = v[:, :, :0], []
-    for t in range(80):
-        keys = k[:, :, : t + 1]
-        step = lucid_decode(q[:, :, t : t + 1], keys, v[:, :, t : t + 1], y, inverse_key_norms(keys), norm=norm)
-        y = torch.cat([y, step.y], 2)
-        outputs.append(step.o)
-    torch.testing.assert_close(torch.cat(outputs, 2), lucid_attention(q, k, v, norm=norm), rtol=1e-11, atol=1e-11)

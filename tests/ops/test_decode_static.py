@@ -1,6 +1,5 @@
 """One token against the whole buffers of a static cache: the ordinary step, in one graph for all positions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,24 +109,12 @@ def test_a_zero_key_and_a_broken_query_are_those_of_the_ordinary_step(norm, way,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_buffers_of_any_dtype_are_read_as_the_ordinary_step_reads_them(dtype, norm):
     buffers = Buffers(Case(T=M, B=2, G=2, D=4), 13, dtype, padded=True)
+    given = buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask
+    before = [x.clone() for x in given]
     static, ordinary = buffers.static(norm=norm, strength=0.5), buffers.ordinary(norm=norm, strength=0.5)
     assert static.o.dtype == static.y.dtype == dtype
+    assert all(map(torch.equal, given, before))
     torch.testing.assert_close(static, ordinary)
-
-
-def test_the_buffers_are_left_alone():
-    buffers = Buffers(Case(T=M, B=2, G=2, D=4), 13)
-    before = [x.clone() for x in (buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask)]
-    buffers.static()
-    for x, copy in zip((buffers.k, buffers.y, buffers.inverse_norms, buffers.key_mask), before, strict=True):
-        assert torch.equal(x, copy)
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    yield torch._dynamo
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
@@ -147,18 +134,6 @@ def test_one_compiled_graph_serves_every_position(norm, backend, way, dynamo, mo
     assert counter.frame_count == 1
 
 
-def test_a_generation_in_static_buffers_is_the_full_pass():
-    tensors = Case(T=M, B=2, G=2, D=4).tensors()
-    k, y, inverse_norms = torch.zeros_like(tensors["k"]), torch.zeros_like(tensors["v"]), torch.zeros(2, 2, M).double()
-    for t in range(M):
-        now = slice(t, t + 1)
-        k[:, :, now], inverse_norms[:, :, now] = tensors["k"][:, :, now], inverse_key_norms(tensors["k"][:, :, now])
-        args = tensors["q"][:, :, now], k, tensors["v"][:, :, now], y, inverse_norms
-        mask = (torch.arange(M) <= t).expand(2, M)
-        y[:, :, now] = lucid_decode(*args, key_mask=mask, position=torch.tensor(t), strength=0.7).y
-    torch.testing.assert_close(y, precondition(tensors["k"], tensors["v"], strength=0.7), rtol=1e-11, atol=1e-11)
-
-
 def bad(**changes: Any) -> dict[str, Any]:
     b = Buffers(Case(T=M, B=2, G=2, D=4), 13)
     good = {"q": b.q, "k": b.k, "v": b.v, "y_past": b.y, "inverse_norms": b.inverse_norms, "key_mask": b.key_mask}
@@ -172,20 +147,12 @@ def of(name: str, size: int) -> Tensor:
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a number": ({"position": 13}, TypeError, r"position must be a torch\.Tensor, got int"),
     "int32": ({"position": torch.tensor(13).int()}, TypeError, r"position must be torch\.int64, got torch\.int32"),
-    "one per row": (
-        {"position": torch.tensor([13, 13])},
-        ValueError,
-        r"position must be \[\] or \[1\], got shape \[2\]",
-    ),
+    "one per row": ({"position": torch.tensor([13, 13])}, ValueError, r"position must be \[\] or \[1\], got shape"),
     "elsewhere": ({"position": torch.tensor(13, device="meta")}, ValueError, "position must be on the device of k"),
     "no mask": ({"key_mask": None}, TypeError, r"key_mask must be \[B, M\].*got None"),
     "short mask": ({"key_mask": of("key_mask", 14)}, ValueError, r"key_mask must be \[B, M\] = \[2, 24\], got shape"),
     "y of the past": ({"y_past": of("y_past", 13)}, ValueError, r"y_past must be \[B, H, M, E\] = \[2, 2, 24, 3\]"),
-    "short inverse_norms": (
-        {"inverse_norms": of("inverse_norms", 14)},
-        ValueError,
-        r"inverse_norms must be \[B, H, M\] = \[2, 2, 24\]",
-    ),
+    "short norms": ({"inverse_norms": of("inverse_norms", 14)}, ValueError, r"inverse_norms must be \[B, H, M\] = "),
 }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from lucid_attention import lucid_attention
-from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_op, path_precondition
+from lucid_attention.ops.path.api import lucid_path_attention, path_attention, path_op
 from lucid_attention.ops.path.decode import keys_at_end
 
 from . import cases
@@ -276,12 +276,3 @@ def test_what_is_kept_for_the_backward_pass_is_linear(kind: str) -> None:
         call("lucid_path", tensors, **extra)
     per_token = sum(kept.values()) / (case.S + case.T)
     assert 4 * case.D <= per_token <= 40 * case.D
-
-
-def test_options_are_keywords_only() -> None:
-    tensors = [x.detach() for x in problem("path", "plain").values()]
-    for fn, arguments in ((path_attention, tensors), (lucid_path_attention, tensors), (path_precondition, tensors[1:])):
-        with pytest.raises(TypeError, match="positional"):
-            fn(*arguments, None)
-    with pytest.raises(TypeError, match="positional"):
-        keys_at_end(tensors[1], tensors[3], tensors[4], None)  # type: ignore[misc]

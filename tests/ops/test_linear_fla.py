@@ -18,7 +18,7 @@ import torch
 
 from lucid_attention.ops.linear import fla
 
-from .cases import assert_exact, error
+from .cases import assert_exact
 from .linear_cases import OPERATORS, Sizes, call, evaluate
 from .test_outside_witnesses import naive
 
@@ -131,20 +131,6 @@ def test_the_bridge_refuses_what_the_kernels_cannot_do(monkeypatch):
     stand_in("delta", monkeypatch)
     with pytest.raises(TypeError, match=r"without log_decay expects bfloat16 or float16, got torch\.float32"):
         call("delta", Sizes(T=5).tensors("delta", dtype=torch.float32), impl="fla")
-
-
-@pytest.mark.parametrize("operator", OPERATORS)
-def test_a_missing_package_is_named(operator, monkeypatch):
-    stand_in(operator, monkeypatch)
-    monkeypatch.setitem(sys.modules, f"fla.ops.{KERNELS[operator][0]}", None)
+    monkeypatch.setitem(sys.modules, "fla.ops.delta_rule", None)
     with pytest.raises(ImportError, match=r"impl='fla' expects fla\.ops\..*\(pip install flash-linear-attention"):
-        call(operator, Sizes(T=5).tensors(operator, dtype=torch.bfloat16), impl="fla")
-
-
-def test_the_stand_in_is_not_our_own_code(monkeypatch):
-    """A kernel that answered nonsense would be noticed."""
-    stand_in("gla", monkeypatch)
-    kernels = sys.modules["fla.ops.gla"]
-    monkeypatch.setattr(kernels, "chunk_gla", lambda *, q, **others: (q, torch.zeros(1, 2)))
-    tensors = Sizes(T=5, D=4, E=4).tensors("gla", dtype=torch.float32)
-    assert error(call("gla", tensors, impl="fla")[0], call("gla", tensors)[0]) > 0.1
+        call("delta", Sizes(T=5).tensors("delta", dtype=torch.bfloat16), impl="fla")

@@ -43,36 +43,6 @@ def test_deltaformer_with_the_row_sums_as_step_sizes_is_lucid(D, cosine):
     assert error(precondition(k_rn, v), v) > 0.03
 
 
-class LinearTiles:
-    """L = stril K Kᵀ, nothing more: what the solver has to be told to be DeltaNet."""
-
-    def __init__(self, k: torch.Tensor, alpha: float = 1.0) -> None:
-        self.k, self.alpha, self.dk = k, alpha, torch.zeros_like(k)
-
-    def make(self, rows: slice, cols: slice) -> torch.Tensor:
-        return self.k[:, rows] @ self.k[:, cols].mT / self.alpha
-
-    def pull_back(self, rows, cols, tile, left, right, diagonal):
-        dL = -left @ right.mT
-        dL = dL.tril(-1) if diagonal else dL
-        self.dk[:, rows] += dL @ self.k[:, cols]
-        self.dk[:, cols] += dL.mT @ self.k[:, rows]
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.25])
-@pytest.mark.parametrize("block", [4, 16, 64])
-def test_the_solver_with_a_linear_kernel_is_deltanet(block, alpha):
-    n, T, D, E = 2, 50, 6, 4
-    q, v = torch.randn(1, n, T, D), torch.randn(1, n, T, E)
-    k = F.normalize(shifted_keys(1, n, T, D, dtype=torch.float32), dim=-1)
-    beta = torch.rand(1, n, T)
-    theirs, _ = naive("delta_rule").delta_rule_recurrence(q, k, v, beta)
-    y = v[0].clone()
-    solve_(y, LinearTiles(k[0], alpha), Schedule(n, block, block * block), beta=beta[0, :, :, None])
-    scores = (q[0] @ k[0].mT).tril() / math.sqrt(D)
-    assert error(scores @ y, theirs[0]) < 3e-6
-
-
 @pytest.mark.parametrize("block", [1, 7, 64])
 def test_the_adjoint_of_the_solver_is_right_for_a_matrix_that_is_not_symmetric(block):
     """LUCID's diagonal blocks are symmetric before they are cut, which would hide a missing transposition."""

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.path import decode
 from lucid_attention.ops.path.decode import apply_factors, identity_factors, keys_at_end, path_decode
+from lucid_attention.ops.softmax import one_token
 
 from .cases import error
 from .path_cases import PathCase, call, strengths, tokens
@@ -78,25 +77,19 @@ def generate(operator, tensors, flushes, prompt=0, key_mask=None, **options):
 @pytest.mark.parametrize("flushes", FLUSHES.values(), ids=FLUSHES)
 @pytest.mark.parametrize("prompt", [0, 1, 40])
 @pytest.mark.parametrize("operator", ["path", "lucid_path"])
-def test_a_generation_is_the_full_pass(operator, prompt, flushes):
+def test_a_generation_is_the_full_pass(operator, prompt, flushes, monkeypatch):
+    """With zero keys among the others; where scores are many, weights come from torch's softmax."""
+    if prompt == 1:
+        monkeypatch.setattr(one_token, "CACHED_SCORES", 0)
     tensors = PathCase(T=60, B=2, G=2, D=4, beta="edges").tensors(operator, sharpness=True)
     tensors["beta"] = torch.where(torch.rand_like(tensors["beta"]) < 0.5, strengths("small", 2, 2, 60), tensors["beta"])
+    tensors["k"][:, :, [0, 20, 42, 59]] = 0
     o, cache = generate(operator, tensors, flushes, prompt)
     assert error(o, call(operator, tensors)[:, :, prompt:]) < 1e-12
     y = tensors["v"] if operator == "path" else call("precondition", tensors)
     assert error(cache.values, y) < 1e-12
     cache.flush()
     assert error(cache.keys, keys_at_end(tensors["k"], tensors["w"], tensors["beta"])) < 1e-12
-
-
-@given(st.sets(st.integers(0, 24)), st.integers(0, 20), st.booleans(), st.integers(0, 2**16))
-def test_flushes_at_any_time_and_any_mask_give_the_full_pass(flushes, prompt, masked, seed):
-    torch.manual_seed(seed)
-    tensors = PathCase(T=24, B=2, G=2, D=3, keys="close").tensors("lucid_path", sharpness=True)
-    key_mask = torch.rand(2, 24) > 0.3 if masked else None
-    o, cache = generate("lucid_path", tensors, flushes, prompt, key_mask)
-    assert error(o, call("lucid_path", tensors, key_mask=key_mask)[:, :, prompt:]) < 1e-11
-    assert error(cache.values, call("precondition", tensors, key_mask=key_mask)) < 1e-11
 
 
 @pytest.mark.parametrize("operator", ["path", "lucid_path"])
@@ -147,15 +140,6 @@ def test_a_masked_new_token_may_hold_anything(operator, filling):
     assert cache.values.isfinite().all()
 
 
-@pytest.mark.parametrize("zero", [0, 12, 15, 19])
-def test_a_zero_key_is_as_in_the_full_pass(zero):
-    tensors = PathCase(T=20, B=2, D=3).tensors("lucid_path")
-    tensors["k"][:, :, zero] = 0
-    o, cache = generate("lucid_path", tensors, {14}, 10)
-    assert error(o, call("lucid_path", tensors)[:, :, 10:]) < 1e-12
-    assert error(cache.values, call("precondition", tensors)) < 1e-12
-
-
 @pytest.mark.parametrize("operator", ["path", "lucid_path"])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
@@ -185,14 +169,6 @@ def test_a_cache_of_any_dtype_is_read_in_at_least_float32(dtype, tolerance, oper
         again = path_decode(*args, pending, inverse_norms=inverse_norms)
     for a, b in zip(again, step, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def test_a_long_generation_in_float32_does_not_drift():
-    tensors = PathCase(T=700, H=1, D=8, E=4, beta="small").tensors("lucid_path", torch.float32)
-    o, cache = generate("lucid_path", tensors, set(range(0, 700, 64)))
-    wide = {name: x.double() for name, x in tensors.items()}
-    assert error(o, call("lucid_path", wide)) < 1e-5
-    assert error(cache.values, call("precondition", wide)) < 1e-5
 
 
 def strided(x):

@@ -16,7 +16,7 @@ from lucid_attention.ops.lucid.decode import inverse_key_norms
 from lucid_attention.ops.softmax.attention import softmax_attention
 
 from . import oracles
-from .cases import Case, assert_as_good_as, assert_exact, call, evaluate, keys_of, shifted_keys, upstream, widened
+from .cases import Case, assert_exact, call, evaluate, keys_of, shifted_keys, upstream
 
 NORMS = ["key", "qk", "row_max"]
 OPERATORS = [pytest.param(precondition, oracles.precondition, id="y"),
@@ -59,15 +59,6 @@ def test_it_is_the_equation_with_all_its_gradients(kind, fn, oracle, impl):
         weight = upstream(tensors, fn)
         truth = evaluate(oracle, tensors, weight, **options)
         assert_exact(evaluate(fn, tensors, weight, impl=impl, **options), truth, tolerance=1e-10)
-
-
-# At 40 the factor e^−c moves from the matrix products into the exponent.
-@pytest.mark.parametrize("sharpness", [None, 0.5, 39.9, 40.1])
-def test_float32_is_as_good_as_the_plain_formula(sharpness):
-    tensors = Case(T=300, D=6, keys="closest").tensors(torch.float32)
-    weight, options = upstream(tensors, precondition), {"sharpness": sharpness, "strength": 0.4}
-    truth, plain = (evaluate(oracles.precondition, x, weight, **options) for x in (widened(tensors), tensors))
-    assert_as_good_as(evaluate(precondition, tensors, weight, **options), plain, truth)
 
 
 @both_impls
@@ -133,30 +124,6 @@ def test_one_is_the_default_and_zero_is_softmax_attention(norm, impl):
         torch.testing.assert_close(call(lucid_attention, tensors, strength=0, **options), plain)
 
 
-@every_norm
-@pytest.mark.parametrize("s", [0.0, 0.5, 1.0])
-def test_chunks_and_single_tokens_equal_the_full_pass(norm, s):
-    tensors = Case(T=40, B=2, G=2, D=4).tensors(beta=True, sharpness=True)
-    q, k, v, beta, options = (*(tensors[n] for n in ("q", "k", "v", "beta")), {"norm": norm, "strength": s})
-    options["sharpness"], key_mask = tensors["sharpness"], torch.rand(2, 40) > 0.2
-    o = lucid_attention(q, k, v, beta=beta, key_mask=key_mask, **options)
-    y = precondition(k, v, beta=beta, key_mask=key_mask, **options)
-    kept = precondition(k[:, :, :17], v[:, :, :17], beta=beta[:, :, :17], key_mask=key_mask[:, :17], **options)
-    for t in range(17, 40):
-        now, mask = slice(t, t + 1), key_mask[:, : t + 1]
-        args = q[:, :, now], k[:, :, : t + 1], v[:, :, now], kept, inverse_key_norms(k[:, :, : t + 1])
-        step = lucid_decode(*args, beta=beta[:, :, now], key_mask=mask, **options)
-        past = k[:, :, :t], kept
-        again = lucid_attention(
-            q[:, :, now], k[:, :, now], v[:, :, now], past=past, beta=beta[:, :, now], key_mask=mask, **options
-        )
-        for ours, truth in ((step.o, o[:, :, now]), (step.y, y[:, :, now]), (again, o[:, :, now])):
-            torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-10)
-        kept = torch.cat([kept, step.y], 2)
-    if s == 0:
-        assert torch.equal(step.y, (beta[..., None] * v)[:, :, -1:] * key_mask[:, None, -1:, None])
-
-
 @given(
     st.floats(0, 1),
     st.sampled_from(["shifted", "close", "equal", "repeated"]),
@@ -175,14 +142,15 @@ def test_the_inverse_is_at_most_two_by_two_minus_s(s, kind, T, D, masked, seed):
     bound = 2 / (2 - s) * (1 + 1e-10)
     P = preconditioner(k, key_mask=key_mask, strength=s, sharpness=0.7)
     assert (torch.linalg.matrix_norm(P.inverse(), 2) <= bound).all()
-    y = precondition(k, v, key_mask=key_mask, strength=s, sharpness=0.7)
+    beta = torch.rand(1, 2, T, dtype=torch.float64) if masked else None
+    y = precondition(k, v, key_mask=key_mask, beta=beta, strength=s, sharpness=0.7)
     dy = torch.randn_like(y)
     (dv,) = torch.autograd.grad(y, v, dy)
     assert (y.norm(dim=2) <= bound * v.norm(dim=2)).all()
     assert (dv.norm(dim=2) <= bound * dy.norm(dim=2)).all()
 
 
-@pytest.mark.parametrize("s", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("s", [0.2, 0.5, 1.0])
 def test_the_bound_is_nearly_reached_by_equal_keys(s):
     """Else it could be a much smaller one."""
     P = preconditioner(torch.ones(1, 1, 200, 3, dtype=torch.float64), strength=s)[0, 0]
@@ -190,11 +158,8 @@ def test_the_bound_is_nearly_reached_by_equal_keys(s):
 
 
 BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "negative": (-0.1, ValueError, r"strength must be a number from 0 to 1, got -0\.1"),
     "above one": (1.5, ValueError, r"strength must be a number from 0 to 1, got 1\.5"),
     "NaN": (math.nan, ValueError, "strength must be a number from 0 to 1, got nan"),
-    "bool": (True, TypeError, "strength must be a number from 0 to 1, got bool"),
-    "None": (None, TypeError, "strength must be a number from 0 to 1, got NoneType"),
     "a tensor": (torch.tensor(0.5), TypeError, "strength must be a number from 0 to 1, got Tensor"),
 }
 

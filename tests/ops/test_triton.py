@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,18 @@ def test_what_the_kernels_cannot_do_is_refused_in_words(dtype, D, E, options, wo
         assert word in refusal(lambda: lucid_path_attention(q, k, v, w, beta, impl="triton"))
         assert word in refusal(lambda: path_precondition(k, v, w, beta, impl="triton"))
         assert word in refusal(lambda: path_step(q, k, v))
+
+
+@needs_triton
+def test_an_older_triton_and_another_device_of_amd_are_refused_by_name(monkeypatch):
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for name, refused in (("gfx942:sramecc+:xnack-", False), ("gfx90a:sramecc+:xnack-", True)):
+        properties = SimpleNamespace(gcnArchName=name)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
+        assert dispatch.unusable(gpu, torch.float32) == ("it is for gfx942, got gfx90a" if refused else None)
+    monkeypatch.setattr(dispatch, "package_version", lambda name: "3.3.1")
+    assert dispatch.unusable(gpu, torch.float32) == "it needs Triton 3.9 or newer, got 3.3.1"
 
 
 def test_auto_asks_for_proof_and_keeps_to_what_the_kernels_can_do(monkeypatch):

@@ -83,10 +83,10 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     # Whole keys leave less room for values; only here it is too little.
     narrow = architecture == "sm_120" and whole >= 128
     update = Tile(64, 32, min(64, width) if narrow else width, whole)
-    gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64)
-    if dtype != torch.bfloat16:
-        gradient = Tile(32, 32, min(32, values), min(whole, 64), out=64 if features <= 128 else 32)
-    elif large:
+    # The piece of the values in flight there: what packed documents need to spill nothing.
+    piece = 32 if exact else 16
+    gradient = Tile(32, 32, piece, min(whole, 64), out=64 if dtype == torch.bfloat16 or features <= 128 else 32)
+    if large and dtype == torch.bfloat16:
         gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
@@ -493,27 +493,6 @@ def key_gradient_kernel(
     tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc * (factor * c))
 
 
-@triton.jit(do_not_specialize=["first", "offset", "tiles", "length", "P"])
-def project_kernel(
-    system, du, dk, first, offset, tiles, length, P, D: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr
-):
-    """dk = (du − u (u·du)) / ‖k‖: only the part of du across u reaches the key. Rows as in `pack_keys_kernel`."""
-    pid = tl.program_id(0)
-    head = (pid // tiles).to(tl.int64)
-    rows = first + (pid % tiles) * ROWS + tl.arange(0, ROWS)
-    here = head * P + rows
-    columns = tl.arange(0, FEATURES)[None, :]
-    u = tl.load(system.keys + here[:, None] * FEATURES + columns).to(tl.float32)
-    u *= tl.load(system.rnorm + here)[:, None]
-    grad = tl.load(du + here[:, None] * FEATURES + columns)
-    grad -= u * tl.sum(u * grad, 1)[:, None]
-    grad *= tl.load(system.inverse + here)[:, None]
-    positions = (rows - offset)[:, None]
-    inside = (positions >= 0) & (positions < length) & (columns < D)
-    out = dk + (head * length + positions) * D + columns
-    tl.store(out, grad.to(dk.dtype.element_ty), mask=inside)
-
-
 class _Launches:
     """The launches for one system, padded: n heads of P positions of which the new ones start at `first`.
 
@@ -639,7 +618,7 @@ class _Launches:
         self._launch(
             update_kernel, (self.n * count, self.values // width), tile, solved, solved if lower is None else lower,
             residuals, targets[0], count, *source, ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=width,
-            LOWER=lower is not None and self.dtype == torch.float16, PRODUCT=self.multiply.values,
+            LOWER=lower is not None, PRODUCT=self.multiply.values,
         )  # fmt: skip
 
     def strip_size(self) -> int:
@@ -654,15 +633,11 @@ class _Launches:
         products: Tensor | None, adjoint: bool,
     ) -> None:  # fmt: skip
         """Solve all strips in order, or for the adjoint in reverse order."""
-        tile, size = self.tiles.solve, self.strip_size()
+        tile, size, more = self.tiles.solve, self.strip_size(), lower if self.dtype == torch.float16 else None
         together = max(1, INVERSE_BYTES // (self.n * size * size * 4)) * size
         width = min(tile.values, self.values)
-        outputs = (
-            solved if lower is None else lower,
-            out,
-            out if z is None else z,
-            out if products is None else products,
-        )
+        rest = (x if x is not None else out for x in (z, products))
+        outputs = solved if lower is None else lower, out, *rest
         const = Constants(
             VALUES=self.values, WIDTH=width, COLUMNS=tile.cols, BLOCK=self.tiles.block, ADJOINT=adjoint,
             BETA=z is not None, LOWER=lower is not None, INVERSE=self.multiply.inverse,
@@ -683,7 +658,8 @@ class _Launches:
                     strips, size // 16, low, tiles, self.first, out.shape[2], self.P, E=out.shape[3], CONST=const,
                     num_warps=tile.warps, num_stages=tile.stages, **registers(solve_kernel, self.device),
                 )  # fmt: skip
-                self.update(solved, lower, residuals, (0, low) if adjoint else (high, self.P), (low, high))
+                targets = (self.first, low) if adjoint else (high, self.P)
+                self.update(solved, more, residuals, targets, (low, high))
 
     def key_gradients(self, y: Tensor, g: Tensor, lower: Tensor | None, out: Gradients) -> None:
         """Write the gradients of keys and sharpness. g, lower: [n, P, E'], overwritten in the past."""
@@ -709,14 +685,12 @@ class _Launches:
         )  # fmt: skip
         if out.dsharpness is not None:
             out.dsharpness.copy_(row_sums[:, self.first :].sum(1).view(out.dsharpness.shape))
-        past = self.first - system.past_length
-        for dk, low, high, offset in ((out.dk_past, 0, self.first, past), (out.dk, self.first, self.P, self.first)):
+        # Only the part of du across u reaches the key.
+        u = padded.keys * padded.rnorm[..., None]
+        du.addcmul_(u, (u * du).sum(-1, keepdim=True), value=-1).mul_(padded.inverse[..., None])
+        for dk, low in ((out.dk_past, self.first - system.past_length), (out.dk, self.first)):
             if dk is not None:
-                tiles = (high - low) // PACK_ROWS
-                project_kernel[(self.n * tiles,)](
-                    padded, du, dk, low, offset, tiles, dk.shape[2], self.P, D=dk.shape[3], FEATURES=self.features,
-                    ROWS=PACK_ROWS, num_warps=8, **registers(project_kernel, self.device),
-                )  # fmt: skip
+                dk.copy_(du[:, low : low + dk.shape[2], : dk.shape[3]].view(dk.shape))
 
 
 def scales_of(largest: Tensor) -> Tensor:
@@ -753,6 +727,8 @@ def backward(
             pieces = launches.values // min(launches.tiles.solve.values, launches.values)
             products = dy.new_empty(launches.n, pieces, dy.shape[2], dtype=torch.float32)
         launches.sweep(residuals, g, lower, out.dv, z, products, adjoint=True)
+        # No inverse bounds what an error of g does here, so its lower half counts.
+        launches.update(g, lower, residuals, (0, launches.first), (launches.first, launches.P))
         if out.dbeta is not None and products is not None:
             out.dbeta.copy_(system.zero_masked(products.sum(1).view(out.dbeta.shape)))
         if out.dy_past is not None:
