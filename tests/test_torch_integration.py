@@ -1,4 +1,4 @@
-"""The operators inside torch: compile, export, vmap, double backward, autocast, grad modes."""
+"""The operators inside torch: vmap, autocast. Others are in ops/test_in_torch.py."""
 
 from typing import Any
 
@@ -37,8 +37,6 @@ def options(kind: str, length: int = 7, dtype: torch.dtype = torch.float64) -> d
     }[kind]
 
 
-KINDS = ("plain", "mask", "past", "packed", "learned", "row_max")
-every_kind = pytest.mark.parametrize("kind", KINDS)
 # Torch maps its own softmax kernel in a loop, and says so.
 mapped = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 
@@ -71,47 +69,6 @@ def test_many_gradients_at_once_equal_one_by_one() -> None:
     at_once = torch.autograd.grad(y, inputs[1:], dy, is_grads_batched=True, retain_graph=True)
     one_by_one = [torch.autograd.grad(y, inputs[1:], each, retain_graph=True) for each in dy]
     torch.testing.assert_close(at_once, tuple(torch.stack(each) for each in zip(*one_by_one, strict=True)))
-
-
-@pytest.mark.parametrize("kind", ["plain", "mask", "past", "packed"])
-@pytest.mark.parametrize("which", ["q", "k", "v"])
-def test_double_backward_is_refused_and_the_message_says_what_to_use(kind: str, which: str) -> None:
-    inputs, options = problem(kind)
-    x = inputs["qkv".index(which)]
-    if which == "q":  # the read-out alone; where it is torch's own, torch refuses
-        inputs = [x, *(each.detach() for each in inputs[1:])]
-    (dx,) = torch.autograd.grad(lucid_attention(*inputs, **options).square().sum(), x, create_graph=True)
-    torchs = "|derivative.*not implemented" if which == "q" else ""
-    with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'" + torchs):
-        dx.sum().backward()
-
-
-@every_kind
-def test_the_reference_has_a_second_derivative(kind: str) -> None:
-    inputs, options = problem(kind, length=4)
-
-    def function(*tensors: Tensor) -> Tensor:
-        return lucid_attention(*tensors, **options, impl="reference")
-
-    assert torch.autograd.gradgradcheck(function, inputs, atol=1e-4, fast_mode=True)
-
-
-@pytest.mark.parametrize("kind", ["plain", "mask"])
-def test_forward_mode_is_right_in_the_reference_and_refused_elsewhere(kind: str) -> None:
-    """Torch drops tangents at custom operators without a word."""
-    q, k, v = qkv()
-    dv = correlated(*v.shape, seed=5)
-
-    def of_v(v: Tensor, impl: str) -> Tensor:
-        return lucid_attention(q, k, v, **options(kind), impl=impl)
-
-    _, tangent = torch.func.jvp(lambda v: of_v(v, "reference"), (v,), (dv,))
-    torch.testing.assert_close(tangent, of_v(dv, "reference"))  # the values enter linearly
-    with pytest.raises(RuntimeError, match=r"no forward-mode derivative.*impl='reference'"):
-        torch.func.jvp(lambda v: of_v(v, "blockwise"), (v,), (dv,))
-    if kind == "mask":  # a plain read-out is torch's own, which refuses by itself
-        with pytest.raises(RuntimeError, match="no forward-mode derivative"):
-            torch.func.jvp(lambda q: lucid_attention(q, k, v, **options(kind)), (q,), (q,))
 
 
 @mapped

@@ -1,4 +1,4 @@
-"""Operators of LUCID and PaTH inside torch: opcheck, compile, export, vmap, layouts, modes, meta device, memory."""
+"""LUCID and PaTH inside torch: opcheck, compile, export, vmap, layouts, modes, meta device, memory, derivatives."""
 
 from itertools import product
 from typing import Any
@@ -242,6 +242,52 @@ def test_on_the_meta_device_only_shapes_are_computed(operator: str, kind: str) -
     extra = {name: x.to("meta") if isinstance(x, Tensor) else x for name, x in options(kind).items()}
     output = call(operator, {name: x.detach().to("meta") for name, x in inputs.items()}, **extra)
     assert (output.shape, output.dtype) == (expected.shape, expected.dtype)
+
+
+@every_case
+def test_the_reference_has_second_derivatives_and_other_implementations_refuse_them(operator: str, kind: str) -> None:
+    inputs, extra = problem(operator, kind, 4), options(kind, 4)
+
+    def reference(*values: Tensor) -> Tensor:
+        return call(operator, dict(zip(inputs, values, strict=True)), **extra, impl="reference")
+
+    assert torch.autograd.gradgradcheck(reference, list(inputs.values()), atol=1e-4, fast_mode=True)
+    for x in inputs.values():
+        (dx,) = torch.autograd.grad(call(operator, inputs, **extra).square().sum(), x, create_graph=True)
+        # A plain read-out of LUCID is torch's own, which refuses in its own words.
+        torchs = "|derivative.*not implemented" if operator == "lucid" else ""
+        with pytest.raises(RuntimeError, match=r"no second derivative.*impl='reference'" + torchs):
+            dx.sum().backward()
+
+
+@every_case
+def test_a_gradient_asked_for_alone_or_expanded_is_the_one_asked_for_with_the_others(operator: str, kind: str) -> None:
+    inputs, extra = problem(operator, kind, 20), options(kind, 20)
+    o = call(operator, inputs, **extra)
+    together = torch.autograd.grad(o, list(inputs.values()), torch.ones_like(o))
+    for name, expected in zip(inputs, together, strict=True):
+        only = {other: x.detach().requires_grad_(other == name) for other, x in inputs.items()}
+        o = call(operator, only, **extra)
+        o.backward(o.new_ones(1).expand(o.shape))
+        torch.testing.assert_close(only[name].grad, expected, rtol=1e-11, atol=1e-11)
+        assert all(x.grad is None for other, x in only.items() if other != name)
+
+
+@every_operator
+def test_forward_mode_is_right_in_the_reference_and_refused_elsewhere(operator: str) -> None:
+    """Torch drops tangents at custom operators without a word."""
+    tensors = {name: x.detach() for name, x in problem(operator, "mask").items()}
+    for name, x in tensors.items():
+        tangent = torch.randn_like(x)
+
+        def of(x: Tensor, impl: str, name: str = name) -> Tensor:
+            return call(operator, tensors | {name: x}, impl=impl, **options("mask"))
+
+        _, forward = torch.func.jvp(lambda x, of=of: of(x, "reference"), (x,), (tangent,))
+        difference = (of(x + 1e-6 * tangent, "blockwise") - of(x - 1e-6 * tangent, "blockwise")) / 2e-6
+        assert cases.error(forward, difference) < 1e-6, name
+        with pytest.raises(RuntimeError, match=r"no forward-mode derivative.*impl='reference'"):
+            torch.func.jvp(lambda x, of=of: of(x, "blockwise"), (x,), (tangent,))
 
 
 T = 2800

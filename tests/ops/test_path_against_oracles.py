@@ -48,6 +48,16 @@ def test_outputs_and_all_gradients_are_those_of_the_explicit_product(case, opera
         assert_exact(evaluate(call, operator, tensors, weight, impl="reference"), expected)
 
 
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_are_right_where_w_has_any_length_and_beta_any_size(operator):
+    """They do not assume ‖w‖ = 1: a learned w is normalised outside."""
+    case = PathCase(T=6, D=3, E=2)
+    tensors, weight = case.tensors(operator), case.weight(operator)
+    tensors["w"] *= torch.rand_like(tensors["beta"])[..., None] + 0.5
+    tensors["beta"] -= 0.7
+    assert_exact(evaluate(call, operator, tensors, weight), evaluate(truth, operator, tensors, weight))
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.7, 2.5])
 @pytest.mark.parametrize("operator", ["path", "lucid_path"])
 def test_the_scale_is_that_of_the_scores(operator, scale):
