@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lucid_lab.data.tokenizer import train
+from lucid_lab.data.tokenize import train
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
