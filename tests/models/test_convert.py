@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lucid_lab.data.tokenize import train
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
@@ -26,6 +25,7 @@ from lucid_attention.models.preconditioner import LucidSettings
 from lucid_lab import cli
 from lucid_lab.analysis import conversion as report
 from lucid_lab.analysis.conversion import read_layers
+from lucid_lab.data.tokenize import train
 from tests.models.decoder.cases import decoder
 
 SIZES: dict[str, Any] = {
