@@ -206,7 +206,8 @@ def _mathml(latex: str, here: str, *, display: bool) -> str:
 
 def _reference(title: str, rooms: tuple[str, ...], about: str) -> str:
     """A page with the public names of rooms of the package, and the attentions that `ATTENTIONS` names."""
-    modules: dict[str, str] = ast.literal_eval(_assigned(ROOT / PACKAGE / "__init__.py", "_MODULES"))
+    by_module: dict[str, list[str]] = ast.literal_eval(_assigned(ROOT / PACKAGE / "__init__.py", "_NAMES"))
+    modules = {name: module for module, names in by_module.items() for name in names}
     names = [name for room in rooms for name, module in modules.items() if module.startswith(room)]
     if "ATTENTIONS" in names:
         registry = _assigned(ROOT / PACKAGE / "nn" / "attention" / "__init__.py", "ATTENTIONS")

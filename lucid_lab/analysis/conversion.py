@@ -59,7 +59,10 @@ def convert_and_report(
         except ValueError as error:
             print(f"Its loss was not measured: {error}")
         else:
-            print(measured(load_model(out).to(place), written, ids.to(place)))
+            model = load_model(out).to(place)
+            # A checkpoint may ask for tuples.
+            model.config.return_dict = True
+            print(measured(model, written, ids.to(place)))
     print("Load it with")
     print("  import lucid_attention; lucid_attention.enable_lucid()")
     print(f"  model = transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
