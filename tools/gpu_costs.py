@@ -110,7 +110,7 @@ class Cost:
 def update(a: dict[str, Any]) -> Cost:
     rows, columns, features, width = a["ROWS"], a["source_end"] - a["source"], a["FEATURES"], a["WIDTH"]
     size = a["solved"].element_size()
-    parts = PIECES[a["PRODUCT"]] if size == 4 else 2 + a["LOWER"]
+    parts = PIECES[a["PRECISION"]] if size == 4 else 2 + a["LOWER"]
     again = a["PIECE"] < features
     moved = columns * (size * width + 2 * features) + again * rows * 2 * features * columns / a["COLUMNS"]
     matrix = 2 * rows * columns * (features + width * parts)
@@ -119,13 +119,13 @@ def update(a: dict[str, Any]) -> Cost:
 
 
 def key_gradient(a: dict[str, Any]) -> Cost:
-    """Of half of the columns y is read, of the other half g, which has two halves."""
+    """Of half of the columns y is read, of the other half g: in 16 bit all products have one part."""
     rows, columns, features, values = a["ROWS"], a["P"], a["FEATURES"], a["VALUES"]
-    again = (a["PIECE"] < features) * 2 * features + (a["WIDTH"] < values) * 6 * values
-    moved = columns * (2 * features + 2 * a["OUT"] + 3 * values) + rows * again * columns / a["COLUMNS"]
-    inner = features / a["PIECE"] + 2 * values / a["WIDTH"] - 3
-    matrix = 2 * rows * columns * (features + 2 * values + 2 * a["OUT"])
-    return Cost(columns / a["COLUMNS"], inner, matrix, moved, 0, rows * (2 * features + 4 * a["OUT"] + 6 * values))
+    again = (a["PIECE"] < features) * 2 * features + (a["WIDTH"] < values) * 2 * values
+    moved = columns * 2 * (features + a["OUT"] + values) + rows * again * columns / a["COLUMNS"]
+    inner = features / a["PIECE"] + values / a["WIDTH"] - 2
+    matrix = 2 * rows * columns * (features + values + a["OUT"])
+    return Cost(columns / a["COLUMNS"], inner, matrix, moved, 0, rows * (2 * features + 4 * a["OUT"] + 4 * values))
 
 
 def solve(a: dict[str, Any]) -> Cost:
@@ -135,9 +135,9 @@ def solve(a: dict[str, Any]) -> Cost:
 
 
 def blocks(a: dict[str, Any]) -> Cost:
-    """Half of them are zero."""
+    """Half of them have nothing to do."""
     block = a["BLOCK"]
-    return Cost(0, 0, block * block * a["FEATURES"], 2 * block * a["FEATURES"], 5 * block**2, 4 * block**2)
+    return Cost(0, 0, block * block * a["FEATURES"], 2 * block * a["FEATURES"], 5 * block**2, 2 * block**2)
 
 
 def inverse(a: dict[str, Any]) -> Cost:
@@ -150,6 +150,8 @@ def copy(a: dict[str, Any]) -> Cost:
 
 def product(a: dict[str, Any]) -> Cost:
     rows, columns, depth = a["ROWS"], a["COLUMNS"], a["depth"]
+    if a["A_LOWER"] or a["B_LOWER"]:
+        depth = (depth + (rows if a["A_LOWER"] else columns)) / 2
     matrix = 2 * rows * columns * depth * PIECES[a["PRECISION"]]
     traffic = 4 * rows * (columns * (1 + a["ADDS"]) + depth)
     return Cost(depth / a["DEPTH"], 0, matrix, 4 * depth * (rows + columns), 0, traffic)
