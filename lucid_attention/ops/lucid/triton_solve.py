@@ -91,13 +91,13 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     piece = 32 if exact else 16
     gradient = Tile(32, 32, piece, min(whole, 64), out=64 if dtype == torch.bfloat16 or features <= 128 else 32)
     if large and dtype == torch.bfloat16:
-        gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
+        gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, whole, warps=8, stages=3, out=128)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
         inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
         product=PRODUCT_TILE,
-        solve=Tile(64, 32, min(32, values), 0),
+        solve=Tile(64, 32, min(32, values) if exact else max(16, min(64, values // 2)), 0),
         update=update,
         gradient=gradient,
     )
@@ -415,19 +415,19 @@ def gradient_tile(
     system, left, right, lower_left, lower_right, row_keys, row_left, row_lower, c, base, target, j,
     CONST: tl.constexpr,
 ):  # fmt: skip
-    """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
+    """L ∘ (left · rightᵀ) and cos θ − 1 between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
 
     Either left or right is g, whose lower half is another tensor with LOWER; the other one has none. The tensors of
     rows are `resident_rows`.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
-    cosines = resident_scores(
+    scores = resident_scores(
         row_keys, system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
         CONST.PRECISION,
     )  # fmt: skip
     row_norms = tl.load(system.rnorm + base + target + tl.arange(0, ROWS))[:, None]
-    cosines *= row_norms * tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
+    scores *= tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
     w = resident_scores(
         row_left, left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRECISION
     )  # fmt: skip
@@ -436,10 +436,11 @@ def gradient_tile(
             row_lower, lower_left, base + target, lower_right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH,
             CONST.PRECISION,
         )  # fmt: skip
-    w *= exponentials(cosines, c)
+    # As `exponentials`, with fewer instructions for an element.
+    w *= tl.exp2(scores * (row_norms * (c * LOG2_E)) - c * LOG2_E)
     if CONST.PACKED:
         w = tl.where(same_document(system, target, j, ROWS, COLUMNS), w, 0.0)
-    return w, cosines
+    return w, scores * row_norms - 1.0
 
 
 @triton.jit(do_not_specialize=["first_new", "tiles", "P"])
@@ -478,16 +479,16 @@ def key_gradient_kernel(
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(low, low_end, COLUMNS):
-        w, cosines = gradient_tile(
+        w, below_one = gradient_tile(
             system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
         if CONST.SHARPNESS:
-            sums += tl.sum(w * (cosines - 1.0), 1)
+            sums += tl.sum(w * below_one, 1)
         acc = column_product(system, w, acc, base, j, CONST)
     row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
-        w, cosines = gradient_tile(
+        w, _ = gradient_tile(
             system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
@@ -497,8 +498,13 @@ def key_gradient_kernel(
         if tl.program_id(1) == 0:
             tl.store(row_sums + here, factor * sums)
     features = tl.program_id(1) * CONST.OUT + tl.arange(0, CONST.OUT)
-    scale = tl.load(system.inverse + here) * (factor * c / NORMAL)
-    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc * scale[:, None])
+    if CONST.OUT == CONST.FEATURES:
+        # Only the part across u reaches the key.
+        u = key_rows(system.keys, base + target, CONST.FEATURES, 0, ROWS, CONST.FEATURES).to(tl.float32)
+        u *= tl.load(system.rnorm + here)[:, None]
+        acc -= u * tl.sum(u * acc, 1)[:, None]
+    acc *= (tl.load(system.inverse + here) * (factor * c / NORMAL))[:, None]
+    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc.to(du.dtype.element_ty))
 
 
 class _Launches:
@@ -546,17 +552,17 @@ class _Launches:
 
     def _largest(self, *tensors: Tensor | None) -> Tensor:
         """The largest finite entry of every column of tensors [B, H, *, E], without masked positions: [n, E']."""
-        out = self.padded.keys.new_zeros(self.n, self.values, dtype=torch.float32)
-        S, mask = self.system.past_length, self.system.key_mask
+        out, S, mask = None, self.system.past_length, self.system.key_mask
         for x in tensors:
             if x is not None:
                 visible = torch.nan_to_num(x, 0, 0, 0)
                 if mask is not None:
                     places = mask[:, :S] if x is self.system.y_past else mask[:, S:]
                     visible = visible.masked_fill_(~places[:, None, :, None], 0)
-                columns = torch.linalg.vector_norm(visible, math.inf, 2).flatten(0, 1)
-                out[:, : x.shape[3]] = torch.maximum(out[:, : x.shape[3]], columns)
-        return out
+                columns = torch.linalg.vector_norm(visible, math.inf, 2, dtype=torch.float32).flatten(0, 1)
+                out = columns if out is None else torch.maximum(out, columns)
+        assert out is not None
+        return torch.nn.functional.pad(out, (0, self.values - out.shape[1]))
 
     def _pack(
         self, kernel: triton.JITFunction, x: Tensor, outs: tuple[Tensor, ...], past: bool, padded: int,
@@ -682,9 +688,12 @@ class _Launches:
         for x in (g, lower):
             if x is not None:
                 self.pack_values(None, x, past=True)
-        du = padded.keys.new_empty(padded.keys.shape, dtype=torch.float32)
-        row_sums = padded.rnorm.new_empty(padded.rnorm.shape)
         count, width = self.P // tile.rows, min(tile.out, self.features)
+        row_sums, whole = padded.rnorm.new_empty(padded.rnorm.shape), width == self.features
+        if whole and out.dk is not None and out.dk.numel() == padded.keys.numel():
+            du = out.dk
+        else:
+            du = padded.keys.new_empty(padded.keys.shape, dtype=torch.float32)
         rest = g if lower is None else lower
         self._launch(
             key_gradient_kernel, (self.n * count, self.features // width), tile, values, g, rest, units, du, row_sums,
@@ -693,18 +702,18 @@ class _Launches:
         )  # fmt: skip
         if out.dsharpness is not None:
             out.dsharpness.copy_(row_sums[:, self.first :].sum(1).view(out.dsharpness.shape))
-        # Only the part across u reaches the key.
-        u = padded.keys * padded.rnorm[..., None]
-        du.addcmul_(u, torch.linalg.vecdot(u, du)[..., None], value=-1)
+        if not whole:
+            u = padded.keys * padded.rnorm[..., None]
+            du.addcmul_(u, torch.linalg.vecdot(u, du)[..., None], value=-1)
         for dk, low in ((out.dk_past, self.first - system.past_length), (out.dk, self.first)):
-            if dk is not None:
+            if dk is not None and dk is not du:
                 dk.copy_(du[:, low : low + dk.shape[2], : dk.shape[3]].view(dk.shape))
 
 
 def scales_of(largest: Tensor) -> Tensor:
-    """The powers of two that bring numbers to between 1 and 2; 1 for zero."""
-    exponents = torch.frexp(largest).exponent.clamp(-120, 120)
-    return torch.ldexp(torch.ones_like(largest), 1 - exponents).masked_fill_(largest == 0, 1)
+    """The powers of two, from 2^-120 to 2^120, that bring float32 numbers to between 1 and 2; 1 for zero."""
+    exponents = (largest.view(torch.int32) >> 23).clamp(7, 247)
+    return ((254 - exponents) << 23).view(torch.float32).masked_fill_(largest == 0, 1)
 
 
 def forward(system: System, v: Tensor, y: Tensor, z: Tensor | None, tiles: SolveTiles | None = None) -> None:
