@@ -82,16 +82,19 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     architectures where matrix instructions need them, and none had wrong results with 8 warps.
     """
     width, exact = min(128, values), dtype == torch.float32
-    large = architecture in ("sm_80", "sm_90") and not exact and max(features, values) <= 128
+    usual = not exact and max(features, values) <= 128
+    large = architecture in ("sm_80", "sm_90") and usual
     whole = 32 if exact else features
     # Whole keys leave less room for values; only here it is too little.
     narrow = architecture == "sm_120" and whole >= 128
-    update = Tile(64, 32, min(64, width) if narrow else width, whole)
-    # The piece of the values in flight there: what packed documents need to spill nothing.
-    piece = 32 if exact else 16
-    gradient = Tile(32, 32, piece, min(whole, 64), out=64 if dtype == torch.bfloat16 or features <= 128 else 32)
+    columns = 64 if architecture == "sm_100" and usual else 32
+    update = Tile(64, columns, min(64, width) if narrow else width, whole)
+    # The piece of the values in flight: what packed documents need to spill nothing.
+    gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
+    if dtype == torch.bfloat16:
+        gradient = Tile(64 if usual else 32, 32, values, features, out=features)
     if large and dtype == torch.bfloat16:
-        gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, whole, warps=8, stages=3, out=128)
+        gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
