@@ -93,8 +93,8 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
     if dtype == torch.bfloat16:
         gradient = Tile(64 if usual else 32, 32, values, features, out=features)
-    if large and dtype == torch.bfloat16:
-        gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
+        if large:
+            gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
@@ -497,9 +497,8 @@ def key_gradient_kernel(
         w = tl.where(j + columns > rows, w, 0.0)
         acc = column_product(system, w, acc, base, j, CONST)
     here = base + target + tl.arange(0, ROWS)
-    if CONST.SHARPNESS:
-        if tl.program_id(1) == 0:
-            tl.store(row_sums + here, factor * sums)
+    if tl.program_id(1) == 0:
+        tl.store(row_sums + here, factor * sums)
     features = tl.program_id(1) * CONST.OUT + tl.arange(0, CONST.OUT)
     if CONST.OUT == CONST.FEATURES:
         # Only the part across u reaches the key.
