@@ -457,7 +457,8 @@ def key_gradient_kernel(
         du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dc = Σ W (cos θ − 1)
 
     gradients, lower: g, zero in the past, and what float16 cuts off. units: [n], by which g · y is scaled. du:
-    [n, P, D']. row_sums: [n, P], the terms of dc by row.
+    [n, P, D'], divided by ‖k‖; it is the gradient of the key if one program writes whole rows. row_sums: [n, P], the
+    terms of dc by row.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
@@ -679,6 +680,7 @@ class _Launches:
 
     def key_gradients(self, y: Tensor, g: Tensor, lower: Tensor | None, out: Gradients) -> None:
         """Write the gradients of keys and sharpness. g, lower: [n, P, E'], overwritten in the past."""
+        assert out.dk is not None
         tile, system, padded = self.tiles.gradient, self.system, self.padded
         # Scales that cancel those of g in a product with it, up to one factor for each head.
         largest = self._largest(y, system.y_past)
@@ -692,10 +694,10 @@ class _Launches:
                 self.pack_values(None, x, past=True)
         count, width = self.P // tile.rows, min(tile.out, self.features)
         row_sums, whole = padded.rnorm.new_empty(padded.rnorm.shape), width == self.features
-        if whole and out.dk is not None and out.dk.numel() == padded.keys.numel():
-            du = out.dk
-        else:
-            du = padded.keys.new_empty(padded.keys.shape, dtype=torch.float32)
+        dtype = torch.promote_types(out.dk.dtype, (out.dk if out.dk_past is None else out.dk_past).dtype)
+        du = out.dk
+        if not whole or du.shape[2:] != padded.keys.shape[1:]:
+            du = padded.keys.new_empty(padded.keys.shape, dtype=dtype if whole else torch.float32)
         rest = g if lower is None else lower
         self._launch(
             key_gradient_kernel, (self.n * count, self.features // width), tile, values, g, rest, units, du, row_sums,
