@@ -149,9 +149,7 @@ def test_whatever_stands_at_a_masked_place_changes_nothing(operator, small):
     assert all(torch.equal(clean[each], dirty[each]) for each in clean)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("k", torch.nan), ("w", torch.nan), ("v", torch.inf)]
-)
+@pytest.mark.parametrize(("name", "number"), [("k", torch.nan), ("w", torch.nan), ("v", torch.inf)])
 def test_what_is_not_finite_stays_in_its_document(name, number, small):
     """Other documents are bitwise as they were. Inside its own it may reach earlier positions of a leaf."""
     case, options = PathCase(T=60, H=2, G=2, D=4, keys="close"), {"cu_seqlens": torch.tensor([0, 13, 40, 60])}
