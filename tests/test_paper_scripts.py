@@ -54,10 +54,10 @@ def test_every_script_runs_to_its_end(script: str, shared: Path) -> None:
 
 def test_a_script_runs_from_text_to_a_page_with_the_papers_numbers(tmp_path: Path) -> None:
     runs = run_tiny("table3.sh", tmp_path)
-    rows = json.loads((runs / "beside" / "table3" / "result.json").read_text())["tables"][0]["rows"]
+    rows = json.loads((runs / "compare" / "table3" / "result.json").read_text())["tables"][0]["rows"]
     assert [row[2] for row in rows[-3:]] == [76.6, 55.8, 43.6]
     assert [row[3] is None for row in rows] == [True] * 12 + [False] * 3
-    assert "Beside the paper" in (runs / "table3.html").read_text()
+    assert "Next to the paper" in (runs / "table3.html").read_text()
 
 
 @pytest.mark.parametrize("protocol", ["authors", "paper"])
