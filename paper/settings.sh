@@ -67,6 +67,10 @@ if [ "$SCALE" = tiny ] && [ ! -d "$STAND_INS" ]; then helper stand_ins.py "$STAN
 
 # ------------------------------------------------------------------------------------------------------- the steps
 
+arms() {  # arms NAME...: the arms of a script; those of ATTENTIONS; at the tiny scale the first and the last
+  for last in "$@"; do :; done
+  if [ -n "${ATTENTIONS:-}" ]; then echo "$ATTENTIONS"; elif [ "$SCALE" = tiny ]; then echo "$1 $last"; else echo "$*"; fi
+}
 options() {  # the options of an arm: its attention, and what its model changes
   case $1 in
     path | lucid_path)

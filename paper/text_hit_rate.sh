@@ -1,7 +1,7 @@
 #!/bin/sh
 # §4.5: softmax weight on the answer, in prompts of M-NIAH with 4 needles (0.2845 against 0.1817; no length is given).
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax lucid}
+ARMS=$(arms softmax lucid)
 tokens
 for arm in $ARMS; do
   pretrain $arm
