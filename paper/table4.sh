@@ -13,7 +13,7 @@ for arm in $ARMS; do
   tune_on longbench $arm $EPOCHS
   tune_on qasper $arm
   tune_on qmsum $arm
-  evaluate longbench-$arm --tasks longbench --part $PART --max-length $CUT $LONGQA
+  evaluate longbench-$arm --tasks longbench --part $PART --max-length $CUT --batch-size 8 $LONGQA
   evaluate qasper-$arm --tasks scrolls --variants qasper --max-length $CUT --batch-size 8 $LONGQA
   evaluate qmsum-$arm --tasks scrolls --variants qmsum --max-length $CUT --batch-size 8 $LONGQA
 done
