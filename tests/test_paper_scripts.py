@@ -20,7 +20,7 @@ from lucid_attention import LucidForCausalLM
 PAPER = Path(__file__).parents[1] / "paper"
 SCRIPTS = sorted(path.name for path in PAPER.glob("*.sh") if path.name != "settings.sh")
 # Those whose steps are not steps of another one.
-OWN_STEPS = "figure2 figure3 figure6 figure7 table1 table4 table6 text_decoding text_hit_rate".split()
+OWN_STEPS = ["figure2", "figure3", "figure6", "figure7", "table1", "table4", "table6", "text_decoding", "text_hit_rate"]
 
 
 def module(name: str) -> ModuleType:
