@@ -162,9 +162,8 @@ def test_which_needle_is_asked_for_differs_between_samples(tokenizer: Any) -> No
 def test_depths_are_independent_as_in_ruler(tokenizer: Any) -> None:
     samples = [make_needles(tokenizer, 1024, 2, haystack="noise", index=index).needles for index in range(60)]
     assert all(first.depth < second.depth for first, second in samples)
-    # Two draws lie in one half of the text half of the time, and the first in the first tenth 19 % of the time.
+    # Two draws lie in one half of the text half of the time.
     assert 18 < sum((first.depth < 0.5) == (second.depth < 0.5) for first, second in samples) < 42
-    assert 3 < sum(first.depth < 0.1 for first, _ in samples) < 22
 
 
 def test_keys_and_values_never_repeat(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
