@@ -143,8 +143,9 @@ def _run(
         moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
         recent_keys = recent.numpy()
     empty, float32 = module.np.empty, module.np.float32
-    o, y = empty((n, G, E), float32), empty((n, E), float32)
-    state, sums = empty((tasks, R, 4), float32), empty((tasks, even, E), float32)
+    o, y, state = empty((n, G, E), float32), empty((n, E), float32), empty((tasks, R, 4), float32)
+    # By torch, because its memory starts where a line of the processor's cache does.
+    sums = torch.empty(tasks, even, E, dtype=torch.float32, device="cpu").numpy()
     inputs = (
         *(o, y, state, sums, q.float().reshape(n, G, D).numpy(), keys, values, v.float().reshape(n, E).numpy()),
         *(norms, mask, _per_head(token.sharpness, n), _per_head(1.0 if token.beta is None else token.beta, n)),

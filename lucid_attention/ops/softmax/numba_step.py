@@ -23,7 +23,7 @@ from numba.extending import overload
 # Sums may be reordered; NaN and infinities keep their meaning.
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy", "nogil": True}
 # Keys that are read at a time.
-BLOCK = 1024
+BLOCK = 2048
 F = np.float32
 ZERO, ONE, NOTHING = F(0), F(1), F(-np.inf)
 # The square of the smallest norm that is not zero.
@@ -113,11 +113,31 @@ def scores_of_two(rows: Any, keys: Any, first: int, step: int, count: int, out: 
 
 
 @njit(**FAST)
-def add_to_two(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
-    """sums[r] += Σ_j weights[r, j] · value j: sums [2, E], a value of each quarter at a time.
+def add_to_four(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
+    """sums[r] += Σ_j weights[r, j] · value j: sums [4, E], a value of each quarter at a time.
 
     Weights after the last are zero.
     """
+    sum_a, sum_b, sum_c, sum_d, quarter, last = sums[0], sums[1], sums[2], sums[3], -(-count // 4), count - 1
+    for j in range(quarter):
+        j1, j2, j3 = j + quarter, j + 2 * quarter, j + 3 * quarter
+        v0, v1 = first + j * step, first + min(j1, last) * step
+        v2, v3 = first + min(j2, last) * step, first + min(j3, last) * step
+        a0, a1, a2, a3 = weights[0, j], weights[0, j1], weights[0, j2], weights[0, j3]
+        b0, b1, b2, b3 = weights[1, j], weights[1, j1], weights[1, j2], weights[1, j3]
+        c0, c1, c2, c3 = weights[2, j], weights[2, j1], weights[2, j2], weights[2, j3]
+        d0, d1, d2, d3 = weights[3, j], weights[3, j1], weights[3, j2], weights[3, j3]
+        for e in range(sums.shape[1]):
+            x, y, z, w = values[v0, e], values[v1, e], values[v2, e], values[v3, e]
+            sum_a[e] += a0 * x + a1 * y + a2 * z + a3 * w
+            sum_b[e] += b0 * x + b1 * y + b2 * z + b3 * w
+            sum_c[e] += c0 * x + c1 * y + c2 * z + c3 * w
+            sum_d[e] += d0 * x + d1 * y + d2 * z + d3 * w
+
+
+@njit(**FAST)
+def add_to_two(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
+    """The same for sums [2, E]."""
     sum_a, sum_b, quarter, last = sums[0], sums[1], -(-count // 4), count - 1
     for j in range(quarter):
         j1, j2, j3 = j + quarter, j + 2 * quarter, j + 3 * quarter
@@ -247,8 +267,9 @@ def step(
     (H, pieces, cached, place), (known, qk) = sizes, kind
     (G, D), R, (_, even, E) = q.shape[1:], state.shape[1], sums.shape
     live, root, size = max(0, recent.shape[1] - 1), F(math.sqrt(D)), -(-cached // pieces)
-    room, value_room, scores = np.empty((BLOCK, D), F), np.empty((BLOCK, E), F), np.zeros((even, BLOCK), F)
-    own_rows, recent_keys = np.zeros((even, D), F), recent.reshape(-1, D)
+    widened = BLOCK if keys.itemsize == 2 else 0
+    room, value_room, scores = np.empty((widened, D), F), np.empty((widened, E), F), np.empty((even, BLOCK), F)
+    own_rows, recent_keys = np.empty((even, D), F), recent.reshape(-1, D)
     keys, values, key_step, value_step = keys.reshape(-1, D), values.reshape(-1, E), strides[2] // D, strides[5] // E
     for task in range(tasks[0], tasks[1]):
         h, piece = task // pieces, task % pieces
@@ -301,8 +322,10 @@ def step(
                         result[r, 1] = result[r, 1] * change + total
                     scores[r, count : count + 4] = ZERO
                 some, first, step = block(values, value_at + at * value_step, value_step, count, value_room)
-                for r in range(0, even, 2):
-                    add_to_two(scores[r : r + 2], some, first, step, count, sums[task, r : r + 2])
+                for r in range(0, even - 2, 4):
+                    add_to_four(scores[r : r + 4], some, first, step, count, sums[task, r : r + 4])
+                if even % 4 == 2:
+                    add_to_two(scores[even - 2 :], some, first, step, count, sums[task, even - 2 :])
     for h in range(heads[0], heads[1]):
         hidden = mask.size > 0 and not mask[h // H * strides[8] + place]
         some_state, some_sums = state[h * pieces : (h + 1) * pieces], sums[h * pieces : (h + 1) * pieces]
