@@ -5,7 +5,7 @@ each key and value comes from memory once, in the dtype of the cache, for the so
 `fused_step.py` calls `step`, from several threads if there are many keys.
 
 n = B·H heads have G query rows each and, if the new value is preconditioned, one more for the new key: R rows, and one
-of zeros if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
+without a meaning if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
 
 What lets LLVM vectorise: two-dimensional contiguous arrays, whose index `[j, d]` needs no check of its sign; several
 rows and keys at once; a maximum of integers, because one of floats has to find NaN. The keys at once are one of each
@@ -298,12 +298,12 @@ def step(
             start, stop = (piece * size, min(piece * size + size, cached)) if part == 0 else (cached, cached + live)
             for at in range(start, stop, BLOCK):
                 count = min(BLOCK, stop - at)
-                some, first, step, these = recent_keys, h * (live + 1) + at - cached, 1, later
+                some, first, apart, these = recent_keys, h * (live + 1) + at - cached, 1, later
                 if part == 0:
-                    some, first, step = block(keys, key_at + at * key_step, key_step, count, room)
+                    some, first, apart = block(keys, key_at + at * key_step, key_step, count, room)
                     these = rows
                 for r in range(0, even, 2):
-                    scores_of_two(these[r : r + 2], some, first, step, count, scores[r : r + 2])
+                    scores_of_two(these[r : r + 2], some, first, apart, count, scores[r : r + 2])
                 # As slices, whose indices need no check of their sign.
                 norms, visible = inverse[norm_at + at : norm_at + at + count], mask[mask_at + at : mask_at + at + count]
                 for r in range(R):
@@ -321,11 +321,11 @@ def step(
                         result[r, 0], total, change = to_weights(row, result[r, 0], sums[task, r])
                         result[r, 1] = result[r, 1] * change + total
                     scores[r, count : count + 4] = ZERO
-                some, first, step = block(values, value_at + at * value_step, value_step, count, value_room)
+                some, first, apart = block(values, value_at + at * value_step, value_step, count, value_room)
                 for r in range(0, even - 2, 4):
-                    add_to_four(scores[r : r + 4], some, first, step, count, sums[task, r : r + 4])
+                    add_to_four(scores[r : r + 4], some, first, apart, count, sums[task, r : r + 4])
                 if even % 4 == 2:
-                    add_to_two(scores[even - 2 :], some, first, step, count, sums[task, even - 2 :])
+                    add_to_two(scores[even - 2 :], some, first, apart, count, sums[task, even - 2 :])
     for h in range(heads[0], heads[1]):
         hidden = mask.size > 0 and not mask[h // H * strides[8] + place]
         some_state, some_sums = state[h * pieces : (h + 1) * pieces], sums[h * pieces : (h + 1) * pieces]
