@@ -5,7 +5,7 @@ each key and value comes from memory once, in the dtype of the cache, for the so
 `fused_step.py` calls `step`, from several threads if there are many keys.
 
 n = B·H heads have G query rows each and, if the new value is preconditioned, one more for the new key: R rows, and one
-without a meaning if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
+that is not used if R is odd. Numba has no 16-bit floats: uint16 holds the bits of a bfloat16, int16 those of a float16.
 
 What lets LLVM vectorise: two-dimensional contiguous arrays, whose index `[j, d]` needs no check of its sign; several
 rows and keys at once; a maximum of integers, because one of floats has to find NaN. The keys at once are one of each
