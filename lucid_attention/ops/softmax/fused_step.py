@@ -158,7 +158,7 @@ def _run(
         some = tasks * i // count, tasks * (i + 1) // count
         module.step(some, some if pieces == 1 else (0, 0), *inputs)
 
-    in_threads(part, count)
+    in_threads(part, range(count), count)
     if pieces > 1:
         module.step((0, 0), (0, n), *inputs)
     if not norm_known and inverse is not None:
