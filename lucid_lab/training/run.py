@@ -35,7 +35,7 @@ from lucid_attention.models.checkpoint import load_config, load_model, load_toke
 from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import uses_lucid
-from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
+from lucid_attention.models.ramps import Ramp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
@@ -635,11 +635,10 @@ def what_is_kept(out: Path) -> str:
 
 def _ramps(recipe: Recipe, model: Any) -> list[Any]:
     """The ramp of a recipe, if it has one, with the model at its start."""
-    ramp: StrengthRamp | SharpnessRamp
     if recipe.strength_steps:
-        ramp = StrengthRamp(recipe.strength_steps)
+        ramp = Ramp("strength", recipe.strength_steps)
     elif recipe.sharpness_steps:
-        ramp = SharpnessRamp(recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
+        ramp = Ramp("sharpness", recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
     else:
         return []
     ramp.apply(model, 0, recipe.steps)
