@@ -6,11 +6,10 @@ static layers, buffers of a fixed size for torch.compile and torch.export, in th
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
 
@@ -29,36 +28,8 @@ def layer_type(past_type: type[Any]) -> str:
     return CROPPABLE if past_type is Past else NOT_CROPPABLE
 
 
-@dataclass(frozen=True)
-class AttentionPass:
-    """The arguments of one call of an attention module. x: [B, T, hidden_size]; key_mask: [B, S + T]."""
-
-    attention: nn.Module
-    x: Tensor
-    key_mask: Tensor | None
-    positions: Tensor | None
-
-    @property
-    def tokens(self) -> int:
-        return self.x.shape[1]
-
-    def repeat(self, past: Any, tokens: int) -> Any:
-        """The past after the first tokens of this pass."""
-        length = 0 if past is None else past.length
-        key_mask = None if self.key_mask is None else self.key_mask[:, : length + tokens]
-        positions = None if self.positions is None else self.positions[:, :tokens]
-        return self.attention(self.x[:, :tokens], past=past, key_mask=key_mask, positions=positions)[1]
-
-    def __deepcopy__(self, memo: Any) -> "AttentionPass":
-        # Nothing writes into it. A copy of a cache must not copy the model.
-        return self
-
-
 class PastLayer:
     """What all layers share: the model reads the past of a module, and keeps the new one."""
-
-    # Whether `record` wants to know every pass, to undo it.
-    record_past = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
@@ -93,9 +64,7 @@ class CroppableLayer(PastLayer, LucidDynamicLayer):
 class StateLayer(PastLayer, CacheLayerMixin):
     """A past that changes as a whole with every token: a recurrent state, a window, or the keys of PaTH.
 
-    Every tensor of it has the batch in its first dimension. Transformers calls `activate_past_recording` before it
-    generates with a method that crops, and `crop` after every guess. In between, the layer keeps the past of the last
-    crop and the passes since then: `crop` repeats the attention of the tokens that stay.
+    Every tensor of it has the batch in its first dimension.
     """
 
     _layer_type: ClassVar[str] = NOT_CROPPABLE
@@ -105,8 +74,6 @@ class StateLayer(PastLayer, CacheLayerMixin):
         """places: max_cache_len, where a static cache makes this layer, which is the same in both kinds of cache."""
         super().__init__()
         self.past: Any = None
-        self.origin: Any = None
-        self.passes: list[AttentionPass] = []
 
     def read(self, length: int | None) -> Any:
         """The past for the next pass."""
@@ -132,7 +99,6 @@ class StateLayer(PastLayer, CacheLayerMixin):
 
     def reset(self) -> None:
         self.keep(None, 0)
-        self.origin, self.passes = None, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map_tensors(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -145,36 +111,16 @@ class StateLayer(PastLayer, CacheLayerMixin):
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
         self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
-        # The recorded passes have the rows of before.
-        self.passes = []
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
-
-    def record(self, one: AttentionPass) -> None:
-        """Remember a pass. Called before `keep`."""
-        if not self.passes:
-            self.origin = self.past
-        self.passes.append(one)
+        raise ValueError(
+            "speculative decoding takes tokens back, which this past cannot: a recurrent state and a window forget, "
+            "and PaTH moves all keys with every token. Generate without it"
+        )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, of those since the last crop. tokens_to_remove: their number, negative."""
-        kept = sum(one.tokens for one in self.passes) + tokens_to_remove
-        if tokens_to_remove and kept < 0:
-            raise ValueError(
-                f"this layer can take back {kept - tokens_to_remove} tokens, got {-tokens_to_remove}: a recurrent "
-                "state has no way back, and PaTH moves all keys with every token. Call "
-                "cache.activate_past_recording() before the passes whose tokens may have to go"
-            )
-        passes, past = self.passes, self.origin
-        self.origin, self.passes = None, []
-        if not tokens_to_remove:
-            return
-        for one in passes:
-            if kept:
-                past = one.repeat(past, min(kept, one.tokens))
-                kept -= min(kept, one.tokens)
-        self.keep(past, 0)
+        if tokens_to_remove:
+            self.activate_past_recording()
 
 
 # In a static cache, too: a state, or the keys of a window, have a bounded size anyway. PaTH moves all its keys with

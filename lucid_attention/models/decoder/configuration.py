@@ -16,7 +16,7 @@ from ...messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
 from .cache import layer_type
-from .rotary import check_rope_type, make_rotary
+from .rotary import make_rotary
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,6 @@ KEYS_OF_TRANSFORMERS = {
 }  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-# Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
-DIVISIBLE = ("lucid", "softmax", "sliding")
 
 
 @strict
@@ -58,9 +56,10 @@ class LucidConfig(PreTrainedConfig):
         num_key_value_heads: a divisor of num_attention_heads; default num_attention_heads.
         head_dim: any size; default hidden_size / num_attention_heads.
         rope_parameters: rotary embedding of the attentions that use one, as in `LlamaConfig`: rope_theta, rope_type
-            ("default", "linear", "dynamic", "yarn", "longrope" or "llama3") with its numbers, partial_rotary_factor.
+            ("default", "linear", "yarn" or "llama3") with its numbers, partial_rotary_factor.
             None for no rotary embedding. `rope_theta` alone may be given instead, and is an attribute.
         attention_bias: True for biases of all projections, "qkv" for all but the output's, as in Qwen2.
+        mlp_bias: whether the MLP has biases.
         qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
         attention_options: further arguments of the attention's constructor, which override the fields above. For
@@ -91,6 +90,7 @@ class LucidConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] | None = field(default_factory=lambda: {"rope_type": "default"})
     attention_bias: bool | str = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     attention: str | list[str] = "lucid"
     attention_options: dict[str, Any] = field(default_factory=dict)
@@ -154,16 +154,6 @@ class LucidConfig(PreTrainedConfig):
         """The types of the cache layers, from which Transformers makes a cache."""
         return [layer_type(ATTENTIONS[name].past_type) for name in self.layer_attentions]
 
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism divides the weights, as in `LlamaConfig`: every process has some heads."""
-        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
-
-    @base_model_tp_plan.setter
-    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
-        # Transformers 5.20 and 5.21 add tied embeddings. Under this name, a plan is not saved.
-        self.__dict__["base_model_tp_plan"] = plan
-
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
         """Do nothing: the classes are in this package, and are not copied into checkpoints."""
@@ -189,8 +179,6 @@ class LucidConfig(PreTrainedConfig):
             raise ValueError(f'attention_bias must be True, False or "qkv", got {self.attention_bias!r}')
         names = self._check_names()
         self._check_options(names)
-        if self.rope_parameters is not None:
-            check_rope_type(self.rope_parameters)
         for name in names:
             # The constructor checks values. On the meta device it takes no memory.
             with torch.device("meta"):
@@ -344,7 +332,6 @@ def _check_is_llama(config: PreTrainedConfig) -> None:
     fixed = {
         "sliding_window": (config.sliding_window if sliding else None, None),
         "layer_types": (layer_types, {"full_attention"}),
-        "mlp_bias": (bool(getattr(config, "mlp_bias", False)), False),
         "attention_dropout": (getattr(config, "attention_dropout", 0.0) or 0.0, 0.0),
     }
     if config.model_type == "qwen3":
@@ -355,41 +342,3 @@ def _check_is_llama(config: PreTrainedConfig) -> None:
             raise ValueError(
                 f"LucidConfig cannot express {name} of this {config.model_type}: {value!r}, expected {expected!r}"
             )
-
-
-def tensor_parallel_plan(config: LucidConfig) -> dict[str, str]:
-    """How Transformers divides the weights of a `LucidModel`."""
-    plan = {
-        **{f"layers.*.self_attn.{name}_proj": "colwise" for name in ("q", "k", "v")},
-        "layers.*.self_attn.o_proj": "rowwise",
-        **{f"layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")},
-        "layers.*.mlp.down_proj": "rowwise",
-    }
-    if config.qk_norm:
-        plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in ("q", "k")}
-    if "lucid" in config.layer_attentions and config.options_of("lucid").get("learn_beta"):
-        plan["layers.*.self_attn.b_proj"] = "colwise"
-    return plan
-
-
-def check_divisible(config: LucidConfig, processes: int) -> None:
-    """Refuse weights that cannot be divided among so many processes."""
-    others = [name for name in dict.fromkeys(config.layer_attentions) if name not in DIVISIBLE]
-    if others:
-        raise ValueError(
-            f"tensor parallelism is possible with the attentions {', '.join(DIVISIBLE)}, got {', '.join(others)}, "
-            "whose weights cannot be divided by heads. Divide the batch instead (DDP, FSDP)"
-        )
-    options = config.options_of("lucid") if "lucid" in config.layer_attentions else {}
-    for option in ("learn_sharpness", "center"):
-        if options.get(option, "none") not in (False, "none"):
-            raise ValueError(
-                f"tensor parallelism needs one sharpness and no center, got attention_options with {option} = "
-                f"{options[option]!r}"
-            )
-    heads = config.num_key_value_heads
-    if heads is None or heads % processes:
-        raise ValueError(
-            "tensor parallelism gives every process the same number of heads: expected num_key_value_heads to be a "
-            f"multiple of {processes}, got {heads}"
-        )

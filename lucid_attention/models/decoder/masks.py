@@ -34,8 +34,6 @@ def read_inputs(
     visible = Visibility()
     if isinstance(mask, Tensor) and mask.ndim == 4 and tuple(mask.shape[1:]) in ((1, T, total), (1, T, M)):
         visible = read_mask(mask, B, T, total)
-        if visible.relation is not None:
-            raise ValueError("attention_mask must be causal, with padding or packed documents, got another order")
     elif mask is not None:
         if not isinstance(mask, Tensor) or tuple(mask.shape) not in ((B, total), (B, M)):
             raise ValueError(

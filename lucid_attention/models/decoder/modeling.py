@@ -1,6 +1,5 @@
 """The decoder of `LucidConfig`: Llama's blocks and weight names around an attention module of this library."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +17,6 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import (
     GenericForQuestionAnswering,
@@ -26,31 +24,17 @@ from transformers.modeling_layers import (
     GenericForTokenClassification,
     GradientCheckpointingLayer,
 )
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ...nn.causal import CausalAttention, HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..cache import fill_layers
-from .cache import AttentionPass, check_cache, static_layer
-from .configuration import MODEL_TYPE, LucidConfig, check_divisible, make_attention
+from .cache import check_cache, static_layer
+from .configuration import MODEL_TYPE, LucidConfig, make_attention
 from .masks import Seen, read_inputs, read_places
-
-
-class LucidMLP(nn.Module):
-    """down(act(gate(x)) · up(x))."""
-
-    def __init__(self, config: LucidConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act_fn: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class LucidDecoderLayer(GradientCheckpointingLayer):
@@ -60,7 +44,7 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_index = layer_index
         self.self_attn = make_attention(config, layer_index)
-        self.mlp = LucidMLP(config)
+        self.mlp = LlamaMLP(config)
         self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -83,8 +67,6 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
         past = None if cache_layer is None else cache_layer.read(length)
-        if cache_layer is not None and cache_layer.record_past:
-            cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.keep(past, x.shape[1])
@@ -117,13 +99,6 @@ class LucidPreTrainedModel(PreTrainedModel):
             f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
             f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
         )
-
-    @classmethod
-    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
-        """Refuse tensor parallelism where weights cannot be divided. from_pretrained calls this."""
-        if distributed_config is not None and mesh_manager is not None and distributed_config.tp_size > 1:
-            check_divisible(model.config, distributed_config.tp_size)
-        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -250,7 +225,6 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         config: the sizes, and the attention of every layer.
     """
 
-    _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise_gather_output"}
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LucidConfig) -> None:
@@ -270,49 +244,8 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
             return attention_mask
         return F.pad(attention_mask, (0, static.max_cache_len - attention_mask.shape[1]))
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the next tokens, and the loss if there are labels.
-
-        Args:
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LucidModel`.
-            labels: [B, T], the tokens themselves, which are shifted inside; −100 is ignored.
-            logits_to_keep: a number of last tokens, or indices of tokens, to return logits of; 0 for all.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs | {"return_dict": True},
-        )
-        logits = self.lm_head(_kept(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
-        )
-
-
-def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
-    """hidden: [B, T, *], at its last `keep` positions (0 for all), or at the indices keep: [n]."""
-    if isinstance(keep, int):
-        return hidden[:, -keep:] if keep else hidden
-    return hidden[:, keep]
+    # Logits and loss of the hidden states, as in Llama.
+    forward = LlamaForCausalLM.forward
 
 
 class _LucidHead(LucidPreTrainedModel):
