@@ -74,18 +74,8 @@ def lucid_mask(
             f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
         )
     if local_size is not None or not causal:
-        return sdpa_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function,
-            attention_mask,
-            local_size,
-            device=device,
-            **kwargs,
-        )
+        shape = (batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size)
+        return sdpa_mask(*shape, device=device, **kwargs)
     if plain:
         return _padding(batch_size, q_length, kv_length, q_offset, attention_mask, device)
     if torch.compiler.is_compiling() and kv_length == q_length and not kwargs.get("use_vmap"):

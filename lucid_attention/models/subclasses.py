@@ -7,6 +7,7 @@ without this package refuses the checkpoint. Nothing of Transformers is wrapped 
 import copy
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from types import MappingProxyType
@@ -46,7 +47,6 @@ from .preconditioner import (
     lucid_layers,
     structure,
 )
-from .sealed import register_sealed
 
 PREFIX = "lucid_"
 # Architectures that `enable_lucid()` makes known. Others are known from the first `enable_lucid(model)` on.
@@ -66,6 +66,12 @@ HEADS = {
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
 }
+
+# The model_type in checkpoints of release 0.1, whose configuration is inside. They are read for one release.
+SENTENCE_0_1 = (
+    "This model has LUCID attention: pip install lucid-attention, then call lucid_attention.enable_lucid() before "
+    "loading, or start the program with `lucid run`. `lucid convert --to softmax` makes a plain checkpoint of it"
+)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -142,10 +148,24 @@ def register() -> None:
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     register_decoder()
-    register_sealed(lucid_config_class)
+    AutoConfig.register(SENTENCE_0_1, _Config01, exist_ok=True)
     for model_type in ARCHITECTURES + ENCODERS:
         if model_type in CONFIG_MAPPING:
             lucid_config_class(model_type)
+
+
+class _Config01(PreTrainedConfig):
+    model_type = SENTENCE_0_1
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        (content,) = config_dict["lucid_attention"]
+        text = "this checkpoint was written by lucid-attention 0.1: load and save it, the next release will not read it"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        kind = content.pop("model_type")
+        content.pop("architectures", None)
+        own: Any = LucidConfig if kind == LucidConfig.model_type else lucid_config_class(kind)
+        return own.from_dict(content, **kwargs)
 
 
 class LucidConfiguration:

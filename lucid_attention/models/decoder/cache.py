@@ -1,21 +1,18 @@
 """Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
 Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
-`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate(). `StaticCache` finds the
-static layers, buffers of a fixed size for torch.compile and torch.export, in the same way.
+`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate().
 """
 
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
+from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 from ...nn.causal import Past
-from ...ops.lucid.decode import inverse_key_norms
-from ..cache import LucidDynamicLayer, LucidStaticLayer
+from ..cache import LucidDynamicLayer
 
 CROPPABLE = "lucid_attention_past"
 NOT_CROPPABLE = "lucid_attention_state"
@@ -45,8 +42,8 @@ class CroppableLayer(PastLayer, LucidDynamicLayer):
 
     _layer_type: ClassVar[str] = CROPPABLE
 
-    def read(self, length: int | None) -> Past | None:
-        """The past for the next pass. length: tokens so far, which only buffers of a fixed size ask for."""
+    def read(self) -> Past | None:
+        """The past for the next pass."""
         return Past(self.keys, self.values, self.inverse_norms) if self.get_seq_length() else None
 
     def keep(self, past: Past, tokens: int) -> None:
@@ -70,12 +67,11 @@ class StateLayer(PastLayer, CacheLayerMixin):
     _layer_type: ClassVar[str] = NOT_CROPPABLE
     is_sliding = False
 
-    def __init__(self, **places: Any) -> None:
-        """places: max_cache_len, where a static cache makes this layer, which is the same in both kinds of cache."""
+    def __init__(self) -> None:
         super().__init__()
         self.past: Any = None
 
-    def read(self, length: int | None) -> Any:
+    def read(self) -> Any:
         """The past for the next pass."""
         return self.past
 
@@ -123,73 +119,25 @@ class StateLayer(PastLayer, CacheLayerMixin):
             self.activate_past_recording()
 
 
-# In a static cache, too: a state, or the keys of a window, have a bounded size anyway. PaTH moves all its keys with
-# every token, so they have no fixed places.
-STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = StateLayer
+def _refuse_static(**places: Any) -> Any:
+    raise ValueError(
+        "LucidForCausalLM has no static cache: use a dynamic one, or make a Llama of it with `lucid convert` or "
+        "`lucid_attention.models.convert.as_dropin`, whose decoding compiles"
+    )
 
 
-class StaticPastLayer(PastLayer, LucidStaticLayer):
-    """A past of keys and y in buffers of `max_cache_len` places.
-
-    A pass reads the part in use if its length is known. In a graph, whose shapes must not depend on the position, and
-    for one token on an accelerator, where asking is a wait, it reads the whole buffers: the model hides the places that
-    are not in use (`masks.read_places`).
-    """
-
-    _layer_type: ClassVar[str] = CROPPABLE
-
-    def read(self, length: int | None) -> Past | None:
-        """The first `length` places, or all of them for None."""
-        if not self.is_initialized or length == 0:
-            return None
-        return Past(*(x[:, :, :length] for x in (self.keys, self.values, self.inverse_norms)))
-
-    def check_room(self, length: int, tokens: int) -> None:
-        """Refuse more tokens than there are places after `length`."""
-        if length + tokens > self.max_cache_len:
-            raise ValueError(
-                f"the static cache has {self.max_cache_len} places: expected at most "
-                f"{self.max_cache_len - length} more tokens, got {tokens}"
-            )
-
-    def keep(self, past: Past, tokens: int) -> None:
-        """Take over the new rows of the past that the module returned."""
-        if not self.is_initialized or self.values.shape[1] != past.y.shape[1]:
-            # Differential attention has half as many values as keys, which `early_initialization` does not know.
-            self.lazy_initialization(past.k, past.y)
-        # A module that maps its keys gives their norms.
-        norms = inverse_key_norms(past.k[:, :, -tokens:]) if past.inverse_norms is None else past.inverse_norms
-        self.cumulative_length.add_(tokens)
-        for buffer, x in ((self.keys, past.k), (self.values, past.y), (self.inverse_norms, norms)):
-            self.write(buffer, x[:, :, -tokens:].detach().to(buffer.dtype))
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        B, H, _, E = value_states.shape
-        if self.values.shape[1] != H:
-            self.values = value_states.new_zeros(B, H, self.max_cache_len, E)
-            if not torch.compiler.is_compiling():
-                torch._dynamo.mark_static_address(self.values)
-
-
-def static_layer(cache: Cache | None) -> StaticPastLayer | None:
-    """The first layer of a static cache that has places; None for another cache."""
-    layers = () if cache is None else cache.layers
-    return next((layer for layer in layers if isinstance(layer, StaticPastLayer)), None)
+STATIC_LAYER_TYPE_MAPPING[CROPPABLE] = STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = _refuse_static
 
 
 def check_cache(cache: Any, layer_types: list[str]) -> None:
     """Refuse a cache whose layers are not those of the model."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"past_key_values must be a Cache of Transformers, got {type(cache).__name__}")
     if cache.offloading:
         raise ValueError("past_key_values must not be offloading: LucidModel does not move its cache between layers")
     kinds = [getattr(layer, "_layer_type", None) or type(layer).__name__ for layer in cache.layers]
     # While assisted decoding exits early, the model has fewer layers than the cache.
     if len(kinds) < len(layer_types) or kinds[: len(layer_types)] != layer_types:
         raise ValueError(
-            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config) or "
-            "StaticCache(config=model.config, max_cache_len=...): "
+            "past_key_values must be DynamicCache(config=model.config): "
             f"expected layers {layer_types}, got {kinds or 'none'}. PEFT's prefix tuning fills caches itself: use "
             "PromptTuningConfig, PromptEncoderConfig or LoRA"
         )

@@ -174,7 +174,7 @@ def test_tools_find_keys_and_y_where_they_are(name: str, models: dict[str, Lucid
     if name not in CROPPABLE:
         assert (layer.keys, layer.values) == (None, None)
         return
-    assert layer.read(None)[:2] == (layer.keys, layer.values)
+    assert layer.read()[:2] == (layer.keys, layer.values)
     layer.keys, layer.values = 2 * layer.keys, 3 * layer.values
     layer.crop(-2)
     assert layer.keys.shape[2] == layer.values.shape[2] == 6

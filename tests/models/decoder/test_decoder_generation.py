@@ -122,9 +122,10 @@ def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, Lu
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("offloaded_static", "must not be offloading"), ("quantized", "only full attention")]
+    ("kind", "reason"), [("static", "no static cache: use a dynamic one"), ("quantized", "only full attention")]
 )
 @pytest.mark.shows("quantized cache", model="decoder", refused=True)
+@pytest.mark.shows("static cache", model="decoder", refused=True)
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)
