@@ -52,7 +52,6 @@ metric_list:
 
 @pytest.mark.parametrize("name", ["dropin", "own"])
 @pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="drop-in")
-@pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="decoder")
 def test_lm_eval_gives_the_number_of_this_process(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": PROMPT, "target": TARGET}) + "\n")
     (tmp_path / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
@@ -97,7 +96,6 @@ def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("name", ["dropin", "own"])
 @pytest.mark.shows("`transformers serve --trust-remote-code`", model="drop-in")
-@pytest.mark.shows("`transformers serve --trust-remote-code`", model="decoder")
 def test_the_server_of_transformers_gives_the_answers_of_this_process(
     name: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
