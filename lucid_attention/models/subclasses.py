@@ -129,6 +129,7 @@ def enable_lucid(
             if getattr(module, "config", None) is stock:
                 module.config = config
         model.set_attn_implementation(NAME)
+        # No public name tells whether an architecture took it: others would go on with softmax attention.
         if model.config._attn_implementation != NAME:
             raise ValueError(f"{type(model).__name__} computes its attention itself: LUCID needs AttentionInterface")
         model.config.__class__ = config_class
@@ -209,7 +210,8 @@ class LucidModel:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         become_lucid(self)
-        # The configuration of a converted checkpoint has the values that are not learned.
+        # The configuration of a converted checkpoint has the values that are not learned. Authors of models set this
+        # attribute, `_init_weights` and `_keep_in_fp32_modules_strict`: PreTrainedModel's interface for subclasses.
         fixed = [name for name in LEARNABLE if name not in getattr(config, NAME)["learned"]]
         ignored = getattr(self, "_keys_to_ignore_on_load_missing", None) or []
         self._keys_to_ignore_on_load_missing = [*ignored, *(rf"\.{NAME}\.{name}$" for name in fixed)]

@@ -32,7 +32,6 @@ from transformers.utils import logging
 from lucid_attention import enable_lucid
 from lucid_attention.files import finish_folder, is_device, partial_path, read_json, write_whole
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
-from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import uses_lucid
 from lucid_attention.models.ramps import Ramp
@@ -44,6 +43,7 @@ from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..locks import LOCK, locked
 from ..report.figures import write_png
 from ..report.records import loss_figure
+from . import presets
 from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 

@@ -23,14 +23,12 @@ logger = logging.getLogger(__name__)
 MODEL_TYPE = "lucid_attention"
 # More would take minutes and all memory before anything is checked.
 MOST_LAYERS = 10_000
-# Keys of rotary embeddings that Transformers moves into `rope_parameters`.
-ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
 KEYS_OF_TRANSFORMERS = {
     "model_type", "torch_dtype", "num_labels", "name_or_path", "output_attentions", "attn_implementation",
     "experts_implementation", "tie_last_hidden_states", "is_causal", "loss_type", "auto_map", "custom_pipelines",
     "tokenizer_class", "task_specific_params", "quantization_config", "distributed_config", "fusion_config",
-    "transformers_weights", *ROPE_KEYS,
+    "transformers_weights", "rope_theta",
 }  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -112,21 +110,13 @@ class LucidConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _read_rope(self, **kwargs: Any) -> dict[str, Any]:
-        """Take the keys of rotary embeddings out of kwargs, also those of older files, into `rope_parameters`."""
-        if kwargs.get("rope_scaling") is not None:
-            self.rope_parameters = kwargs.pop("rope_scaling")
-        if "rope_theta" in kwargs and kwargs["rope_theta"] is None:
-            self.rope_parameters = None
-        if self.rope_parameters is None:
-            return {key: value for key, value in kwargs.items() if key not in ROPE_KEYS}
-        self.rope_parameters = dict(self.rope_parameters)
-        base = self.rope_parameters.get("rope_theta")
-        if kwargs.get("rope_theta", base) != base and base is not None:
-            raise ValueError(
-                f"rope_theta and rope_parameters['rope_theta'] must agree, got {kwargs['rope_theta']} and {base}"
-            )
-        self.rope_parameters.setdefault("rope_theta", kwargs.get("rope_theta", self.default_theta))
-        return super().convert_rope_params_to_dict(**kwargs)
+        """Take `rope_theta` out of kwargs into `rope_parameters`."""
+        if "rope_theta" in kwargs:
+            self.rope_theta = kwargs.pop("rope_theta")
+        elif self.rope_parameters is not None:
+            default = {"rope_type": "default", "rope_theta": self.default_theta}
+            self.rope_parameters = default | self.rope_parameters
+        return kwargs
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Leave `rope_parameters`, which `_read_rope` has made, alone: here None means no rotary embedding."""
@@ -139,7 +129,7 @@ class LucidConfig(PreTrainedConfig):
 
     @rope_theta.setter
     def rope_theta(self, base: float | int | None) -> None:
-        old = self.rope_parameters or {"rope_type": "default"}
+        old = {"rope_type": "default", **(self.rope_parameters or {})}
         self.rope_parameters = None if base is None else old | {"rope_theta": base}
 
     @property

@@ -216,6 +216,6 @@ def register_decoder() -> None:
 
 
 def show_in_transformers(model: Any) -> None:
-    """Add a name to the package: `transformers serve` looks up the class of a configuration as its attribute."""
+    """Add a name to the package: `transformers serve` looks the class up as its attribute, and nowhere else."""
     # Transformers executes its package twice, so that there are two modules of this name, of one type.
     setattr(type(transformers), model.__name__, model)

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from lucid_attention import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.training.presets import tiny
 
 
 @torch.no_grad()

@@ -112,9 +112,6 @@ def test_the_base_alone_may_be_given_as_in_older_files() -> None:
     assert make_attention(none, 0).rotary is None
     old = {key: value for key, value in config.to_dict().items() if key != "rope_parameters"} | {"rope_theta": 5.0}
     assert LucidConfig.from_dict(old).rope_theta == 5.0
-    scaled = LucidConfig(**SHAPE, rope_theta=7.0, rope_scaling={"type": "linear", "factor": 2.0})
-    assert scaled.rope_parameters["rope_type"] == "linear"
-    assert scaled.rope_theta == 7.0
     none.rope_theta = 9.0
     assert make_attention(none, 0).rotary.base == 9.0
     llama = LlamaConfig(**SHAPE, rope_parameters=parameters("linear"))
@@ -141,7 +138,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
         "rope_type must be",
     ),
-    "two bases": ({"rope_theta": 5.0, "rope_parameters": parameters("default")}, "must agree, got 5.0 and 50.0"),
     "a missing number": ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
     "a negative base": ({"rope_theta": -1.0}, "rope_base must be a positive"),
     "a part that is odd": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "rotary_dim must be even"),
