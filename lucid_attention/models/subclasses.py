@@ -33,7 +33,7 @@ from transformers.models.auto import modeling_auto
 from .attention import Pass, lucid_attention_forward
 from .cache import adopt_cache
 from .decoder.configuration import LucidConfig
-from .decoder.modeling import register_decoder, show_in_transformers
+from .decoder.modeling import register_decoder
 from .masks import given_documents, lucid_mask
 from .preconditioner import (
     LEARNABLE,
@@ -346,7 +346,9 @@ def register_models(config_class: Any) -> None:
             made = lucid_model_class(mapping[stock_config], config_class)
             getattr(transformers, auto).register(config_class, made, exist_ok=True)
             if auto == "AutoModelForCausalLM":
-                show_in_transformers(made)
+                # `transformers serve` looks the class up as an attribute of the package, and nowhere else. Transformers
+                # executes its package twice, so that there are two modules of this name, of one type.
+                setattr(type(transformers), made.__name__, made)
     tokenizers = transformers.TOKENIZER_MAPPING
     if stock_config in tokenizers:
         found = tokenizers[stock_config]

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -212,10 +211,3 @@ def register_decoder() -> None:
         (AutoModelForSequenceClassification, LucidForSequenceClassification),
     ):
         auto.register(LucidConfig, model, exist_ok=True)
-    show_in_transformers(LucidForCausalLM)
-
-
-def show_in_transformers(model: Any) -> None:
-    """Add a name to the package: `transformers serve` looks the class up as its attribute, and nowhere else."""
-    # Transformers executes its package twice, so that there are two modules of this name, of one type.
-    setattr(type(transformers), model.__name__, model)
