@@ -168,14 +168,3 @@ def test_the_training_path_compiles_to_one_graph(with_mask: bool, models: dict[s
     weights = [model.model.embed_tokens.weight, model.model.layers[0].self_attn.k_proj.weight]
     for one, other in zip(*(torch.autograd.grad(loss, weights) for loss in (found, expected)), strict=True):
         torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("use_cache", [False, True], ids=["no cache", "cache"])
-@pytest.mark.slow
-def test_a_compiler_does_not_miss_documents(use_cache: bool, models: dict[str, LucidForCausalLM]) -> None:
-    """Without a cache in one graph. With one, the compiler leaves the graph to ask whether there are documents."""
-    torch._dynamo.reset()
-    compiled = torch.compile(models["lucid"], backend="eager", fullgraph=not use_cache)
-    inputs = {"input_ids": prompts(6)[0][None], "position_ids": torch.arange(6)[None] % 4, "use_cache": use_cache}
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(**inputs).logits, models["lucid"](**inputs).logits)
