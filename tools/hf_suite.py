@@ -104,7 +104,8 @@ def run(column: Column, clone: Path, output: Path, timeout: int) -> dict[str, An
     empty = output / "empty.ini"
     empty.write_text("[pytest]\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "hf_suite", "-p", "no:cacheprovider", "-W", "ignore"]
-    command += ["-c", str(empty), "--rootdir", str(clone), "--timeout", str(timeout), "--tb", "short", f"tests/models/{column.tests}"]
+    command += ["-c", str(empty), "--rootdir", str(clone), "--timeout", str(timeout), "--tb", "short"]
+    command.append(f"tests/models/{column.tests}")
     with file.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=clone, env=environment, stdout=log, stderr=log, check=False)
     if not file.is_file():
