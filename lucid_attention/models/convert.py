@@ -346,9 +346,9 @@ def _restore_softmax(folder: Path, config: Any) -> None:
     # A trained model has its values among the weights.
     for path in folder.glob("*.safetensors"):
         tensors = load_file(path)
-        kept = {name: x for name, x in tensors.items() if f".{NAME}." not in name}
-        if len(kept) < len(tensors):
-            save_file(kept, path, {"format": "pt"})
+        others = {name: x for name, x in tensors.items() if f".{NAME}." not in name}
+        if len(others) < len(tensors):
+            save_file(others, path, {"format": "pt"})
     for path in folder.glob("*.safetensors.index.json"):
         content = read_json(path)
         places = content["weight_map"]
