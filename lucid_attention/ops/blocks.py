@@ -104,9 +104,7 @@ class DiagonalBlocks:
         self._patterns: dict[tuple[int, int], Tensor] = {}
 
     @classmethod
-    def scheduled(
-        cls, borders: list[int], schedule: Schedule, k: Tensor, tolerance: float | None
-    ) -> "DiagonalBlocks":
+    def scheduled(cls, borders: list[int], schedule: Schedule, k: Tensor, tolerance: float | None) -> "DiagonalBlocks":
         """With as many heads of k: [B, H, *] at once as a thread has and as factors or tiles may be in memory.
 
         More heads at once have smaller tiles, but whole panels. Steps of small blocks are short for a single head.

@@ -81,7 +81,7 @@ def lucid_attention(
             4096 tokens are solved by conjugate gradients.
         is_causal: False is block=None, by the name of `scaled_dot_product_attention`.
         tolerance: the residual, relative to each column of V, that conjugate gradients must reach; otherwise the call
-            is refused. Y is at most twice as far off. Default 1e-5, in float64 1e-12.
+            is refused. Y is at most twice as far off, and rounding comes on top. Default 1e-5, in float64 1e-12.
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
             "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
