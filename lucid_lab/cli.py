@@ -224,7 +224,7 @@ def _list_of(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
     return parse
 
 
-_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
+_NAMES, _INTEGERS = _list_of(str, ""), _list_of(int, "0,3")
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -466,7 +466,7 @@ def analyze(
         Any,
         _list_option(
             _NAMES,
-            "some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
+            "some of conditioning,hit_rate,jacobian,maps (default: all that apply)",
             "NAMES",
         ),
     ] = None,
@@ -478,13 +478,9 @@ def analyze(
     lengths: Annotated[
         Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
-    sharpnesses: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 4,2,1 times √D)", "C,C")
-    ] = None,
     find: Annotated[
-        list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
+        list[str] | None, _option("PHRASE", "phrase that the last token should read, for hit_rate (repeatable)")
     ] = None,
-    last: Annotated[int | None, typer.Option(help="the last N tokens ask, for hit_rate (default: 1)")] = None,
     layers: Annotated[Any, _list_option(_INTEGERS, "counted from 0 (default: all)", "N,N")] = None,
     heads: Annotated[Any, _list_option(_INTEGERS, "query heads (default: all)", "N,N")] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
@@ -495,7 +491,7 @@ def analyze(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: an accelerator if there is one)")] = None,
     out: Out = None,
 ) -> None:
-    """Look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps, disturbance.
+    """Look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps.
 
     For a softmax model κ is that of the P that LUCID would have, and both maps are equal. lucid report draws the files.
     """
