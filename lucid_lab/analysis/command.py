@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -36,7 +35,7 @@ WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
 # Rows and columns of the largest map: maps.json holds every number of them.
-MOST_BINS = 1024
+MOST_BINS = 512
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
 MAP_HEADS = 4
 # Characters to read per token: above the average of any tokenizer.
@@ -77,31 +76,16 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     source = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
     device = find_device(given.get("device", "auto"))
     # The lock is taken before the work, so that a folder that cannot be written is refused first.
-    with locked(out, "lucid analyze"):
+    with locked(out):
         model = load_model(checkpoint, given.get("dtype", "auto")).to(device)
         config = model.config.get_text_config(decoder=True)
         attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
-        head = {"format": FORMAT, "command": _command(checkpoint, given), "checkpoint": about, "input": source}
+        head = {"format": FORMAT, "checkpoint": about, "input": source}
         results = run_analyses(model, model_input, what, given)
         files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
-
-
-def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
-    """The command line, for any machine: absolute paths are shortened to their names."""
-
-    def short(value: Any) -> str:
-        path = Path(str(value))
-        return path.name if path.is_absolute() and path.exists() else str(value)
-
-    words = ["lucid", "analyze", short(checkpoint)]
-    for name, value in given.items():
-        joined = ",".join(map(str, value)) if isinstance(value, list | tuple) else value
-        repeated = value if name == "find" else [joined]
-        words += [word for item in repeated for word in (f"--{name.replace('_', '-')}", short(item))]
-    return shlex.join(words)
 
 
 # ------------------------------------------------------------------------------------------------------- inputs

@@ -119,7 +119,7 @@ def run_experiments(
     claims = {name: load(name) for name in names}
     if scale == HOURS.name and (without := [name for name in names if name not in HAVE_HOURS]):
         raise ValueError(f"--scale hours is for {', '.join(HAVE_HOURS)}, got {', '.join(without)}: use --scale small")
-    with locked(out, f"lucid experiment {' '.join(names)}"):
+    with locked(out):
         for name, claim in claims.items():
             lab = Lab(SCALES[scale], out, processes=processes, restart=restart, model=model, texts=texts)
             print(f"{name} ({scale}): {claim.CLAIM.title}", flush=True)
@@ -140,7 +140,7 @@ def run_demo(full: bool, out: Path) -> None:
     scale, start, command = DEMO if full else QUICK, time.monotonic(), "lucid demo --full" if full else "lucid demo"
     print(f"About {scale.about}. Ctrl-C stops, the same command resumes.", flush=True)
     report = out / "report.html"
-    with locked(out, command):
+    with locked(out):
         results = [run_claim(name, Lab(scale, out), command) for name in DEMONSTRATED]
         write_report(results, report, "LUCID attention: the demonstration")
     for result in results[:2]:

@@ -181,7 +181,7 @@ def run(lab: Lab) -> Conclusion:
         verdict=judge(growths, list(pairs.values())),
         because=explain(random, growths, pairs),
         seeds=len(seeds),
-        figures=[random_figure(random, lengths), model_figure(members, models, lengths)],
+        figures=[model_figure(members, models, lengths)],
         tables=[summary(random, {member.title: models[key] for key, member in members.items()})],
     )
 
@@ -206,23 +206,6 @@ def explain(
         f"‖P⁻¹‖ is at most {max(growth.inverse for growth in growths):.3f} (the bound is 2), so κ grows as ‖P‖ "
         "does, up to a factor of two."
     )
-
-
-def random_figure(random: Mapping[tuple[int, bool], Growth], lengths: Sequence[int]) -> Figure:
-    """κ of independent keys against the length."""
-    roles = dict(zip(sorted({d for d, _ in random}), ("lucid", "softmax", "path", "delta"), strict=False))
-    curves = [
-        series(
-            f"D = {d}{', RoPE' if rope else ''}",
-            roles[d],
-            lengths,
-            [growth.mean(index).mean for index in range(len(lengths))],
-            dashed=rope,
-        )
-        for (d, rope), growth in random.items()
-    ]
-    note = "Normal keys without a model. RoPE turns independent keys into independent keys: both lines agree."
-    return lines("κ of independent keys", "length N", "κ(P)", curves, log="xy", note=note)
 
 
 def model_figure(members: Mapping[str, Arm], models: Mapping[str, Growth], lengths: Sequence[int]) -> Figure:

@@ -138,7 +138,7 @@ def run(lab: Lab) -> Conclusion:
         verdict=verdict,
         because=f"{reason} {trends(gaps)} Tuned: {chosen}. A step of LUCID takes {timing['ratio']:.2f} times as long.",
         seeds=len(lab.seeds),
-        figures=curve_figures(groups, timing),
+        figures=[curve_figure(groups)],
         tables=[
             loss_table(size, groups, gaps, chosen),
             table(
@@ -189,34 +189,14 @@ def trends(gaps: Mapping[str, Spread]) -> str:
     return " ".join(sentences)
 
 
-def curve_figures(groups: Mapping[str, Group], timing: Record) -> list[Figure]:
-    """Training losses against steps and against time."""
-    milliseconds = dict(zip(("lucid", "softmax"), timing["milliseconds"], strict=True))
-    by_step, by_time, lowest, early = [], [], [], []
-    for side in SIDES:
-        steps, values = curve(groups["tuned"][side])
-        by_step.append(series(TITLES[side], side, steps, values))
-        steps, values = curve(groups["untuned"][side])
-        by_step.append(series(f"{TITLES[side]}, untuned", side, steps, values, dashed=True))
-        steps, values = curve(groups["equal_time"][side])
-        by_time.append(series(TITLES[side], side, [step * milliseconds[side] / 1000 for step in steps], values))
-        lowest.append(min(value.mean for value in values))
-        early.append(values[min(2, len(values) - 1)].mean)
-    # The first points are far above the others: cut them off.
-    loss_range = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
-    mean = "Training loss, a mean over the steps between two points."
-    seconds = f"{mean} Seconds are steps times the time of a step, measured for both in turn."
-    return [
-        lines("Loss against steps", "step", NATS, by_step, range=loss_range, note=mean),
-        lines("Loss against time", "seconds on one core", NATS, by_time, range=loss_range, note=seconds),
+def curve_figure(groups: Mapping[str, Group]) -> Figure:
+    """Training losses against steps, tuned and untuned."""
+    drawn = [
+        series(f"{one.arm.label}{words}", one.arm.role, *one.curve(), dashed=bool(words))
+        for name, words in (("tuned", ""), ("untuned", ", untuned"))
+        for one in groups[name].values()
     ]
-
-
-def curve(one: Trained) -> tuple[list[float], list[Spread]]:
-    """Steps, and the training loss over seeds; a diverged one counts as a uniform guess."""
-    curves = [record["curve"] for record in one.records]
-    points = zip(*(curve["loss"] for curve in curves), strict=True)
-    return list(curves[0]["step"]), [spread(map(uniform_loss, point)) for point in points]
+    return lines("Loss against steps", "step", NATS, drawn, note="A mean over the steps between two points.")
 
 
 def loss_table(size: Size, groups: Mapping[str, Group], gaps: Mapping[str, Spread], chosen: str) -> Table:

@@ -86,10 +86,10 @@ def tokenize(
             return manifest, False
         raise DataError(f"{folder} holds tokens of other settings, {manifest['settings']}: choose another OUT")
     files = folder.iterdir() if folder.exists() and not (folder / UNFINISHED).exists() else ()
-    if any(not path.name.startswith(LOCK) for path in files):
+    if any(path.name != LOCK for path in files):
         raise DataError(f"{folder} must be new or empty, or hold tokens, got a folder with other files")
     disable_progress_bar()
-    with locked(folder, "lucid tokenize"):
+    with locked(folder):
         text = open_text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
         work, names = folder / UNFINISHED, [] if source.startswith("hf:") else find_files(source)
         states = [Path(name).stat() for name in names if Path(name).is_file()]

@@ -82,9 +82,9 @@ def test_by_default_every_analysis_that_applies_is_made_and_the_report_shows_it(
 
 def test_a_folder_in_use_is_refused_before_the_work(checkpoints, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "load_model", lambda *_: pytest.fail("the model was loaded"))
-    with locked(tmp_path / "out", "lucid analyze"):
+    with locked(tmp_path / "out"):
         assert analyze(checkpoints["lucid"], "--text", TEXT, "--out", tmp_path / "out") == 1
-    assert "is being written by another `lucid analyze`" in capsys.readouterr().err
+    assert "is being written by another process" in capsys.readouterr().err
 
 
 def test_files_hold_no_path_of_the_machine_and_equal_commands_write_equal_files(checkpoints, tmp_path):
@@ -95,8 +95,6 @@ def test_files_hold_no_path_of_the_machine_and_equal_commands_write_equal_files(
     assert str(tmp_path) not in text
     assert str(checkpoints["lucid"].parent) not in text
     written = json.loads(text)
-    assert written["command"].startswith("lucid analyze lucid --what conditioning --text 'The grass")
-    assert written["command"].endswith("--length 20 --layers 1 --heads 3")
     assert written["checkpoint"] == {"name": "lucid", "model_type": "lucid_attention", "attention": "lucid"}
     # Query head 3 reads with keys of head 1.
     records = written["results"]["conditioning"]

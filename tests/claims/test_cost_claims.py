@@ -122,7 +122,6 @@ def test_decoding_is_judged_against_the_fastest_attention_and_against_transforme
     assert "Gemma-3-1B +0.2 %" in conclusion.ours
     assert conclusion.verdict == "holds"
     assert conclusion.figures[0]["references"] == [{"name": "paper", "value": 1.3}]
-    assert [curve["y"][0] for curve in conclusion.figures[1]["series"]] == pytest.approx([200.0, 100.0])
     assert conclusion.tables[1]["rows"][1][:5] == ["Qwen-2.5-1.5B", 28, decode.PRODUCTS, 0.5, 0.55]
     # Slower steps: with 28 and 22 layers it is too much, with 4 it is not.
     slower = decode_latency.run(decoding(step=0.0008, static=0.9))

@@ -123,4 +123,4 @@ def test_tables_show_gaps_seed_by_seed_and_softmax_gets_the_time_of_lucid() -> N
     assert rows["4 heads of 16, 256 tokens; 500 steps each"][1:4] == ["2.000 ± 0.000", "1.950 ± 0.010", "0.050 ± 0.010"]
     assert rows["equal time: 750 steps of softmax"][1:4] == ["1.980 ± 0.000", "1.950 ± 0.010", "0.030 ± 0.010"]
     assert conclusion.tables[1]["rows"] == [[1.0, RATIO, RATIO]]
-    assert [figure["kind"] for figure in conclusion.figures] == ["lines", "lines"]
+    assert [figure["kind"] for figure in conclusion.figures] == ["lines"]

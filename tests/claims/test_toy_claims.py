@@ -29,12 +29,11 @@ from lucid_lab.claims import (
 )
 from lucid_lab.claims.condition_number import growth, of_random_keys
 from lucid_lab.claims.hit_rate import questions
-from lucid_lab.toys.arms import chance_of_guessing
 from lucid_lab.toys.contest import TRIAL_SEED
 from lucid_lab.toys.lab import DEMO, HOURS, QUICK, SMALL, SMOKE, Lab, Record, Scale
 from lucid_lab.toys.neighbours import NO_SHIFT, RATES, STUDY
 from lucid_lab.toys.results import Spread, lead
-from lucid_lab.toys.tasks import IGNORED, overwrites
+from lucid_lab.toys.tasks import IGNORED
 from lucid_lab.toys.training import Toy
 
 from .made_up import MadeUpLab, accuracies, timed, trained
@@ -529,12 +528,3 @@ def test_hit_rates_count_where_both_solve_the_task_and_over_all_needle_tasks(
     assert means["rows"][1][:2] == ["needles", "LUCID"]
     assert means["rows"][1][3:6] == numbers
     assert means["rows"][-1][:2] == ["all needle tasks", "LUCID"]
-
-
-def test_guessing_without_order_is_as_good_as_counted() -> None:
-    inputs, labels = overwrites(4000, 8, 64, torch.Generator().manual_seed(0))
-    key = inputs[..., 0]
-    assert (labels[:, 56:] != IGNORED).all()
-    written = (key[:, None, :56] == key[:, 56:, None]).double()
-    # Any write of the key, with equal chances. Values that are equal by accident are not counted.
-    assert abs(100 * float((1 / written.sum(-1)).mean()) - chance_of_guessing(8, 64)) < 0.2

@@ -1,7 +1,8 @@
-"""BABILong: prompts, lengths, splits and scores."""
+"""BABILong: stories that could happen and answer their questions; prompts, lengths, splits and scores."""
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 from lm_eval.tasks.babilong.common_utils import process_results as harness_score
 
-from lucid_lab.evals.babi import TASKS, Story, make_story
 from lucid_lab.evals.babilong import (
+    LABELS,
     NAMES,
+    TASKS,
+    Story,
     draw,
+    make_story,
     make_story_sample,
     process_results,
     published_samples,
@@ -25,7 +29,7 @@ from lucid_lab.evals.babilong import (
 )
 from lucid_lab.evals.tokens import count_tokens, load_tokenizer
 
-from .babi_replay import FORMS, replay
+from .babi_replay import DROP, FORMS, GET, MOVE, contradictions, replay
 from .checkpoints import write_tokenizer
 from .stub_models import AnswerKey, Mute, ask, leaves
 
@@ -46,6 +50,44 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> str:
     sentences = [f"{word} {what}." for word in ("A dog", "The ship", "Mary", "Some lamp") for what in ("slept", "left")]
     file.write_text(" ".join(sentences) + " " + PROSE)
     return str(file)
+
+
+STORIES = 150
+
+
+def stories(task: str) -> list[Story]:
+    return [make_story(task, random.Random(f"{task}/{number}")) for number in range(STORIES)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answer_follows_from_sentences_of_babi_that_could_happen(task: str) -> None:
+    for story in stories(task):
+        assert replay(task, story.facts, story.question) == story.answer, story
+        assert all(any(form.fullmatch(fact) for form in FORMS[task]) for fact in story.facts), story
+        assert contradictions(story.facts) == []
+        assert story.answer in story.sentence
+    answers = Counter(story.answer for story in stories(task))
+    assert set(answers) == set(LABELS[task])
+    assert max(answers.values()) < STORIES / 2
+
+
+@pytest.mark.parametrize(("task", "number"), [("qa1", 1), ("qa2", 2), ("qa4", 1), ("qa5", 1)])
+def test_the_supporting_facts_suffice(task: str, number: int) -> None:
+    for story in stories(task):
+        assert len(story.supporting) == number
+        assert list(story.supporting) == sorted(set(story.supporting))
+        supporting = [story.facts[index] for index in story.supporting]
+        assert replay(task, supporting, story.question) == story.answer, story
+
+
+def test_three_facts_tell_where_a_thing_was_before() -> None:
+    for story in stories("qa3"):
+        assert len(story.supporting) == 3
+        supporting = [story.facts[index] for index in story.supporting]
+        *_, thing, _, _, room = story.question.removesuffix("?").split()
+        assert {move[2] for move in map(MOVE.fullmatch, supporting) if move} == {story.answer, room}
+        touched = [match[2] for form in (GET, DROP) for match in map(form.fullmatch, supporting) if match]
+        assert touched == [thing]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -120,7 +162,7 @@ def test_no_story_is_in_training_and_in_evaluation(task: str) -> None:
 
 def test_the_side_of_a_story_is_the_same_in_every_release() -> None:
     facts = ("Mary went to the office.",)
-    sides = [split_of(Story("qa1", facts, f"Where is {name}?", "office", (0,), "")) for name in "ABCDEFGHIJ"]
+    sides = [split_of(Story(f"Where is {name}?", "office", (0,), "", facts, "qa1")) for name in "ABCDEFGHIJ"]
     assert [i for i, side in enumerate(sides) if side == "test"] == [6]
 
 

@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_lab.toys import sentences
-from lucid_lab.toys.sentences import NeedleSentences, Stage, Stories, is_held_out, stage_of
-from lucid_lab.toys.tasks import IGNORED, TASKS, characters, overwrites
+from lucid_lab.toys import tasks
+from lucid_lab.toys.tasks import (
+    IGNORED,
+    TASKS,
+    NeedleSentences,
+    Stage,
+    Stories,
+    characters,
+    is_held_out,
+    overwrites,
+    stage_of,
+)
 
 STAGES = [Stage(72, (2,)), Stage(144, (4, 8))]
 
@@ -202,11 +211,11 @@ def test_the_stages_of_a_training_follow_each_other() -> None:
 def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
-    def keep(story: sentences.Story) -> bool:
+    def keep(story: tasks.Story) -> bool:
         drawn.append(story)
         return is_held_out(story)
 
-    monkeypatch.setattr(sentences, "is_held_out", keep)
+    monkeypatch.setattr(tasks, "is_held_out", keep)
     task = Stories([Stage(96, (1, 2))], steps=4)
     for n, held_out in ((1, True), (2, True), (1, False)):
         inputs, labels = task.test(1, n, 128) if held_out else task.batch(1, 0, 0)
