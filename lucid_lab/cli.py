@@ -99,7 +99,6 @@ def tokenize(
     config: Annotated[
         str | None, _option("NAME", "configuration of a data set of the hub", "--config", "--subset")
     ] = None,
-    limit: Annotated[int | None, _option("N", "only the first N documents")] = None,
     limit_tokens: Annotated[int | None, _option("N", "only the first documents that have N tokens together")] = None,
     min_document_tokens: Annotated[
         int, _option("N", "leave out documents with fewer tokens, such as 16384 for long contexts")
