@@ -77,7 +77,7 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     device = find_device(given.get("device", "auto"))
     # The lock is taken before the work, so that a folder that cannot be written is refused first.
     with locked(out):
-        model = load_model(checkpoint, given.get("dtype", "auto")).to(device)
+        model = load_model(checkpoint).to(device)
         config = model.config.get_text_config(decoder=True)
         attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
@@ -164,25 +164,21 @@ def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[i
 def run_analyses(model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any]) -> Record:
     """The records of the chosen analyses, by name. given: options of the command."""
     ids, config = model_input.ids.to(model.device), model.config.get_text_config(decoder=True)
-    layers, heads = given.get("layers"), given.get("heads")
+    layers = given.get("layers")
     results: Record = {}
     if "conditioning" in what:
-        # P has key/value heads; the option names query heads.
-        query_heads = config.num_attention_heads
-        per_group = query_heads // (getattr(config, "num_key_value_heads", 0) or query_heads)
-        groups = None if heads is None else sorted({head // per_group for head in heads})
         lengths = _prefixes(given.get("lengths"), ids.shape[1])
-        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=groups)
+        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers)
     if "hit_rate" in what:
-        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers, heads=heads)
+        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers)
         results["mean_hit_rate"] = average(results["hit_rate"], ())[0]
     if "jacobian" in what:
-        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
+        results["jacobian"] = jacobians(model, ids, layers=layers)
     if "maps" in what:
         last = config.num_hidden_layers - 1
         drawn = sorted({0, (last + 1) // 2, last}) if layers is None else layers
         some = {"most_heads": MAP_HEADS, "bins": given.get("bins", 128)}
-        results["maps"] = attention_maps(model, ids, layers=drawn, heads=heads, **some)
+        results["maps"] = attention_maps(model, ids, layers=drawn, **some)
     return results
 
 

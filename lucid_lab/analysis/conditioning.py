@@ -28,7 +28,6 @@ def condition_numbers(
     lengths: Sequence[int],
     *,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
     exact_up_to: int = EXACT_UP_TO,
 ) -> list[Record]:
     """κ of every layer and key/value head, for prefixes of these lengths.
@@ -38,7 +37,6 @@ def condition_numbers(
     Args:
         model, inputs, layers: as in `visit_layers`.
         lengths: of prefixes in tokens, without padding. Rows shorter than a length have no record for it.
-        heads: key/value heads, None for all.
         exact_up_to: longest prefix whose singular values are computed exactly.
 
     Returns:
@@ -50,11 +48,8 @@ def condition_numbers(
 
     def measure(layer: Layer) -> None:
         H = layer.k.shape[1] // (1 if layer.lam is None else 2)
-        G = layer.query_heads // H
-        for chosen in heads or ():
-            if not 0 <= chosen < H:
-                raise ValueError(f"heads must be key/value heads of layer {layer.index}, 0 to {H - 1}, got {chosen}")
-        for head in layer.heads([G * kv_head for kv_head in (range(H) if heads is None else heads)]):
+        # One query head of every key/value head.
+        for head in layer.heads(range(0, layer.query_heads, layer.query_heads // H)):
             labels = {"layer": layer.index, "row": head.row, "head": head.head}
             fitting = [length for length in lengths if length <= head.P.size]
             records.extend(labels | record for record in _measure(head.P, fitting, exact_up_to))

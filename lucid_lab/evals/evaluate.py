@@ -363,8 +363,6 @@ def compare(
 
     tasks, options, how: as for `evaluate`. Returns the table; None in all processes but the first.
     """
-    if len(folders) < 2:
-        raise ValueError(f"expected two folders or more to compare, got {len(folders)}")
     checkpoints = [folder for folder in folders if not (folder / RESULTS).is_file()]
     if not checkpoints and (tasks or options):
         raise ValueError("--tasks and their options are for checkpoints, and these folders hold results")

@@ -11,7 +11,7 @@ from lucid_lab.data.synthetic import LatestValue, Needles
 
 TASKS: dict[str, dict[str, Any]] = {
     "mixed": {"n": (2, 4, 8, 16), "length": 65},
-    "no room": {"n": 4, "length": 13, "fillers": 1},
+    "no room": {"n": 4, "length": 13},
     "one needle": {"n": 1, "length": 256},
 }
 
