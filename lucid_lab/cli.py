@@ -517,7 +517,7 @@ def bench(
 ) -> None:
     """Measure what LUCID costs on this machine.
 
-    LUCID races torch's softmax attention, and every contestant first has to agree with the defining equation in float64.
+    LUCID races torch's softmax attention. Every contestant first has to agree with the defining equation in float64.
     Results are ratios within one run: a busy machine makes them scatter. Some virtual machines need a setting for
     bfloat16, which `make bench` finds.
     """

@@ -1,4 +1,4 @@
-"""`lucid analyze`: run the analyses on a checkpoint and a text; write numbers for `lucid report`, print a summary."""
+"""`lucid analyze`: analyses of a checkpoint on a text, written for `lucid report`, with a summary."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`lucid convert`: convert, calibrate, measure what the conversion does to the loss, and say how to go on."""
+"""`lucid convert`: convert, calibrate, measure the loss before and after, and say how to load the result."""
 
 import math
 import re

@@ -120,7 +120,7 @@ def explained_errors(source: str) -> Iterator[None]:
 
 
 def explained(source: str, rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows, with errors of reading explained. Errors of those who use the rows pass by."""
+    """The rows, with errors of reading explained. Errors of the consumer are not touched."""
     with explained_errors(source):
         yield from rows
 

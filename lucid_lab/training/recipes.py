@@ -25,7 +25,7 @@ AT_LEAST_1 = ("sequence_length", "steps", "batch_size", "micro_batch_size", "log
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run. Values with which no run is possible are refused.
+    """A training run. Impossible values are refused.
 
     about: a line for the user.
     preset: a function in `lucid_attention.models.decoder.presets`. `model` overrides fields of its configuration.
