@@ -102,10 +102,3 @@ def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ValueError, match=complaint):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
-
-
-def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(tmp_path: Path) -> None:
-    without_end = train(["text"], 300)
-    without_end.eos_token = None
-    with pytest.raises(ValueError, match="end-of-sequence token"):
-        PromptAnswers(write_lines(tmp_path / "a.jsonl", LINES), without_end, 40)

@@ -126,16 +126,6 @@ def test_facts_stand_in_their_order_in_a_text_of_the_length(task: str, folder: s
             assert not NAMES.search(rest)
 
 
-def test_facts_are_spread_over_the_text(folder: str) -> None:
-    depths = []
-    for index in range(20):
-        sample = make_story_sample(load_tokenizer(folder), "qa1", 4096, haystack="noise", index=index)
-        text = sample.prompt.split("\n")[-2]
-        depths += [text.find(fact) / len(text) for fact in sample.facts]
-    quarters = [sum(low <= depth < low + 0.25 for depth in depths) / len(depths) for low in (0, 0.25, 0.5, 0.75)]
-    assert min(quarters) > 0.1
-
-
 def test_a_sample_depends_on_its_arguments_alone(folder: str, prose: str) -> None:
     tokenizer = load_tokenizer(folder)
     sample = make_story_sample(tokenizer, "qa1", 1024, haystack=prose, index=4)
@@ -201,18 +191,6 @@ def test_a_model_that_knows_the_answers_scores_1_and_a_mute_one_0(folder: str) -
         if task.task_name.endswith("1500"):
             longest = max(count_tokens(tokenizer, prompt) for prompt in lm.prompts)
             assert longest + task.config.generation_kwargs["max_gen_toks"] <= 1500
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"qa": ("qa6",)}, "stories must be some of qa1"),
-        ({"qa": ("qa3",), "lengths": (300,)}, r"qa3 with its prompt takes \d+ tokens .* more than --lengths 300"),
-    ],
-)
-def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, folder: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        leaves("babilong", folder, **{"lengths": (1500,), "samples": 1, **changes})
 
 
 ROWS = [
