@@ -367,17 +367,38 @@ def stage_of(stages: Sequence[Stage], steps: int, step: int) -> Stage:
 Token = tuple[int, int]
 
 
-class Vocabulary:
-    """The numbers of words."""
+class Sentences:
+    """Tasks of words, trained in stages. number: of every word."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        words = dict.fromkeys(word for text in texts for word, _ in TOKEN.findall(text))
+    name = ""
+
+    def __init__(self, stages: Sequence[Stage], steps: int, texts: Sequence[str]) -> None:
+        self.stages, self.steps = stages, steps
+        words = dict.fromkeys(word for text in (*texts, *NOISE) for word, _ in TOKEN.findall(text))
         self.number: Mapping[str, int] = {word: number for number, word in enumerate(words)}
         self.tables, self.answers = [len(self.number), len(SIGNS)], len(self.number)
+        self.noise = [self.encode(sentence) for sentence in NOISE]
 
     def encode(self, text: str) -> list[Token]:
         """The tokens of a text: (word, sign)."""
         return [(self.number[word], SIGNS[sign]) for word, sign in TOKEN.findall(text)]
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length, 2] and [size, length], of the step's stage."""
+        stage, random = stage_of(self.stages, self.steps, step), Random(f"{self.name}/{seed}/{step}")
+        return self._rows(size, random.choice(stage.n), stage.length, random, test=False)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n needles, or of a task."""
+        return self._rows(size, n, length, Random(f"{self.name}/{TEST_SEED}/{n}/{length}"), test=True)
+
+    def _rows(self, size: int, n: int, length: int, random: Random, *, test: bool) -> Batch:
+        rows = [self.row(n, length, random, test=test) for _ in range(size)]
+        return torch.tensor([tokens for tokens, _ in rows]), torch.tensor([labels for _, labels in rows])
+
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
+        raise NotImplementedError
 
 
 @cache
@@ -390,34 +411,23 @@ def needle_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(keys), tuple(values)
 
 
-class NeedleSentences:
+class NeedleSentences(Sentences):
     """Needles among RULER's noise; then every needle again, in random order, as a question with its right answer.
 
     A needle is `NEEDLE` with one word as its key and one as its value. The question ends with the key.
     """
 
+    name = "needles"
+
     def __init__(self, stages: Sequence[Stage], steps: int) -> None:
-        self.stages, self.steps = stages, steps
         self.keys, self.values = needle_words()
-        vocabulary = Vocabulary([NEEDLE.format(key="", value=""), *self.keys, *self.values, *NOISE])
-        self.vocabulary, self.tables, self.answers = vocabulary, vocabulary.tables, vocabulary.answers
-        self.noise = [vocabulary.encode(sentence) for sentence in NOISE]
+        super().__init__(stages, steps, [NEEDLE.format(key="", value=""), *self.keys, *self.values])
 
-    def batch(self, size: int, seed: int, step: int) -> Batch:
-        """[size, length, 2] and [size, length], of the step's stage."""
-        stage, random = stage_of(self.stages, self.steps, step), Random(f"needles/{seed}/{step}")
-        n = random.choice(stage.n)
-        return _stacked([self._row(n, stage.length, random) for _ in range(size)])
-
-    def test(self, size: int, n: int, length: int) -> Batch:
-        """Sequences with n needles."""
-        random = Random(f"needles/{TEST_SEED}/{n}/{length}")
-        return _stacked([self._row(n, length, random) for _ in range(size)])
-
-    def _row(self, n: int, length: int, random: Random) -> tuple[list[Token], list[int]]:
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
         keys, values = random.sample(self.keys, n), random.choices(self.values, k=n)
         pairs = zip(keys, values, strict=True)
-        needles = [self.vocabulary.encode(NEEDLE.format(key=key, value=value)) for key, value in pairs]
+        needles = [self.encode(NEEDLE.format(key=key, value=value)) for key, value in pairs]
         asked = random.sample(needles, n)
         room = length + 1 - 2 * sum(map(len, needles))
         if room < 0:
@@ -433,39 +443,25 @@ class NeedleSentences:
         return tokens[:-1], labels
 
 
-class Stories:
+class Stories(Sentences):
     """bAbI's stories QA1 to QA3 among RULER's noise, a question, and one room as its answer. n: 1 for QA1, and so on.
 
     Facts keep their order and stand between sentences of the noise. BABILong's instructions and examples are left out,
     because they would be most of a short text. Training and tests have different stories.
     """
 
+    name = "stories"
+
     def __init__(self, stages: Sequence[Stage], steps: int) -> None:
-        self.stages, self.steps = stages, steps
-        vocabulary = Vocabulary([*story_words(), *NOISE])
-        self.vocabulary, self.tables, self.answers = vocabulary, vocabulary.tables, vocabulary.answers
-        self.noise = [vocabulary.encode(sentence) for sentence in NOISE]
+        super().__init__(stages, steps, story_words())
 
-    def batch(self, size: int, seed: int, step: int) -> Batch:
-        """[size, length, 2] and [size, length], of the step's stage."""
-        stage, random = stage_of(self.stages, self.steps, step), Random(f"stories/{seed}/{step}")
-        n = random.choice(stage.n)
-        return _stacked([self._row(n, stage.length, random, test=False) for _ in range(size)])
-
-    def test(self, size: int, n: int, length: int) -> Batch:
-        """Sequences with stories of one task."""
-        random = Random(f"stories/{TEST_SEED}/{n}/{length}")
-        return _stacked([self._row(n, length, random, test=True) for _ in range(size)])
-
-    def _row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
         for _ in range(DRAWS):
             story = make_story(f"qa{n}", random)
             if is_held_out(story) != test:
                 continue
-            facts, question = (
-                [self.vocabulary.encode(fact) for fact in story.facts],
-                self.vocabulary.encode(story.question),
-            )
+            facts, question = [self.encode(fact) for fact in story.facts], self.encode(story.question)
             room = length - len(question) - sum(map(len, facts))
             if room >= 0:
                 break
@@ -473,7 +469,7 @@ class Stories:
             raise ValueError(f"a story of QA{n} must fit into {length} tokens, and none of {DRAWS} does")
         hay = _noise(self.noise, room, random)
         labels = [IGNORED] * length
-        labels[-1] = self.vocabulary.number[story.answer]
+        labels[-1] = self.number[story.answer]
         return [*_mixed(facts, hay, random), *question], labels
 
 
@@ -513,10 +509,6 @@ def _mixed(inserted: Sequence[list[Token]], hay: Sequence[list[Token]], random: 
         mixed += [*(token for piece in hay[done:place] for token in piece), *sentence]
         done = place
     return [*mixed, *(token for piece in hay[done:] for token in piece)]
-
-
-def _stacked(rows: Sequence[tuple[list[Token], list[int]]]) -> Batch:
-    return torch.tensor([tokens for tokens, _ in rows]), torch.tensor([labels for _, labels in rows])
 
 
 SENTENCE_TASKS: dict[str, type[NeedleSentences] | type[Stories]] = {

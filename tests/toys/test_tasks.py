@@ -179,7 +179,7 @@ def test_characters_are_the_next_byte_and_tests_the_last_tenth() -> None:
 
 
 def words(task: NeedleSentences | Stories, row: Tensor) -> list[str]:
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     return [names[int(word)] for word in row[:, 0]]
 
 
@@ -187,7 +187,7 @@ def test_a_needle_is_asked_for_once_and_its_answer_follows_the_key_in_the_contex
     task = NeedleSentences(STAGES, steps=10)
     inputs, labels = task.test(4, 3, 100)
     assert inputs.shape == (4, 100, 2)
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     for row, answers in zip(inputs, labels, strict=True):
         text = words(task, row)
         asked = (answers != IGNORED).nonzero()[:, 0].tolist()
@@ -226,5 +226,5 @@ def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch
         places = [text.index(fact) for fact in story.facts if story.facts.count(fact) == 1]
         assert places == sorted(places)
         assert text.endswith(story.question)
-        assert int(labels[0, -1]) == task.vocabulary.number[story.answer]
+        assert int(labels[0, -1]) == task.number[story.answer]
         assert (labels[0, :-1] == IGNORED).all()
