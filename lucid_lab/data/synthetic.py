@@ -21,25 +21,7 @@ from . import IGNORED
 END = 0
 
 
-class Items(Dataset[dict[str, Tensor]]):
-    """`size` items. Item i depends on the seed and on i."""
-
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        if not 0 <= index < self.size:
-            raise IndexError(f"index must be 0 to {self.size - 1}, got {index}")
-        return self.item(index)
-
-    def item(self, index: int) -> dict[str, Tensor]:
-        """{"input_ids", "labels"}, each int64 [T]."""
-        raise NotImplementedError
-
-
-class LatestValue(Items):
+class LatestValue(Dataset[dict[str, Tensor]]):
     """`overwrites` in words: who has what, and then the question who has what now. The latest write counts.
 
         Ada:key Ben:cup Ada:hat ... Ben? cup Ada? hat
@@ -70,8 +52,11 @@ class LatestValue(Items):
         words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
 
-    def item(self, index: int) -> dict[str, Tensor]:
-        """{"input_ids", "labels"}, each int64 [T]."""
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        _check_index(index, self.size)
         names, things = len(self.NAMES), len(self.THINGS)
         generator = torch.Generator().manual_seed(int(np.random.default_rng([self.seed, index]).integers(1 << 62)))
         pairs, latest = overwrites(1, names, self.length - names, generator, values=things, key_tokens=names)
@@ -83,7 +68,7 @@ class LatestValue(Items):
         return {"input_ids": input_ids, "labels": labels}
 
 
-class Needles(Items):
+class Needles(Dataset[dict[str, Tensor]]):
     """Pairs (key, value) of two tokens at random even positions among fillers; then n questions and an end token.
 
     The questions ask for every key once. The input tokens after them do not reveal the answers, which are the last n
@@ -111,8 +96,11 @@ class Needles(Items):
         if length < needed:
             raise ValueError(f"length must be at least {needed} for {max(self.choices)} keys, got {length}")
 
-    def item(self, index: int) -> dict[str, Tensor]:
-        """{"input_ids", "labels"}, each int64 [T]."""
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        _check_index(index, self.size)
         random = np.random.default_rng([self.seed, index])
         n = int(random.choice(self.choices))
         keys = 1 + random.permutation(self.first_value - 1)[:n]
@@ -126,6 +114,11 @@ class Needles(Items):
         order = random.permutation(n)
         input_ids[-n - 1 : -1], labels[-n:] = keys[order], values[order]
         return {"input_ids": torch.from_numpy(input_ids), "labels": torch.from_numpy(labels)}
+
+
+def _check_index(index: int, size: int) -> None:
+    if not 0 <= index < size:
+        raise IndexError(f"index must be 0 to {size - 1}, got {index}")
 
 
 def overwrites(
