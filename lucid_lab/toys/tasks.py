@@ -294,17 +294,17 @@ class FlipFlop(DrawnRows):
 
 
 class Words(DrawnRows):
-    """Word problems (Merrill et al. 2024): tokens are permutations of `degree` things, answers the product so far.
+    """Word problems (Merrill et al. 2024): tokens are even permutations of five things, answers the product so far.
 
-    even: only even permutations, the alternating group. n is not used.
+    n is not used.
     """
 
-    degree, even = 5, True
+    even, moved = True, 5
 
     def __init__(self, n: Sequence[int], length: int) -> None:
         super().__init__((0,), length)
-        self.tables = [len(products(self.degree, self.even))]
-        self.answers = self.tables[0]
+        self.letters, self.product = permutation_group(self.even, self.moved)
+        self.tables, self.answers = [len(self.product)], len(self.product)
 
     def test(self, size: int, n: int, length: int) -> Batch:
         """Random words."""
@@ -312,29 +312,32 @@ class Words(DrawnRows):
 
     def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
         """[size, length] and [size, length]."""
-        table = products(self.degree, self.even)
-        rows = random.integers(len(table), size=(size, length))
+        rows = random.choice(self.letters, size=(size, length))
         labels = rows.copy()
         for t in range(1, length):
-            labels[:, t] = table[labels[:, t - 1], rows[:, t]]
+            labels[:, t] = self.product[labels[:, t - 1], rows[:, t]]
         return torch.from_numpy(rows), torch.from_numpy(labels)
 
 
-class SymmetricWords(Words):
-    """Word problems of the whole symmetric group."""
+class Swaps(Words):
+    """Word problems of all permutations whose letters move at most two things (Grazzi et al. 2024)."""
 
-    even = False
+    even, moved = False, 2
 
 
 @cache
-def products(degree: int, even: bool) -> np.ndarray:
-    """The multiplication table of permutations in lexicographic order: first a, then b is number table[a, b]."""
-    group = [np.array(one) for one in permutations(range(degree))]
+def permutation_group(even: bool, moved: int) -> tuple[np.ndarray, np.ndarray]:
+    """Permutations of five things, or the even ones, by their lexicographic number.
+
+    Returns the numbers of those that move at most `moved` things, and a table: first a, then b is number table[a, b].
+    """
+    group = [np.array(one) for one in permutations(range(5))]
     if even:
         # The sign is that of the number of pairs out of order.
-        group = [one for one in group if (one[:, None] > one).astype(int)[np.triu_indices(degree, 1)].sum() % 2 == 0]
+        group = [one for one in group if (one[:, None] > one).astype(int)[np.triu_indices(5, 1)].sum() % 2 == 0]
     number = {tuple(one): index for index, one in enumerate(group)}
-    return np.array([[number[tuple(b[a])] for b in group] for a in group])
+    letters = [index for index, one in enumerate(group) if (one != np.arange(5)).sum() <= moved]
+    return np.array(letters), np.array([[number[tuple(b[a])] for b in group] for a in group])
 
 
 TASKS: dict[str, Callable[[Sequence[int], int], Task]] = {
@@ -348,7 +351,7 @@ TASKS: dict[str, Callable[[Sequence[int], int], Task]] = {
     "forgetting_mqar": ForgettingRecall,
     "flip_flop": FlipFlop,
     "words_a5": Words,
-    "words_s5": SymmetricWords,
+    "words_swaps": Swaps,
 }
 
 
