@@ -152,6 +152,13 @@ def test_a_proof_repeats_sequences_and_runs_and_compares_all_of_them(monkeypatch
     assert "equal sequences of one batch" in doctor.check(PROOF[0], "blockwise", CPU).about
 
 
+def test_repeated_sequences_share_a_learned_sharpness():
+    """Its gradient is a sum over them."""
+    options = ("mask", "beta", "sharpness")
+    case = Case("precondition", torch.bfloat16, T=40, S=8, D=16, E=16, options=options, copies=3)
+    assert doctor.check(case, "blockwise", CPU).ok
+
+
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which kernels run on the CPU instead."""
