@@ -171,9 +171,8 @@ def make_needles(
     all_keys = [_fresh(keys, random, taken) for _ in range(needles)]
     query = tuple(random.sample(all_keys, queries))
     pairs = [(key, _fresh(kind, random, taken)) for key in all_keys for _ in range(values)]
-    # The depth is divided into equal shares, with one needle in each.
     random.shuffle(pairs)
-    depths = [(share + random.random()) / len(pairs) for share in range(len(pairs))]
+    depths = sorted(random.random() for _ in pairs)
     sentences = [NEEDLE.format(kind=kind, key=key, value=value) for key, value in pairs]
 
     def line() -> str:
