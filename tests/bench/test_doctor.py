@@ -147,6 +147,13 @@ def test_a_proof_repeats_sequences_and_runs_and_compares_all_of_them(monkeypatch
     assert "equal sequences of one batch" in doctor.check(PROOF[0], "blockwise", CPU).about
 
 
+def test_repeated_sequences_share_a_learned_sharpness():
+    """Its gradient is a sum over them."""
+    options = ("mask", "beta", "sharpness")
+    case = Case("precondition", torch.bfloat16, T=40, S=8, D=16, E=16, options=options, copies=3)
+    assert doctor.check(case, "blockwise", CPU).ok
+
+
 def test_timings_are_those_of_softmax_and_of_what_can_run(monkeypatch):
     monkeypatch.setattr(doctor, "TIMED", ((1, 2, 40, 16),))
     (found,) = doctor.timings(CPU)
