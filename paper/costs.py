@@ -1,9 +1,9 @@
 """What the paper's scripts cost, and whether they fit their GPUs: python paper/costs.py [SCRIPT...]
 
-Without a script: all of them, into paper/costs.md. The commands come from the scripts themselves (DRY=print); a step
-that needs more memory than a GPU has (GPU_MEMORY, 80 GB) is an error. Nothing runs. Times are a model, not measured: an
-H100 at 40 % of its bfloat16 rate in products with weights, flash attention at 60 %, and what records/gpu/costs.json
-predicts for the kernels of LUCID and PaTH.
+Without a script: all of them, into paper/costs.md, with PROTOCOL=authors / paper where they differ. The commands come
+from the scripts themselves (DRY=print); a step that needs more memory than a GPU has (GPU_MEMORY, 80 GB) is an error.
+Nothing runs. Times are a model, not measured: an H100 at 40 % of its bfloat16 rate in products with weights, flash
+attention at 60 %, and what records/gpu/costs.json predicts for the kernels of LUCID and PaTH.
 """
 
 import json
@@ -170,9 +170,15 @@ def summed(costs: list[Cost]) -> Cost:
     )
 
 
-def row(name: str, about: str, cost: Cost) -> str:
-    hours = (f"{value:,.1f}" if value < 10 else f"{value:,.0f}" for value in (cost.training, cost.evaluation))
-    return f"| {name} | {about} | {' | '.join(hours)} | {cost.memory / 1e9:.0f} | {cost.disk / 1e9:,.0f} |"
+def cell(values: list[float], digits: int = 0) -> str:
+    """What both protocols cost; one value if it is the same."""
+    return " / ".join(dict.fromkeys(f"{value:,.{digits if value < 10 else 0}f}" for value in values))
+
+
+def row(name: str, about: str, costs: list[Cost]) -> str:
+    hours = [cell([cost.training for cost in costs], 1), cell([cost.evaluation for cost in costs], 1)]
+    sizes = [cell([cost.memory / 1e9 for cost in costs]), cell([cost.disk / 1e9 for cost in costs])]
+    return f"| {' | '.join([name, about, *hours, *sizes])} |"
 
 
 COLUMNS = ("script", "what", "training, GPU hours", "evaluation, GPU hours", "memory of a GPU, GB", "disk, GB")
@@ -197,32 +203,34 @@ def step_ratios() -> str:
     return "\n".join([head, "|---" * (1 + len(lengths)) + "|", *rows])
 
 
-def main(scripts: list[Path], show: bool) -> int:
-    gpus, gigabytes = (
-        int(os.environ.get("GPUS", 8)) * int(os.environ.get("NODES", 1)),
-        float(os.environ.get("GPU_MEMORY", 80)),
-    )
-    plan, rows = Plan(gpus, gigabytes), []
+def main(chosen: list[Path]) -> int:
+    scripts = chosen or sorted(path for path in PAPER.glob("*.sh") if path.stem != "settings")
+    gpus = int(os.environ.get("GPUS", 8)) * int(os.environ.get("NODES", 1))
+    gigabytes = float(os.environ.get("GPU_MEMORY", 80))
+    protocols = [os.environ.get("PROTOCOL", "authors")] if chosen else ["authors", "paper"]
+    plans = [Plan(gpus, gigabytes) for _ in protocols]
+    rows = []
     for script in scripts:
-        lines = list(dict.fromkeys(commands(script)))
-        if show:
-            print("\n".join(lines))
+        costs = []
+        for protocol, plan in zip(protocols, plans, strict=True):
+            os.environ["PROTOCOL"] = protocol
+            lines = list(dict.fromkeys(commands(script)))
+            if chosen:
+                print("\n".join(lines))
+            costs.append(summed([plan.add(line) for line in lines]))
         about = script.read_text().splitlines()[1].removeprefix("# ").partition(". ")[0].rstrip(".")
-        rows.append(row(script.stem, about, summed([plan.add(line) for line in lines])))
-    rows.append(row("all", "each step once", summed(list(plan.costs.values()))))
+        rows.append(row(script.stem, about, costs))
+    rows.append(row("all", "each step once", [summed(list(plan.costs.values())) for plan in plans]))
     table = "\n".join([HEAD, *rows])
     print(table)
-    if not show and not plan.misfits:
-        protocol = os.environ.get("PROTOCOL", "authors")
+    misfits = [misfit for plan in plans for misfit in plan.misfits]
+    if not chosen and not misfits:
         text = __doc__.partition("\n\n")[2].strip() if __doc__ else ""
-        made = f"PROTOCOL={protocol}, {gpus} GPUs of {gigabytes:g} GB"
-        head = f"# What the paper's runs cost\n\nWritten by `python paper/costs.py`: {made}."
+        head = f"# What the paper's runs cost\n\nWritten by `python paper/costs.py`: {gpus} GPUs of {gigabytes:g} GB."
         (PAPER / "costs.md").write_text(f"{head}\n{text}\n\n{table}\n\n{step_ratios()}\n")
-    print("\n".join(plan.misfits), file=sys.stderr)
-    return 1 if plan.misfits else 0
+    print("\n".join(misfits), file=sys.stderr)
+    return 1 if misfits else 0
 
 
 if __name__ == "__main__":
-    chosen = [Path(name) for name in sys.argv[1:]]
-    every = sorted(path for path in PAPER.glob("*.sh") if path.stem not in ("settings",))
-    sys.exit(main(chosen or every, bool(chosen)))
+    sys.exit(main([Path(name) for name in sys.argv[1:]]))

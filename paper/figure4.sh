@@ -1,7 +1,7 @@
 #!/bin/sh
 # Figure 4: M-NIAH by needles and length, softmax attention and LUCID, after tuning at 64K.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax lucid}
+ARMS=$(arms softmax lucid)
 tokens
 for arm in $ARMS; do
   pretrain $arm

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Figure 5: tuning at 32K and at 64K, with as many tokens in a step; M-NIAH with 4 needles, means over 2K-8K and 2K-32K.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax lucid}
+ARMS=$(arms softmax lucid)
 tokens
 for arm in $ARMS; do
   pretrain $arm

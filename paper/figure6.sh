@@ -3,7 +3,7 @@
 # authors: tuned on the 32k set of RMT-team/babilong (QA1 to QA10), with which the test at 32K probably overlaps.
 # paper: tuned on babilong-train-5k-samples, which shares no sample with the test: the clean split.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax diff path lucid_path}
+ARMS=$(arms softmax diff path lucid_path)
 tokens
 prompts babilong babilong --babilong-hub $BABILONG_TRAINING --tasks $STORIES --lengths 32768 --samples $STORY_PROMPTS
 for arm in $ARMS; do

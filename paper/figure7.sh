@@ -5,7 +5,7 @@ alone tokenize "$LARGE_DOLMA" "$LARGE" --tokenizer $LARGE_TOKENIZER --seed 0 \
   $([ "$SCALE" = tiny ] && echo --validation 0.2 || echo --limit-tokens 81000000000 --validation 0.001)
 run() {  # run NAME RECIPE LENGTH [CHANGE...]
   name=$1 recipe=$2 length=$3; shift 3
-  for arm in ${ATTENTIONS:-softmax lucid}; do
+  for arm in $(arms softmax lucid); do
     everywhere train $recipe $(options $arm) --data "$LARGE" --out "$MODELS/$name-$arm" --parallel $PARALLEL \
       --set sequence_length=$length "$@" $TINY
   done

@@ -67,6 +67,10 @@ if [ "$SCALE" = tiny ] && [ ! -d "$STAND_INS" ]; then helper stand_ins.py "$STAN
 
 # ------------------------------------------------------------------------------------------------------- the steps
 
+arms() {  # arms NAME...: the arms of a script; those of ATTENTIONS; at the tiny scale the first and the last
+  for last in "$@"; do :; done
+  if [ -n "${ATTENTIONS:-}" ]; then echo "$ATTENTIONS"; elif [ "$SCALE" = tiny ]; then echo "$1 $last"; else echo "$*"; fi
+}
 options() {  # the options of an arm: its attention, and what its model changes
   case $1 in
     path | lucid_path)
@@ -121,9 +125,9 @@ mniah() {  # mniah NAME NEEDLES LENGTHS [SAMPLES]: RULER's niah_multikey_1 with 
 sniah() {  # sniah NAME LENGTHS [SAMPLES]: RULER's niah_single_1 to 3; which two of them the paper averages is not known
   evaluate "$1" --tasks sniah --lengths "$2" --samples "${3:-$SAMPLES}" --haystack "$ESSAYS" --batch-size "${4:-30}"
 }
-report() {  # report TABLE FOLDER...: our numbers beside the paper's, and a page with all runs
+report() {  # report TABLE FOLDER...: our numbers next to the paper's, and a page with all runs
   table=$1; shift
-  helper beside.py "$table" "$RUNS" "$L2 $L4 $L6 $L8 $L16 $L32 $L64 $L128"
-  alone report "$RUNS/beside/$table" "$@" --out "$RUNS/$table.html"
+  helper compare.py "$table" "$RUNS" "$L2 $L4 $L6 $L8 $L16 $L32 $L64 $L128"
+  alone report "$RUNS/compare/$table" "$@" --out "$RUNS/$table.html"
 }
 scores() { for name in "$@"; do echo "$SCORES/$name"; done; }

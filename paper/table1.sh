@@ -8,7 +8,7 @@ for preset in gemma3_1b gemma3_4b qwen2_5_1_5b; do
   if [ $preset = gemma3_4b ] && [ "$SCALE" = full ]; then PARALLEL=fsdp; fi
   # A preset of a published model keeps its vocabulary, whatever the data have.
   if [ "$SCALE" = tiny ]; then CHANGES="--set model.vocab_size=2500"; fi
-  for arm in ${ATTENTIONS:-softmax lucid}; do
+  for arm in $(arms softmax lucid); do
     everywhere train pretrain_2k --set preset=$preset $(options $arm) --data "$DATA/dolma" --parallel $PARALLEL \
       --out "$MODELS/$preset-$arm" --set sequence_length=$L2 --set steps=50 --set evaluation_sequences=8 $CHANGES $TINY
   done

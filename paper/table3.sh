@@ -1,7 +1,7 @@
 #!/bin/sh
 # Table 3: M-NIAH at 2048 tokens with 2, 4 and 6 needles, five attentions, after pretraining.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax diff delta path lucid}
+ARMS=$(arms softmax diff delta path lucid)
 tokens
 for arm in $ARMS; do
   pretrain $arm

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Table 5: variants of LUCID on M-NIAH at 2048 tokens. β = 2·sigmoid as the authors' code has it; paper: sigmoid.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-lucid qk_norm row_max learn_beta}
+ARMS=$(arms lucid qk_norm row_max learn_beta)
 tokens
 for arm in $ARMS; do
   pretrain $arm

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Table 6: S-NIAH and M-NIAH (4 needles) after tuning at 64K; 500 samples up to 8K, 50 from 16K on.
 . "$(dirname "$0")/settings.sh"
-ARMS=${ATTENTIONS:-softmax lucid}
+ARMS=$(arms softmax lucid)
 tokens
 for arm in $ARMS; do
   pretrain $arm

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Table 7: softmax attention with 10 % more steps at 64K, beside both models of Table 6.
+# Table 7: softmax attention with 10 % more steps at 64K, next to both models of Table 6.
 . "$(dirname "$0")/settings.sh"
 tokens
 for arm in softmax lucid; do

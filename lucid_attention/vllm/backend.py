@@ -55,6 +55,7 @@ class LucidMetadata(AttentionMetadata):
 class LucidMetadataBuilder(AttentionMetadataBuilder[LucidMetadata]):
     """Takes from vLLM's description of a pass what `attend` reads."""
 
+    # vLLM's is abstract.
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 

@@ -2,13 +2,13 @@
 
 Three tasks: masked language modelling of bytes and recall among repeated keys, both with one block (`block=None`), and
 the denoising of the last of many blocks of 16 tokens. Standard attention is the same module at strength 0, where
-nothing is solved. Every arm takes the best of three learning rates. These settings were chosen before any run.
+nothing is solved. Every arm takes the best of two learning rates. These settings were chosen before any run.
 """
 
 from ..toys.arms import Arm, accuracy_bars, accuracy_table, train_arms
-from ..toys.contest import late_arm, mean_score
+from ..toys.contest import best_rates, late_arm, mean_score
 from ..toys.lab import Lab
-from ..toys.neighbours import EQUAL_TIME, best_rates
+from ..toys.neighbours import EQUAL_TIME, RATES
 from ..toys.results import Claim, Conclusion, explain_against, outcome
 from ..toys.training import Toy
 
@@ -67,7 +67,7 @@ def run(lab: Lab) -> Conclusion:
         options = {"lucid": {"block": BLOCK[name]}, "softmax": {"block": BLOCK[name], "strength": 0.0}}
         arms = [Arm(key, title, key, toy.but(options=options[key])) for key, title in TITLES.items()]
         if lab.scale.every_attention:
-            arms = best_rates(lab, arms)
+            arms = best_rates(lab, arms, RATES, 2 * toy.steps // 3)
         group = train_arms(lab, {"": arms})[""]
         groups[name] = group | train_arms(lab, {"": [late_arm(group["softmax"], group["lucid"])]})[""]
     ahead, behind, sentences = 0, 0, []

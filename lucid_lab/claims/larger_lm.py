@@ -40,7 +40,7 @@ TOY = CHARACTER_MODEL.but(
     mlp=4.0,
     embedding_std=0.3,
     rate=1e-3,
-    steps=700,
+    steps=300,
     test_lengths=(512,),
 )
 ARMS = (("softmax", None), ("lucid", None), ("lucid", CENTRED), ("forgetting", None))

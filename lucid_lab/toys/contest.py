@@ -47,24 +47,28 @@ class Contest:
 
 def run_contest(lab: Lab, contest: Contest) -> Group:
     """Train every attention at its best rate; then the faster ones of `pairs` for the time of the slower ones."""
-    rates = best_rates(lab, contest)
-    group = train_arms(lab, {"": [arm(contest.toy.but(attention=name, rate=rate)) for name, rate in rates.items()]})[""]
+    arms = [arm(contest.toy.but(attention=name)) for name in contest.attentions]
+    arms = best_rates(lab, arms, contest.rates, contest.trial_steps)
+    group = train_arms(lab, {"": arms})[""]
     late = [late_arm(group[fast], group[slow]) for fast, slow in contest.pairs]
     return group | train_arms(lab, {"": late})[""]
 
 
-def best_rates(lab: Lab, contest: Contest) -> dict[str, float]:
-    """The rate with the lowest training loss at the end of a trial, by attention. A diverged trial is the worst."""
-    if len(contest.rates) == 1:
-        return dict.fromkeys(contest.attentions, contest.rates[0])
-    trial = contest.toy.but(steps=contest.trial_steps, seed=TRIAL_SEED, test_lengths=())
-    trials = {name: [trial.but(attention=name, rate=rate) for rate in contest.rates] for name in contest.attentions}
-    rates = {}
-    for name, records in lab.map_groups(train, trials, title="learning rates").items():
+def best_rates(lab: Lab, arms: Sequence[Arm], rates: Sequence[float], steps: int) -> list[Arm]:
+    """The arms, each with the rate whose training loss is the lowest after a trial of so many steps.
+
+    A diverged trial is the worst. One rate needs no trials.
+    """
+    trials = {
+        one.key: [one.toy.but(rate=rate, steps=steps, seed=TRIAL_SEED, test_lengths=()) for rate in rates]
+        for one in arms
+        if len(rates) > 1
+    }
+    best = {one.key: rates[0] for one in arms}
+    for key, records in lab.map_groups(train, trials, title="learning rates").items():
         losses = [record["curve"]["loss"][-1] for record in records]
-        pairs = zip(losses, contest.rates, strict=True)
-        rates[name] = min(pairs, key=lambda pair: (pair[0] is None, pair[0]))[1]
-    return rates
+        best[key] = min(zip(losses, rates, strict=True), key=lambda pair: (pair[0] is None, pair[0]))[1]
+    return [replace(one, toy=one.toy.but(rate=best[one.key])) for one in arms]
 
 
 def late_arm(fast: Trained, slow: Trained) -> Arm:

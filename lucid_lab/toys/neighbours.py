@@ -1,17 +1,17 @@
 """LUCID and its neighbours on tasks that others chose: one list of arms, each with its own learning rate.
 
-Used by `forgetting_mqar`, `flip_flop` and `word_problems`. Keys and values of all arms also see the token before: the
-published models have a short convolution. One arm shows softmax attention without it.
+Used by `forgetting_mqar`, `flip_flop` and `word_problems`. Keys and values of all arms also see the token before, where
+the published models have a short convolution. One arm shows softmax attention without it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .arms import LEARNED_SHARPNESS, Arm, Change, Group, arm, equal_time, time_ratios, train_arms
-from .contest import TRIAL_SEED
+from .arms import LEARNED_SHARPNESS, Change, Group, arm, equal_time, time_ratios, train_arms
+from .contest import best_rates
 from .lab import Lab
 from .results import Table, table
-from .training import Toy, train
+from .training import Toy
 
 NO_SHIFT = Change("no_shift", "no token shift", {"token_shift": False})
 CENTRED = Change("centred", "learned centre", {"options": {"center": "learned"}})
@@ -38,16 +38,22 @@ STUDY: Arms = (
     ("lucid_path", None),
 )
 FEW = ("softmax", "forgetting", "lucid")
-# Two layers; every arm takes the best of these rates, found with TRIAL_SEED in two thirds of the steps.
+# Two layers; every arm takes the best of these rates, found in two thirds of the steps.
 STUDY_TOY = Toy(layers=2, heads=2, head_dim=32, token_shift=True)
 RATES = (3e-3, 1e-2)
 EQUAL_TIME = "softmax+equal_time"
 
 
-def run_study(lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float] | None = None) -> Group:
-    """Every arm at its best rate, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
+def run_study(
+    lab: Lab,
+    toy: Toy,
+    study: Arms = STUDY,
+    rates: Mapping[str, float] | None = None,
+    grid: Sequence[float] = RATES,
+) -> Group:
+    """Every arm at its best rate of a grid, by key; and EQUAL_TIME, softmax attention for as long as LUCID takes.
 
-    rates: of another group, by key; default from trials. Below `--scale small` there are three arms, at the first rate.
+    rates: of another group, by key, instead of trials. Below `--scale small` there are three arms and no trials.
     """
     if lab.tiny:
         toy = toy.but(steps=3, batch=2, test_batch=2, test_lengths=toy.test_lengths[:2])
@@ -57,29 +63,12 @@ def run_study(lab: Lab, toy: Toy, study: Arms = STUDY, rates: Mapping[str, float
     if rates is not None:
         arms = [replace(one, toy=one.toy.but(rate=rates[one.key])) for one in arms]
     elif lab.scale.every_attention:
-        arms = best_rates(lab, arms)
+        arms = best_rates(lab, arms, grid, 2 * toy.steps // 3)
     group = train_arms(lab, {"": arms})[""]
     softmax, lucid = (group[name].arm.toy for name in ("softmax", "lucid"))
     # Steps in turn: the times of whole trainings depend on what else the machine does.
     timing = {"ratio": 1.0} if lab.tiny else time_ratios(lab, {"": (lucid, softmax)})[""]
     return group | train_arms(lab, {"": [equal_time(softmax, timing)]})[""]
-
-
-def best_rates(lab: Lab, arms: Sequence[Arm]) -> list[Arm]:
-    """The arms with the rate of the lowest training loss at the end of a trial. A diverged trial is the worst."""
-    trials = {
-        one.key: [
-            one.toy.but(rate=rate, steps=2 * one.toy.steps // 3, seed=TRIAL_SEED, test_lengths=()) for rate in RATES
-        ]
-        for one in arms
-    }
-    tuned = []
-    records = lab.map_groups(train, trials, title="learning rates")
-    for one in arms:
-        losses = [record["curve"]["loss"][-1] for record in records[one.key]]
-        best = min(range(len(RATES)), key=lambda i: (losses[i] is None, losses[i]))
-        tuned.append(replace(one, toy=one.toy.but(rate=RATES[best])))
-    return tuned
 
 
 def study_table(title: str, group: Group, n: int, note: str = "") -> Table:

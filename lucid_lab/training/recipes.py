@@ -11,8 +11,9 @@ from types import UnionType
 from typing import Any, get_origin
 
 from lucid_attention.messages import did_you_mean
-from lucid_attention.models.decoder import presets
 from lucid_attention.nn.attention import ATTENTIONS
+
+from . import presets
 
 PRESETS = [
     name
@@ -25,10 +26,10 @@ AT_LEAST_1 = ("sequence_length", "steps", "batch_size", "micro_batch_size", "log
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run. Values with which no run is possible are refused.
+    """A training run. Impossible values are refused.
 
     about: a line for the user.
-    preset: a function in `lucid_attention.models.decoder.presets`. `model` overrides fields of its configuration.
+    preset: a function in `lucid_lab.training.presets`. `model` overrides fields of its configuration.
     attention, attention_options: as in `LucidConfig`.
     data: a folder written by `lucid tokenize`; a .jsonl file of prompts with answers; "needles" or "latest_value"
         (synthetic); "stdlib" (the Python standard library, tokenized on first use). `data_options` go to its class.
@@ -244,6 +245,8 @@ RECIPES = {
         steps=300,
         batch_size=8,
         micro_batch_size=8,
+        # All logits of a step take 70 MB: no need to compute them twice.
+        loss_rows=0,
         learning_rate=2e-3,
         evaluate_every=100,
         save_every=100,

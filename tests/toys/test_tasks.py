@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_lab.toys import sentences
-from lucid_lab.toys.sentences import NeedleSentences, Stage, Stories, is_held_out, stage_of
-from lucid_lab.toys.tasks import IGNORED, TASKS, characters, overwrites
+from lucid_lab.toys import tasks
+from lucid_lab.toys.tasks import (
+    IGNORED,
+    TASKS,
+    NeedleSentences,
+    Stage,
+    Stories,
+    characters,
+    is_held_out,
+    overwrites,
+    stage_of,
+)
 
 STAGES = [Stage(72, (2,)), Stage(144, (4, 8))]
 
@@ -138,13 +147,17 @@ def test_a_read_of_the_flip_flop_language_repeats_the_last_write() -> None:
                 assert bit == last or instruction != 2
 
 
-@pytest.mark.parametrize(("task", "order"), [("words_a5", 60), ("words_s5", 120)])
-def test_answers_of_word_problems_are_products_of_matrices(task: str, order: int) -> None:
+@pytest.mark.parametrize(("task", "order", "letters"), [("words_a5", 60, 60), ("words_swaps", 120, 11)])
+def test_answers_of_word_problems_are_products_of_matrices(task: str, order: int, letters: int) -> None:
     """The independent reading: permutation matrices; the group is found from the table by its own identity."""
-    inputs, labels = TASKS[task]((0,), 12).batch(40, 0, 0)
+    inputs, labels = TASKS[task]((0,), 12).batch(100, 0, 0)
     group = [p for p in permutations(range(5)) if order == 120 or np.linalg.det(np.eye(5)[list(p)]) > 0]
     assert len(group) == order == TASKS[task]((0,), 12).answers
     matrices = np.stack([np.eye(5)[list(p)] for p in group])
+    # A matrix of a swap has three ones on its diagonal.
+    allowed = [i for i, matrix in enumerate(matrices) if letters == order or np.trace(matrix) >= 3]
+    assert inputs.unique().tolist() == allowed
+    assert len(allowed) == letters
     for row, answers in zip(inputs.numpy(), labels.numpy(), strict=True):
         product = np.eye(5)
         for token, answer in zip(row, answers, strict=True):
@@ -170,7 +183,7 @@ def test_characters_are_the_next_byte_and_tests_the_last_tenth() -> None:
 
 
 def words(task: NeedleSentences | Stories, row: Tensor) -> list[str]:
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     return [names[int(word)] for word in row[:, 0]]
 
 
@@ -178,7 +191,7 @@ def test_a_needle_is_asked_for_once_and_its_answer_follows_the_key_in_the_contex
     task = NeedleSentences(STAGES, steps=10)
     inputs, labels = task.test(4, 3, 100)
     assert inputs.shape == (4, 100, 2)
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     for row, answers in zip(inputs, labels, strict=True):
         text = words(task, row)
         asked = (answers != IGNORED).nonzero()[:, 0].tolist()
@@ -202,11 +215,11 @@ def test_the_stages_of_a_training_follow_each_other() -> None:
 def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
-    def keep(story: sentences.Story) -> bool:
+    def keep(story: tasks.Story) -> bool:
         drawn.append(story)
         return is_held_out(story)
 
-    monkeypatch.setattr(sentences, "is_held_out", keep)
+    monkeypatch.setattr(tasks, "is_held_out", keep)
     task = Stories([Stage(96, (1, 2))], steps=4)
     for n, held_out in ((1, True), (2, True), (1, False)):
         inputs, labels = task.test(1, n, 128) if held_out else task.batch(1, 0, 0)
@@ -217,5 +230,5 @@ def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch
         places = [text.index(fact) for fact in story.facts if story.facts.count(fact) == 1]
         assert places == sorted(places)
         assert text.endswith(story.question)
-        assert int(labels[0, -1]) == task.vocabulary.number[story.answer]
+        assert int(labels[0, -1]) == task.number[story.answer]
         assert (labels[0, :-1] == IGNORED).all()

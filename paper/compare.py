@@ -1,9 +1,9 @@
-"""Our numbers beside those of numbers.toml: python paper/beside.py TABLE RUNS "LENGTH ..."
+"""Our numbers next to those of numbers.toml: python paper/compare.py TABLE RUNS "LENGTH ..."
 
 RUNS has models/NAME and scores/NAME; LENGTHs stand for 2K, 4K, 6K, 8K, 16K, 32K, 64K and 128K tokens. Writes
-RUNS/beside/TABLE/result.json, which `lucid report` shows. What has not run is empty.
+RUNS/compare/TABLE/result.json, which `lucid report` shows. What has not run is empty.
 
-    python paper/beside.py prompt FILE.jsonl LINE OUT     OUT.txt and OUT.answer: a prompt and what its answer is
+    python paper/compare.py prompt FILE.jsonl LINE OUT     OUT.txt and OUT.answer: a prompt and what its answer is
 """
 
 import json
@@ -76,14 +76,17 @@ class Runs:
     def loss(self, name: str) -> float:
         return float(self.read(f"models/{name}/summary.json")["validation_loss"])
 
-    def lead(self, tuned: str) -> float:
-        """LUCID's relative lead in percent, mean over 2K to 8K."""
-        lucid, softmax = (
-            fmean(self.mniah(f"{tuned}-{arm}", 4, n) for n in PAPER_LENGTHS[:4]) for arm in ("lucid", "softmax")
-        )
-        if not softmax:
-            raise Missing("softmax attention finds nothing")
-        return 100 * (lucid / softmax - 1)
+    def lead(self, tuned: str) -> str:
+        """LUCID's relative lead in percent, mean over 2K to 8K, and over 2K to 32K."""
+        leads = []
+        for lengths in (PAPER_LENGTHS[:4], PAPER_LENGTHS[:6]):
+            lucid, softmax = (
+                fmean(self.mniah(f"{tuned}-{arm}", 4, n) for n in lengths) for arm in ("lucid", "softmax")
+            )
+            if not softmax:
+                raise Missing("softmax attention finds nothing")
+            leads.append(100 * (lucid / softmax - 1))
+        return f"{leads[0]:.1f}, to 32K {leads[1]:.1f}"
 
     def grid(self) -> list[float]:
         """LUCID's lead in points in every cell of Figure 4."""
@@ -108,7 +111,8 @@ RULES: dict[str, tuple[str, list[tuple[str, Callable[..., float | str]]]]] = {
         (r"LUCID's smallest lead .*", lambda r: min(r.grid())), (r"LUCID's largest lead .*", lambda r: max(r.grid())),
     ]),
     "figure5": ("Figure 5", [(r".* tuned at (\d+)K, .*", lambda r, k: r.lead(f"{k}k"))]),
-    "figure6": ("Figure 6", [
+    "figure6": ("Figure 6|Abstract", [
+        (r".* largest lead, points", lambda r: max(babilong_leads(r))),
         (r"(.*?), (\d+) tokens.*", lambda r, m, n: babilong(r, ARMS[m], int(n))),
         (r"LUCID-PaTH at any length, at most", lambda r: max(babilong(r, "lucid_path", n) for n in PAPER_LENGTHS[5:])),
     ]),
@@ -146,6 +150,11 @@ def babilong(runs: Runs, arm: str, length: int) -> float:
     return 100 * fmean(runs.score(f"babilong-{arm}", f"babilong-qa{task}-{length}", "lax") for task in range(1, 6))
 
 
+def babilong_leads(runs: Runs) -> list[float]:
+    """LUCID-PaTH over softmax attention in points, at every length."""
+    return [babilong(runs, "lucid_path", n) - babilong(runs, "softmax", n) for n in PAPER_LENGTHS[5:]]
+
+
 def lower(runs: Runs, name: str) -> float:
     return runs.loss(f"{name}-softmax") - runs.loss(f"{name}-lucid")
 
@@ -174,12 +183,12 @@ def main(table: str, runs: Runs) -> None:
         )
     print("\n".join(f"{row[1]:<64} paper {row[2]:<8g} ours {'-' if row[3] is None else row[3]}" for row in rows))
     columns = ["where", "what", "paper", "ours"]
-    tables = [{"title": "Beside the paper", "columns": columns, "rows": rows, "note": ""}] if rows else []
+    tables = [{"title": "Next to the paper", "columns": columns, "rows": rows, "note": ""}] if rows else []
     done = sum(row[3] is not None for row in rows)
     about = f"{done} of {len(rows)} numbers of the paper have one of ours"
     result = {"format": 1, "kind": "analysis", "name": table, "title": f"{table}: the paper's numbers and ours"}
     result |= {"about": about, "ours": about, "facts": [], "figures": [], "tables": tables}
-    file = runs.folder / "beside" / table / "result.json"
+    file = runs.folder / "compare" / table / "result.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(result, indent=1))
 
