@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
-    from .models.ramps import SharpnessRamp, StrengthRamp, set_sharpness, set_strength
+    from .models.ramps import Ramp, set_sharpness, set_strength
     from .models.subclasses import enable_lucid
     from .nn.attention import ATTENTIONS, LucidAttention
     from .nn.causal import CausalAttention
@@ -27,8 +27,7 @@ __all__ = [
     "LucidAttention",
     "LucidConfig",
     "LucidForCausalLM",
-    "SharpnessRamp",
-    "StrengthRamp",
+    "Ramp",
     "calibrated_key_map",
     "delta_attention",
     "diff_attention",
@@ -52,7 +51,7 @@ __version__ = "0.2.0.dev0"
 _NAMES = {
     ".models.decoder.configuration": ["LucidConfig"],
     ".models.decoder.modeling": ["LucidForCausalLM"],
-    ".models.ramps": ["SharpnessRamp", "StrengthRamp", "set_sharpness", "set_strength"],
+    ".models.ramps": ["Ramp", "set_sharpness", "set_strength"],
     ".models.subclasses": ["enable_lucid"],
     ".nn.attention": ["ATTENTIONS", "LucidAttention"],
     ".nn.causal": ["CausalAttention"],

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from lucid_attention import ATTENTIONS, LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
 from lucid_attention.nn.causal import CausalAttention
 from lucid_lab import cli
 from lucid_lab.analysis.conditioning import condition_numbers
@@ -21,6 +20,7 @@ from lucid_lab.analysis.jacobian import jacobians
 from lucid_lab.claims import memory_update, needle_grid
 from lucid_lab.data.tokenize import train
 from lucid_lab.toys.lab import DEMO
+from lucid_lab.training.presets import tiny
 from tests.analysis.subjects import Plain, layers_of, tokens
 from tests.claims.made_up import MadeUpLab, accuracies
 from tests.nn.contract import ToyAttention

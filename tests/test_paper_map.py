@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lucid_attention.models.decoder import presets
 from lucid_lab.claims import CLAIMS
+from lucid_lab.training import presets
 from lucid_lab.training.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Run a pinned selection of Transformers' own model and generation tests against LUCID, beside sdpa.
+"""Run a pinned selection of Transformers' own model and generation tests against LUCID, next to sdpa.
 
 The tests are read from the user's clone of Transformers at the tag of the installed version; nothing of it is copied
 here. Each column of the table is one process of pytest in that clone, with this file as a plugin (`-p hf_suite`), which
@@ -49,18 +49,13 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Column:
-    """One run. tests: a class of tests in the clone, None for those of the own decoder."""
+    """One run. tests: a class of tests in the clone; fields: of the configuration."""
 
     name: str
     beside: str
-    tests: str | None = None
+    tests: str = ""
     lucid: bool = False
-    attention: str | list[str] | None = None
     fields: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def target(self) -> str:
-        return str(TOOLS / "hf_suite_decoder.py") if self.tests is None else f"tests/models/{self.tests}"
 
 
 def dropin(name: str, tests: str, **fields: Any) -> list[Column]:
@@ -76,10 +71,6 @@ COLUMNS = [
     *dropin("phi3", "phi3/test_modeling_phi3.py::Phi3ModelTest", sliding_window=None),
     *dropin("granite", "granite/test_modeling_granite.py::GraniteModelTest"),
     *dropin("mistral", "mistral/test_modeling_mistral.py::MistralModelTest", sliding_window=None),
-    Column("decoder lucid", "llama sdpa", attention="lucid"),
-    Column("decoder lucid_path", "llama sdpa", attention="lucid_path"),
-    Column("decoder delta", "llama sdpa", attention="delta"),
-    Column("decoder mix", "llama sdpa", attention=["delta", "lucid"]),
 ]
 
 
@@ -113,7 +104,8 @@ def run(column: Column, clone: Path, output: Path, timeout: int) -> dict[str, An
     empty = output / "empty.ini"
     empty.write_text("[pytest]\n", encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "hf_suite", "-p", "no:cacheprovider", "-W", "ignore"]
-    command += ["-c", str(empty), "--rootdir", str(clone), "--timeout", str(timeout), "--tb", "short", column.target]
+    command += ["-c", str(empty), "--rootdir", str(clone), "--timeout", str(timeout), "--tb", "short"]
+    command.append(f"tests/models/{column.tests}")
     with file.with_suffix(".log").open("w", encoding="utf-8") as log:
         subprocess.run(command, cwd=clone, env=environment, stdout=log, stderr=log, check=False)
     if not file.is_file():
@@ -131,7 +123,7 @@ recorded: dict[str, dict[str, Any]] = {}
 
 
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
-    """Keep the selection, and let the tests make models with the fields and the attention of the column."""
+    """Keep the selection, and let the tests make models with the fields of the column."""
     column = json.loads(os.environ["HF_SUITE_COLUMN"])
     left_out = [item for item in items if any(fnmatch.fnmatch(item.name, pattern) for pattern in LEFT_OUT)]
     config.hook.pytest_deselected(items=left_out)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ..ops.lucid.api import precondition, precondition_related
+from ..ops.lucid.api import precondition
 from ..ops.lucid.decode import lucid_decode
 from ..ops.softmax.attention import softmax_attention
 from .cache import LucidLayer, LucidStaticLayer
@@ -62,7 +62,7 @@ class Readout(NamedTuple):
         q: [B, H·G, T, D]; k: [B, H, S + T, D]; y: [B, H, S + T, E] -> [B, H·G, T, E].
         """
         B = q.shape[0]
-        if not self.plain or visible.relation is not None:
+        if not self.plain:
             return self.dense(q, k, y, visible, k.shape[2] - q.shape[2])
         if visible.cu_seqlens is None:
             return softmax_attention(q, k, y, key_mask=visible.key_mask, scale=self.scale)
@@ -175,9 +175,7 @@ def _prepare(
     strength = options.get("strength")
     least = LEAST_LEARNED if isinstance(strength, Tensor) and strength.requires_grad else LEAST_FIXED
     x, options = gated(v, options, least)
-    if visible.relation is not None:
-        y = precondition_related(k, x, visible.relation, past=past, key_mask=visible.key_mask, **options)
-    elif visible.cu_seqlens is None:
+    if visible.cu_seqlens is None:
         y = precondition(k, x, past=past, key_mask=visible.key_mask, block=block, **options)
     else:
         if "beta" in options:

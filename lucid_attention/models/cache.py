@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
-    CacheLayerMixin,
     DynamicCache,
     DynamicLayer,
     EncoderDecoderCache,
@@ -224,77 +223,21 @@ class LucidStaticLayer(LucidLayer, StaticLayer):
             self.inverse_norms = self.inverse_norms.index_select(0, beam_idx.to(self.inverse_norms.device))
 
 
-class LucidQuantizedLayer(LucidLayer, CacheLayerMixin):
-    """Keys and y in a layer of Transformers' `QuantizedCache`, whatever its backend.
-
-    The stock layer quantizes what `update` gets, and y is known later. So this layer asks the stock layer for its past,
-    and gives it the new keys and y together. A token's own y is exact while it is computed, as v is elsewhere.
-    """
-
-    is_sliding = False
-    is_croppable = False
-
-    def __init__(self, stock: Any) -> None:
-        super().__init__()
-        self.stock = stock
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the stock layer does so when it gets the first y."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        self.begin_update(key_states)
-        self.keys = key_states
-        if self.get_seq_length():
-            # No new tokens: the stock layer returns its past.
-            k_past, self.values = self.stock.update(key_states[:, :, :0], value_states[:, :, :0])
-            self.keys = torch.cat([k_past, key_states], 2)
-        return self.keys, value_states
-
-    def add_norms(self, key_map: KeyMap | None) -> None:
-        self.inverse_norms = inverse_key_norms(self.keys, key_map)
-
-    def store(self, y: Tensor) -> Tensor:
-        """Keep y: [B, H, T, E] of the new tokens, and return that of all: [B, H, S + T, E]."""
-        self.stock.update(self.pending, y)
-        self.pending = None
-        y_all = y if self.values is None else torch.cat([self.values, y], 2)
-        self.keys = self.values = self.inverse_norms = None
-        return y_all
-
-    def get_seq_length(self) -> int:
-        return self.stock.get_seq_length()
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        return -1
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.stock.reorder_cache(beam_idx)
-
-    def reset(self) -> None:
-        self.stock.reset()
-        self.pending = None
-
-    def crop(self, tokens_to_remove: int) -> None:
-        raise ValueError(
-            "a quantized cache cannot be cropped, which speculative decoding needs: use a dynamic or a static cache"
-        )
-
-
 def adopt_cache(cache: Any, config: Any) -> None:
     """Give a fresh cache of Transformers the layers of LUCID, in place, where the model has full attention.
 
     config: of the model. A layer that holds values of softmax attention is refused.
     """
     fill_layers(cache, config)
-    if cache.offloading:
-        raise ValueError("past_key_values must not be offloading: LUCID's values are written after the layer is moved")
+    if cache.offloading or isinstance(cache, QuantizedCache):
+        kind = "quantized" if isinstance(cache, QuantizedCache) else "offloading"
+        raise ValueError(
+            f"past_key_values must not be {kind}: LUCID's values are known after `update`, in the attention"
+        )
     for index in full_layers(layer_kinds(config)):
         # While assisted decoding exits early, the model has fewer layers than the cache.
         if index < len(cache.layers) and not isinstance(cache.layers[index], LucidLayer):
-            cache.layers[index] = _lucid_layer(cache.layers[index], isinstance(cache, QuantizedCache))
+            cache.layers[index] = _lucid_layer(cache.layers[index])
 
 
 def fill_layers(cache: Any, config: Any) -> None:
@@ -310,7 +253,7 @@ def fill_layers(cache: Any, config: Any) -> None:
         cache.layers, cache.layer_class_to_replicate = DynamicCache(config=config).layers, None
 
 
-def _lucid_layer(layer: Any, quantized: bool) -> LucidLayer:
+def _lucid_layer(layer: Any) -> LucidLayer:
     if type(layer) is StaticLayer and not layer.is_initialized:
         return LucidStaticLayer(max_cache_len=layer.max_cache_len)
     if type(layer) is StaticLayer and torch.compiler.is_compiling():
@@ -322,11 +265,8 @@ def _lucid_layer(layer: Any, quantized: bool) -> LucidLayer:
         made = LucidStaticLayer(max_cache_len=layer.max_cache_len)
         made.lazy_initialization(layer.keys, layer.values)
         return made
-    if not layer.get_seq_length():
-        if type(layer) is DynamicLayer:
-            return LucidDynamicLayer()
-        if quantized:
-            return LucidQuantizedLayer(layer)
+    if type(layer) is DynamicLayer and not layer.get_seq_length():
+        return LucidDynamicLayer()
     raise ValueError(
         "past_key_values must be a fresh cache, or one that this LUCID model filled: got a cache with values of "
         f"another attention, in a {type(layer).__name__}. What softmax attention filled cannot be continued: run its "

@@ -9,7 +9,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..files import finish_folder, partial_path, read_json
+from .checkpoint import WEIGHTS as WEIGHT_FILES
 from .checkpoint import check_checkpoint, load_config, load_model, load_skeleton, load_tokenizer, short_reason
 from .decoder.configuration import LucidConfig
-from .preconditioner import NAME, LucidSettings, Preconditioner, check_layers, head_size, kv_heads, lucid_layers
+from .decoder.modeling import LucidForCausalLM
+from .preconditioner import NAME, LucidSettings, head_size, lucid_layers, uses_lucid
 from .subclasses import PREFIX, LucidConfiguration, enable_lucid
 
 # The keys that P is made of: arguments of `enable_lucid`.
@@ -45,10 +48,16 @@ CODE = """from lucid_attention.models.subclasses import lucid_config_class  # of
 
 {name} = lucid_config_class({model_type!r})
 """
-DECODER_CODE = """from lucid_attention import LucidConfig, enable_lucid  # of the package lucid-attention
-
-enable_lucid()
-"""
+# Options of `LucidAttention` that the architectures of Transformers have too, with the only value of some; the names
+# of its tensors, and theirs.
+OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("sharpness", "strength", "learn_sharpness", "center", "whiten", "impl")),
+    "norm": "key",
+    "learn_beta": False,
+    "double_beta": False,
+    "block": 1,
+}
+TENSORS = {"key_center": "center", "key_matrix": "matrix", "log_sharpness": "sharpness"}
 CARD_FILE = "README.md"
 BEGIN, END = "<!-- lucid convert: this part is written by the command -->", "<!-- end of lucid convert -->"
 _PART = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END) + "\n*", re.DOTALL)
@@ -105,19 +114,21 @@ def convert(
 ) -> LucidSettings | None:
     """Copy a local checkpoint to `out`, as a LUCID model.
 
-    layers: indices or "all"; strength, sharpness: as in `enable_lucid`. An argument of None keeps the setting of a
-    checkpoint that has LUCID already; for other checkpoints it means all layers, strength 1, sharpness √D, and whitened
-    keys. `out` appears when everything is written, or not at all. Its README.md, the model card, begins with what LUCID
-    is in it.
+    layers: indices or "all"; strength, sharpness: as in `enable_lucid`. `out` appears when everything is written, or
+    not at all. Its README.md, the model card, begins with what LUCID is in it.
 
-    keys: what P is made of. "whitened": Σ^(−½)(k − μ), with μ and Σ per layer and head of the keys of a sample of
-        texts; "centered": k − μ; "raw": k. Raw keys of a trained model are similar, and P of them breaks most models.
+    A checkpoint of `LucidForCausalLM` becomes a Llama, Qwen2 or Qwen3 (`as_dropin`). It takes no settings, as one with
+    LUCID, which is copied for `auto_map`: `enable_lucid(model, ...)` and `save_pretrained` change its settings.
+
+    keys: what P is made of. "whitened" (default): Σ^(−½)(k − μ), with μ and Σ per layer and head of the keys of a
+        sample of texts; "centered": k − μ; "raw": k, which are similar in a trained model: P breaks most models.
     texts: the sample, of which about 4000 tokens are used (see `sample`); None for the help texts of Python.
     device: where the model reads the sample.
-    to: "softmax" for the opposite, a plain checkpoint without LUCID, which every program reads. It takes no settings,
-        and None is returned.
-    auto_map: programs open `out` with trust_remote_code=True where this package is installed. A `LucidForCausalLM` can
-        be copied for this, without settings; None is returned.
+    to: "softmax" for the opposite, a plain checkpoint without LUCID, which every program reads.
+    auto_map: programs open `out` with trust_remote_code=True where this package is installed.
+
+    Returns:
+        The settings of the model in `out`; None for one without LUCID.
     """
     source, target = Path(checkpoint), Path(out)
     _check_paths(source, target)
@@ -126,44 +137,106 @@ def convert(
     if keys is not None and keys not in KEYS:
         raise ConversionError(f"keys must be one of {', '.join(KEYS)}, got {keys!r}")
     config = load_config(source)
-    given: dict[str, Any] = {"layers": layers, "strength": strength, "sharpness": sharpness}
-    given = {name: value for name, value in given.items() if value is not None}
-    if texts is not None or (to == "lucid" and not isinstance(config, (LucidConfiguration, LucidConfig))):
-        keys = keys or "whitened"
-    given |= KEYS.get(keys or "", {})
-    settings, maps = None, None
-    if to == "softmax":
-        _check_softmax(source, config, given)
-    elif isinstance(config, LucidConfig) and auto_map and not given:
-        pass
-    else:
-        settings, config = _lucid_config(source, config, given)
-        if settings.center == "calibrated" and {"center", "layers"} & set(given):
+    given = {"layers": layers, "strength": strength, "sharpness": sharpness, "keys": keys, "texts": texts}
+    has_lucid = isinstance(config, (LucidConfiguration, LucidConfig))
+    if (has_lucid or to == "softmax") and (names := [name for name, value in given.items() if value is not None]):
+        raise ConversionError(f"only a checkpoint of another attention takes settings of LUCID, got {', '.join(names)}")
+    if to == "softmax" and not isinstance(config, LucidConfiguration):
+        hint = ": convert it to a model with LUCID first" if has_lucid else " with LUCID"
+        raise ConversionError(f"to='softmax' needs a checkpoint of Transformers' architectures{hint}")
+    maps, model = None, None
+    if isinstance(config, LucidConfig):
+        model = as_dropin(load_model(source))
+        config = model.config
+    elif not has_lucid:
+        settings = {name: given[name] for name in ("strength", "sharpness") if given[name] is not None}
+        settings |= {"layers": None if layers == "all" else layers, **KEYS[keys or "whitened"]}
+        config = _lucid_config(source, settings)
+        if settings["center"] == "calibrated":
             maps = _calibrated(source, settings, texts, device)
-    files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source))]
+    chosen = None if to == "softmax" or not uses_lucid(config) else LucidSettings.from_dict(getattr(config, NAME))
+    files = [path for path in source.rglob("*") if path.is_file() and not _is_skipped(path.relative_to(source), model)]
     _check_links(files, source.resolve())
-    _check_disk_space(files, target)
     partial = partial_path(target)
     shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
         for path in logging.tqdm(files, desc="Copying", unit="file"):
             copy = partial / path.relative_to(source)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, copy)
-        _write_config(source, partial, config, to, auto_map)
-        old = _without_maps(partial)
-        if given or to == "softmax":
-            _write_values(partial, config, settings, maps or {})
-        if settings is not None and settings.center != "none" and (maps or old):
-            _add_maps(partial, maps or old)
-        _write_card(partial / CARD_FILE, config, settings)
+        if model is not None:
+            model.save_pretrained(partial)
+        elif to == "softmax":
+            _restore_softmax(partial, config)
+        elif not has_lucid:
+            shutil.copy2(source / "config.json", partial / SOFTMAX_CONFIG)
+        if maps:
+            _add_maps(partial, maps)
+        if chosen is not None:
+            _write_config(partial, config, auto_map)
+        _write_card(partial / CARD_FILE, config, chosen)
         if target.exists():
             # Fails if something was written into it meanwhile.
             target.rmdir()
         finish_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return settings
+    return chosen
+
+
+def as_dropin(model: LucidForCausalLM) -> PreTrainedModel:
+    """The same model in an architecture of Transformers, Llama, Qwen2 or Qwen3: for vLLM, servers, static caches.
+
+    Layers with the attention lucid get LUCID, those with softmax keep it. What these architectures do not have is
+    refused. The opposite of `LucidConfig.from_llama`.
+    """
+    config = model.config
+    names, rope = config.layer_attentions, config.rope_parameters or {"rope_type": None}
+    options = config.options_of("lucid") if "lucid" in names else {}
+    biased = config.attention_bias
+    # What it is, and what it must be.
+    wrong = {
+        "attention": (set(names) - {"lucid", "softmax"}, set()),
+        "rope_parameters": (config.rope_parameters is None, False),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), 1.0),
+        "attention_bias with qk_norm": (config.qk_norm and biased == "qkv", False),
+        "rms_norm_eps with qk_norm": (config.rms_norm_eps if config.qk_norm else 1e-6, 1e-6),
+        "options of softmax": (
+            "softmax" in names and config.options_of("softmax"),
+            {} if "softmax" in names else False,
+        ),
+        **{
+            name: (x, OPTIONS.get(name, "left out")) for name, x in options.items() if OPTIONS.get(name, "") is not None
+        },
+    }
+    for name, (found, expected) in wrong.items():
+        if found != expected:
+            raise ConversionError(
+                f"LucidForCausalLM becomes a Llama with the attentions lucid and softmax, RoPE of whole heads and the "
+                f"options {', '.join(OPTIONS)}: expected {name} = {expected!r}, got {found!r}"
+            )
+    stock = CONFIG_MAPPING["qwen3" if config.qk_norm else "qwen2" if biased == "qkv" else "llama"]
+    own = {field.name for field in fields(stock)} - {field.name for field in fields(PreTrainedConfig)} - {"layer_types"}
+    shared = {name: getattr(config, name) for name in own if hasattr(config, name)} | {"attention_bias": biased is True}
+    made = AutoModelForCausalLM.from_config(stock(**shared), dtype=model.dtype)
+    if "lucid" in names:
+        enable_lucid(
+            made,
+            layers=[index for index, name in enumerate(names) if name == "lucid"],
+            learned=["sharpness"] if options.get("learn_sharpness") else [],
+            **{name: options[name] for name in ("strength", "sharpness", "center", "whiten") if name in options},
+        )
+    state = {}
+    for name, x in model.state_dict().items():
+        path, _, kind = name.rpartition(".")
+        x = x.float().exp() if kind == "log_sharpness" else x
+        state[f"{path}.{NAME}.{TENSORS[kind]}" if kind in TENSORS else name] = x
+    missing, unexpected = made.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all(f".{NAME}." in name for name in missing)
+    made.generation_config = model.generation_config
+    return made.eval()
 
 
 def sample(tokenizer: Any, texts: Iterable[str] | None = None) -> tuple[Tensor, Tensor]:
@@ -198,7 +271,7 @@ def calibrate(model: Any, ids: Tensor, keys: str, **settings: Any) -> None:
 
 
 def _calibrated(
-    source: Path, settings: LucidSettings, texts: Iterable[str] | None, device: str | torch.device
+    source: Path, settings: dict[str, Any], texts: Iterable[str] | None, device: str | torch.device
 ) -> dict[str, Tensor]:
     """The maps of the keys, by their names in a checkpoint."""
     try:
@@ -206,8 +279,7 @@ def _calibrated(
         model = load_model(source).to(device)
         if (largest := int(ids.max())) >= model.get_input_embeddings().num_embeddings:
             raise ConversionError(f"the tokenizer must be that of the model, got the id {largest}")
-        given = {name: getattr(settings, name) for name in ("layers", "sharpness", "learned")}
-        calibrate(model, ids, "whitened" if settings.whiten else "centered", **given)
+        calibrate(model, ids, "whitened" if settings["whiten"] else "centered", layers=settings["layers"])
     except ValueError as error:
         raise ConversionError(
             f"{str(source)!r} cannot be calibrated: {short_reason(error)}. keys='raw' needs no calibration, and breaks "
@@ -215,19 +287,6 @@ def _calibrated(
         ) from error
     state = model.state_dict()
     return {name: state[name].cpu() for name in state if name.endswith((f".{NAME}.center", f".{NAME}.matrix"))}
-
-
-def _without_maps(folder: Path) -> dict[str, Tensor]:
-    """Undo `_add_maps`. Returns the maps."""
-    if not (folder / MAPS).exists():
-        return {}
-    maps = load_file(folder / MAPS)
-    for name in (MAPS, INDEX):
-        (folder / name).unlink()
-    for kept, name in ((SOFTMAX_INDEX, INDEX), (SOFTMAX_WEIGHTS, WEIGHTS)):
-        if (folder / kept).exists():
-            (folder / kept).rename(folder / name)
-    return maps
 
 
 def _add_maps(folder: Path, maps: dict[str, Tensor]) -> None:
@@ -243,98 +302,63 @@ def _add_maps(folder: Path, maps: dict[str, Tensor]) -> None:
         raise ConversionError(f"calibration needs weights in {WEIGHTS}, or in parts with an {INDEX}")
     content["weight_map"] |= dict.fromkeys(maps, MAPS)
     save_file(maps, folder / MAPS, {"format": "pt"})
-    (folder / INDEX).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    _write_json(folder / INDEX, content)
 
 
-def _check_softmax(source: Path, config: Any, given: dict[str, Any]) -> None:
-    if given:
-        names = ", ".join("keys" if name in ("center", "whiten") else name for name in given if name != "whiten")
-        raise ConversionError(f"to='softmax' takes no settings of LUCID: expected none, got {names}")
-    if isinstance(config, LucidConfig):
-        raise ConversionError(
-            f"{str(source)!r} is a LucidForCausalLM, which other programs do not know with any attention: expected a "
-            "converted checkpoint of another architecture"
-        )
-    if not isinstance(config, LucidConfiguration):
-        raise ConversionError(f"{str(source)!r} has no LUCID: expected a checkpoint with LUCID for --to softmax")
-
-
-def _lucid_config(source: Path, config: Any, given: dict[str, Any]) -> tuple[LucidSettings, Any]:
-    """The settings, and the configuration with them."""
-    if given.get("layers") == "all":
-        given = given | {"layers": None}
+def _lucid_config(source: Path, settings: dict[str, Any]) -> Any:
+    """The configuration with LUCID. settings: of `enable_lucid`."""
     try:
-        if isinstance(config, LucidConfiguration):
-            settings = replace(LucidSettings.from_dict(getattr(config, NAME)), **given)
-            check_layers(settings, config)
-            setattr(config, NAME, settings.to_dict())
-            return settings, config
-        settings = LucidSettings(**given)
         # Shapes without weights are enough to find out whether the architecture can use LUCID.
         skeleton: Any = load_skeleton(source)
-        enable_lucid(skeleton, **given)
-        skeleton.config.architectures = [type(skeleton).__name__]
-        return settings, skeleton.config
+        enable_lucid(skeleton, **settings)
     except (ValueError, TypeError, KeyError) as error:
         raise ConversionError(f"{str(source)!r} cannot be converted: {short_reason(error)}") from error
+    skeleton.config.architectures = [type(skeleton).__name__]
+    return skeleton.config
 
 
-def _write_config(source: Path, folder: Path, config: Any, to: str, auto_map: bool) -> None:
+def _write_config(folder: Path, config: Any, auto_map: bool) -> None:
+    content = json.loads(config.to_json_string())
+    if auto_map:
+        name, kind = type(config).__name__, config.model_type.removeprefix(PREFIX)
+        (folder / CODE_FILE).write_text(CODE.format(name=name, model_type=kind), encoding="utf-8")
+        content["auto_map"] = {"AutoConfig": f"{Path(CODE_FILE).stem}.{name}"}
+    _write_json(folder / "config.json", content)
+
+
+def _restore_softmax(folder: Path, config: Any) -> None:
+    """Make a copy of a LUCID model a softmax model: byte for byte the original where the conversion kept it."""
     original, file = folder / SOFTMAX_CONFIG, folder / "config.json"
-    if to == "softmax":
-        if original.exists():
-            original.rename(file)
-            return
+    if original.exists():
+        original.rename(file)
+    else:
         content = json.loads(config.to_json_string())
         del content[NAME], content["attn_implementation"]
         content["model_type"] = config.model_type.removeprefix(PREFIX)
         content["architectures"] = [name.removeprefix("Lucid") for name in content.get("architectures") or []]
-        file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        return
-    if not isinstance(load_config(source), (LucidConfiguration, LucidConfig)):
-        shutil.copy2(source / "config.json", original)
-    content = json.loads(config.to_json_string())
-    if auto_map:
-        name, kind = type(config).__name__, config.model_type.removeprefix(PREFIX)
-        code = DECODER_CODE if isinstance(config, LucidConfig) else CODE.format(name=name, model_type=kind)
-        (folder / CODE_FILE).write_text(code, encoding="utf-8")
-        content["auto_map"] = {"AutoConfig": f"{Path(CODE_FILE).stem}.{name}"}
-    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _write_values(folder: Path, config: Any, settings: LucidSettings | None, maps: dict[str, Tensor]) -> None:
-    """Change LUCID's values where the weights hold them: to those of the settings, or away for softmax attention.
-
-    maps: values that get a file of their own.
-    """
+        _write_json(file, content)
+    if (folder / MAPS).exists():
+        for name in (MAPS, INDEX):
+            (folder / name).unlink()
+        for kept, name in ((SOFTMAX_INDEX, INDEX), (SOFTMAX_WEIGHTS, WEIGHTS)):
+            if (folder / kept).exists():
+                (folder / kept).rename(folder / name)
+    # A trained model has its values among the weights.
     for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            names, metadata = list(file.keys()), file.metadata()
-        ours = [name for name in names if f".{NAME}." in name]
-        if not ours:
-            continue
         tensors = load_file(path)
-        kept = {name: _value(name, tensors[name], config, settings) for name in ours if name not in maps}
-        new = {name: x for name, x in kept.items() if x is not None}
-        tensors = {name: x for name, x in tensors.items() if name not in ours} | new
-        save_file(tensors, path, metadata)
-        gone = set(ours) - set(new)
-        for index in folder.glob("*.safetensors.index.json"):
-            content = read_json(index)
-            content["weight_map"] = {name: place for name, place in content["weight_map"].items() if name not in gone}
-            index.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        others = {name: x for name, x in tensors.items() if f".{NAME}." not in name}
+        if len(others) < len(tensors):
+            save_file(others, path, {"format": "pt"})
+    for path in folder.glob("*.safetensors.index.json"):
+        content = read_json(path)
+        places = content["weight_map"]
+        content["weight_map"] = {name: place for name, place in places.items() if f".{NAME}." not in name}
+        if content["weight_map"] != places:
+            _write_json(path, content)
 
 
-def _value(name: str, old: Tensor, config: Any, settings: LucidSettings | None) -> Tensor | None:
-    """The value after the conversion; None if there is none."""
-    layer, kind = int(re.findall(r"\.(\d+)\.", name)[-1]), name.rpartition(".")[2]
-    if settings is None or layer not in lucid_layers(config):
-        return None
-    made = Preconditioner(kv_heads(config), head_size(config), settings)
-    initial = made.initial(settings)
-    if kind in settings.learned or kind not in initial:
-        return old if kind in made.state_dict() else None
-    return torch.full_like(old, initial[kind])
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _write_card(path: Path, config: Any, settings: LucidSettings | None) -> None:
@@ -357,8 +381,13 @@ def _check_paths(source: Path, target: Path) -> None:
         raise ConversionError(f"OUT must not lie inside CHECKPOINT, got {str(target)!r} in {str(source)!r}")
 
 
-def _is_skipped(path: Path) -> bool:
-    """Whether a file is hidden, of the old configuration, or part of a training checkpoint inside the folder."""
+def _is_skipped(path: Path, model: Any) -> bool:
+    """Whether a file is hidden, of the old configuration, or part of a training checkpoint inside the folder.
+
+    model: the model that is written instead of the old weights, or None.
+    """
+    if model is not None and any(path.match(pattern) for pattern in (*WEIGHT_FILES, "*.index.json")):
+        return True
     nested = path.parts[0].startswith("checkpoint-") and len(path.parts) > 1
     return nested or path in (Path("config.json"), Path(CODE_FILE)) or any(part.startswith(".") for part in path.parts)
 
@@ -369,14 +398,6 @@ def _check_links(files: list[Path], source: Path) -> None:
     for path in files:
         if not any(path.resolve().is_relative_to(folder) for folder in allowed):
             raise ConversionError(f"{path} is a link out of CHECKPOINT, to {path.resolve()}: put the file in its place")
-
-
-def _check_disk_space(files: list[Path], target: Path) -> None:
-    needed = sum(path.stat().st_size for path in files)
-    parent = next(folder for folder in target.absolute().parents if folder.exists())
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise ConversionError(f"OUT needs {needed / 1e9:.2f} GB, and {str(parent)!r} has {free / 1e9:.2f} GB left")
 
 
 def with_card(original: str, config: Any, settings: LucidSettings) -> str:

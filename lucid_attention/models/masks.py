@@ -7,7 +7,6 @@ of LUCID is one of
     None            causal, nothing hidden
     [B, S + T]      bool: causal, False at padding (and behind the last token of a static cache)
     [n + 1]         int32: borders of documents in all rows, one behind the other; no past
-    [B, 1, T, S + T]  bool: any other order in which tokens see each other, such as a tree
     [B, 1, 1, T]    bool: an encoder's, all tokens see each other, False at padding
 
 Layers that keep their own attention (sliding windows) get the mask of `sdpa`.
@@ -29,9 +28,6 @@ from .preconditioner import uses_lucid
 ROWS = 1024
 # An additive mask hides a key by a value at or below this: -1e9, the smallest float16 and minus infinity all do.
 HIDDEN = -1e4
-MUST = (
-    "attention_mask must be causal, with padding, packed documents or a tree: LUCID solves for the values in the order"
-)
 
 MaskRows = Callable[[int, int], Tensor]
 
@@ -40,12 +36,10 @@ class Visibility(NamedTuple):
     """Which keys the queries see, besides causality.
 
     key_mask: [B, S + T] bool or None; cu_seqlens: int32 [n + 1] over B·T tokens or None.
-    relation: [B, 1, T, S + T] bool or None: what every query sees, if the two cannot say it.
     """
 
     key_mask: Tensor | None = None
     cu_seqlens: Tensor | None = None
-    relation: Tensor | None = None
 
     def with_documents(self, cu_seqlens: Tensor | None, T: int) -> "Visibility":
         """Add packed documents, if the mask does not show any.
@@ -80,18 +74,8 @@ def lucid_mask(
             f"LUCID is for causal attention: {config.model_type!r} asks for a mask that shows later tokens"
         )
     if local_size is not None or not causal:
-        return sdpa_mask(
-            batch_size,
-            q_length,
-            kv_length,
-            q_offset,
-            kv_offset,
-            mask_function,
-            attention_mask,
-            local_size,
-            device=device,
-            **kwargs,
-        )
+        shape = (batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size)
+        return sdpa_mask(*shape, device=device, **kwargs)
     if plain:
         return _padding(batch_size, q_length, kv_length, q_offset, attention_mask, device)
     if torch.compiler.is_compiling() and kv_length == q_length and not kwargs.get("use_vmap"):
@@ -103,7 +87,7 @@ def lucid_mask(
         return sdpa_mask(*sizes, allow_is_causal_skip=False, device=device, **options)
 
     visible = _read_rows(rows, batch_size, q_length, kv_length)
-    return next(form for form in (visible.relation, visible.cu_seqlens, visible.key_mask) if form is not None)
+    return visible.key_mask if visible.cu_seqlens is None else visible.cu_seqlens
 
 
 def _is_causal(mask_function: Callable[..., Any]) -> bool:
@@ -191,17 +175,16 @@ def _read_additive(mask: Tensor) -> Tensor:
 
 def _read_rows(rows: MaskRows, B: int, T: int, total: int) -> Visibility:
     """Padding or documents of a dense mask. rows(start, stop) gives its rows: [B, 1, stop − start, S + T]."""
-    past = total - T
     seen_keys = [rows(start, min(start + ROWS, T))[:, 0].any(1) for start in range(0, T, ROWS)]
     visible = Visibility(key_mask=torch.stack(seen_keys).any(0))
-    if past == 0 and not _is_mask_of(visible, rows, B, T, total):
-        visible = Visibility(cu_seqlens=_borders(rows, B, T))
-    if visible.cu_seqlens is None and past == 0:
+    if _is_mask_of(visible, rows, B, T, total):
         return visible
-    if not _is_mask_of(visible, rows, B, T, total):
-        key_mask, relation = read_relation(rows(0, T))
-        return Visibility(key_mask, relation=relation)
-    return visible
+    if total == T and _is_mask_of(documents := Visibility(cu_seqlens=_borders(rows, B, T)), rows, B, T, total):
+        return documents
+    raise ValueError(
+        "attention_mask must be causal, with padding or packed documents: LUCID solves for the values in the order of "
+        "the sequence, got another order (a tree, a window, blocks, a prefix?)"
+    )
 
 
 def _is_mask_of(visible: Visibility, rows: MaskRows, B: int, T: int, total: int) -> bool:
@@ -272,8 +255,6 @@ def mask_of_places(mask: Tensor, position: Tensor, T: int) -> Tensor:
 
 def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | Tensor, device: torch.device) -> Tensor:
     """[B, 1, T, total] bool, for read-outs that take no other form. position: of the first query among the keys."""
-    if visible.relation is not None:
-        return visible.relation
     if visible.cu_seqlens is not None:
         token = torch.arange(B * T, device=device)
         document = document_numbers(visible.cu_seqlens, token).view(B, 1, T)
@@ -281,38 +262,6 @@ def dense_mask(visible: Visibility, B: int, T: int, total: int, position: int | 
     key = torch.arange(total, device=device)
     shown = (key <= (torch.arange(T, device=device) + position)[:, None]).expand(B, 1, T, total)
     return shown if visible.key_mask is None else shown & visible.key_mask[:, None, None]
-
-
-def read_relation(shown: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys that take part, [B, S + T], and what every query sees, with at least itself. Refuses other relations.
-
-    A token's y = v − Σ P y over the keys that it sees, and these y must be the ones of the same text. So P is defined
-    for any relation "sees" that goes back in the sequence and is transitive: trees, shared prefixes.
-
-    shown: [B, 1, T, S + T] bool. Costs T³ operations and T² memory: meant for trees of up to a few thousand tokens.
-    """
-    T, S = shown.shape[2], shown.shape[3] - shown.shape[2]
-    past, new = shown[:, 0, :, :S], shown[:, 0, :, S:]
-    used = shown[:, 0].any(-1)
-    if bool(new.triu(1).any()):
-        raise ValueError(f"{MUST} of the sequence, got one in which a token sees a later one (blocks, a prefix?)")
-    own = torch.eye(T, dtype=torch.bool, device=shown.device)
-    if bool((used[..., None] & own & ~new).any()):
-        raise ValueError(f"{MUST} in which tokens see each other, and themselves, got a token that does not see itself")
-    # Rows of padding see nothing: they need not see the past.
-    if bool((past.any(1, keepdim=True) & ~past & used[..., None]).any()):
-        raise ValueError(
-            f"{MUST} in which tokens see each other, got new tokens that see different parts of the cache. A tree must "
-            "begin behind a past that all of its tokens see: give the whole tree in one pass"
-        )
-    steps = new.to(torch.float32)
-    # Entry ij counts the tokens that i sees and that see j.
-    if bool(((steps @ steps > 0) & ~new).any()):
-        raise ValueError(
-            f"{MUST} in which tokens see each other: expected that who sees a token sees all that this token sees, got "
-            "one that does not (a window, a hole?)"
-        )
-    return shown[:, 0].any(1), shown | torch.nn.functional.pad(own, (S, 0))
 
 
 def document_borders(positions: Tensor, *, cached: bool = False) -> Tensor | None:

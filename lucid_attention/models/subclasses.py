@@ -7,6 +7,7 @@ without this package refuses the checkpoint. Nothing of Transformers is wrapped 
 import copy
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from transformers.models.auto import modeling_auto
 from .attention import Pass, lucid_attention_forward
 from .cache import adopt_cache
 from .decoder.configuration import LucidConfig
-from .decoder.modeling import register_decoder, show_in_transformers
+from .decoder.modeling import register_decoder
 from .masks import given_documents, lucid_mask
 from .preconditioner import (
     LEARNABLE,
@@ -46,7 +47,6 @@ from .preconditioner import (
     lucid_layers,
     structure,
 )
-from .sealed import register_sealed
 
 PREFIX = "lucid_"
 # Architectures that `enable_lucid()` makes known. Others are known from the first `enable_lucid(model)` on.
@@ -66,6 +66,12 @@ HEADS = {
     "AutoModelForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
     "AutoModelForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING",
 }
+
+# The model_type in checkpoints of release 0.1, whose configuration is inside. They are read for one release.
+SENTENCE_0_1 = (
+    "This model has LUCID attention: pip install lucid-attention, then call lucid_attention.enable_lucid() before "
+    "loading, or start the program with `lucid run`. `lucid convert --to softmax` makes a plain checkpoint of it"
+)
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -93,7 +99,7 @@ def enable_lucid(
     Args:
         model: a Transformers model, changed in place; None to register only.
         layers: indices of layers, counted from 0; None for all with full attention.
-        strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `StrengthRamp`.
+        strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `Ramp`.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
         learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head. A strength that
             begins at 0 is a gate: exactly the original model, with a gradient.
@@ -123,6 +129,7 @@ def enable_lucid(
             if getattr(module, "config", None) is stock:
                 module.config = config
         model.set_attn_implementation(NAME)
+        # No public name tells whether an architecture took it: others would go on with softmax attention.
         if model.config._attn_implementation != NAME:
             raise ValueError(f"{type(model).__name__} computes its attention itself: LUCID needs AttentionInterface")
         model.config.__class__ = config_class
@@ -142,10 +149,24 @@ def register() -> None:
     AttentionInterface.register(NAME, lucid_attention_forward)
     AttentionMaskInterface.register(NAME, lucid_mask)
     register_decoder()
-    register_sealed(lucid_config_class)
+    AutoConfig.register(SENTENCE_0_1, _Config01, exist_ok=True)
     for model_type in ARCHITECTURES + ENCODERS:
         if model_type in CONFIG_MAPPING:
             lucid_config_class(model_type)
+
+
+class _Config01(PreTrainedConfig):
+    model_type = SENTENCE_0_1
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        (content,) = config_dict["lucid_attention"]
+        text = "this checkpoint was written by lucid-attention 0.1: load and save it, the next release will not read it"
+        warnings.warn(text, FutureWarning, stacklevel=2)
+        kind = content.pop("model_type")
+        content.pop("architectures", None)
+        own: Any = LucidConfig if kind == LucidConfig.model_type else lucid_config_class(kind)
+        return own.from_dict(content, **kwargs)
 
 
 class LucidConfiguration:
@@ -189,7 +210,8 @@ class LucidModel:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         become_lucid(self)
-        # The configuration of a converted checkpoint has the values that are not learned.
+        # The configuration of a converted checkpoint has the values that are not learned. Authors of models set this
+        # attribute, `_init_weights` and `_keep_in_fp32_modules_strict`: PreTrainedModel's interface for subclasses.
         fixed = [name for name in LEARNABLE if name not in getattr(config, NAME)["learned"]]
         ignored = getattr(self, "_keys_to_ignore_on_load_missing", None) or []
         self._keys_to_ignore_on_load_missing = [*ignored, *(rf"\.{NAME}\.{name}$" for name in fixed)]
@@ -324,7 +346,9 @@ def register_models(config_class: Any) -> None:
             made = lucid_model_class(mapping[stock_config], config_class)
             getattr(transformers, auto).register(config_class, made, exist_ok=True)
             if auto == "AutoModelForCausalLM":
-                show_in_transformers(made)
+                # `transformers serve` looks the class up as an attribute of the package, and nowhere else. Transformers
+                # executes its package twice, so that there are two modules of this name, of one type.
+                setattr(type(transformers), made.__name__, made)
     tokenizers = transformers.TOKENIZER_MAPPING
     if stock_config in tokenizers:
         found = tokenizers[stock_config]

@@ -6,11 +6,14 @@ Python's lock, and torch's number of threads is a setting of the thread that cal
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import TypeVar
 
 import torch
+
+Item = TypeVar("Item")
 
 
 @cache
@@ -19,24 +22,31 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "lucid_attention")
 
 
-def in_threads(work: Callable[[int], object], count: int) -> None:
-    """Call work(0) … work(count − 1) at the same time; `work` has no gradients."""
-    if count == 1:
-        work(0)
+def in_threads(work: Callable[[Item], object], items: Sequence[Item], count: int) -> None:
+    """Call work(item) for all items, in at most `count` threads; `work` has no gradients.
+
+    A thread takes the next item when it has finished one, and nobody waits for a thread that has not started: on a busy
+    machine that takes milliseconds, in which this thread does all the work.
+    """
+    left, count = iter(items), min(count, len(items))
+    if count <= 1:
+        for item in left:
+            work(item)
         return
     inference, before = torch.is_inference_mode_enabled(), torch.get_num_threads()
 
-    def run(i: int) -> None:
+    def run() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(inference), torch.no_grad():
-            work(i)
+            for item in left:
+                work(item)
 
     pool = _pool(os.getpid())
-    others = [pool.submit(run, i) for i in range(1, count)]
+    others = [pool.submit(run) for _ in range(1, count)]
     try:
-        run(0)
+        run()
     finally:
-        errors = [other.exception() for other in others]
+        errors = [other.exception() for other in others if not other.cancel()]
         # New threads start with the number that was set last.
         torch.set_num_threads(before)
     for error in errors:

@@ -57,9 +57,7 @@ class Schedule:
         divided = len(groups) % threads
         for group in groups[:divided]:
             work(group)
-        others = iter(groups[divided:])
-        if len(groups) >= threads:
-            in_threads(lambda _: [work(group) for group in others], threads)
+        in_threads(work, groups[divided:], threads)
 
     def due(self, block: slice, T: int) -> Iterator[tuple[slice, slice]]:
         """The tiles (rows, cols) to subtract once [block] is solved, in a system of T rows."""

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.models.gemma3 import Gemma3ForCausalLM
-from vllm.model_executor.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaForCausalLM
+from vllm.model_executor.models.llama import LlamaForCausalLM
 from vllm.model_executor.models.mistral import MistralForCausalLM
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
@@ -15,9 +14,6 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from ..models.preconditioner import NAME, LucidSettings, lucid_layers
 from .backend import LucidBackend, LucidImpl
-from .configs import LucidDecoderConfig
-
-DECODER_VALUES = {"key_center": "center", "key_matrix": "matrix", "log_sharpness": "sharpness"}
 
 
 def put_lucid(model: nn.Module, vllm_config: Any) -> dict[int, LucidImpl]:
@@ -115,58 +111,3 @@ class LucidQwen3ForCausalLM(WithLucid, Qwen3ForCausalLM):
 
 class LucidGemma3ForCausalLM(WithLucid, Gemma3ForCausalLM):
     """The text model of Gemma 3 with LUCID."""
-
-
-class DecoderAttention(LlamaAttention):
-    """The attention of our decoder: Llama's, optionally with norms of queries and keys or without rotary embedding."""
-
-    def __init__(self, config: Any, *inputs: Any, **options: Any) -> None:
-        self.no_rope = config.no_rope
-        super().__init__(config, *inputs, **options)
-        # The eps of `CausalAttention`.
-        self.q_norm = RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_dim, eps=1e-6) if config.qk_norm else None
-
-    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
-        """positions: [T]; hidden_states: [T, hidden_size] -> [T, hidden_size]."""
-        qkv, _ = self.qkv_proj(hidden_states)
-        q, k, v = qkv.split([self.q_size, self.kv_size, self.kv_size], dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normalized(q, self.q_norm), self._normalized(k, self.k_norm)
-        if not self.no_rope:
-            q, k = self.rotary_emb(positions, q, k)
-        o, _ = self.o_proj(self.attn(q, k, v))
-        return o
-
-    def _normalized(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x.unflatten(-1, (-1, self.head_dim))).flatten(-2)
-
-
-class DecoderLayer(LlamaDecoderLayer):
-    """Llama's layer with the attention of our decoder."""
-
-    def __init__(self, vllm_config: Any, prefix: str = "", config: Any = None) -> None:
-        super().__init__(vllm_config, prefix, config, attn_layer_type=DecoderAttention)
-
-
-class LucidForCausalLM(WithLucid, LlamaForCausalLM):
-    """Our decoder in vLLM."""
-
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        config = vllm_config.model_config.hf_config
-        if not isinstance(config, LucidDecoderConfig):
-            raise TypeError(f"LucidForCausalLM in vLLM needs a LucidDecoderConfig, got {type(config).__name__}")
-        super().__init__(vllm_config=vllm_config, prefix=prefix, layer_type=DecoderLayer)
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As above, with the names that LUCID's values have in our decoder."""
-
-        def renamed() -> Iterator[tuple[str, Tensor]]:
-            for name, weight in weights:
-                path, _, kind = name.rpartition(".")
-                if kind in DECODER_VALUES:
-                    weight = weight.float().exp() if kind == "log_sharpness" else weight
-                    name = f"{path}.{NAME}.{DECODER_VALUES[kind]}"
-                yield name, weight
-
-        return super().load_weights(renamed())

@@ -12,7 +12,8 @@ from lucid_attention.doctor import find_device
 from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.convert import DOCUMENTS, ConversionError, convert, keys_of, sample
-from lucid_attention.models.preconditioner import LucidSettings, head_size, lucid_layers
+from lucid_attention.models.decoder.configuration import LucidConfig
+from lucid_attention.models.preconditioner import LucidSettings, head_size, lucid_layers, uses_lucid
 from lucid_attention.models.subclasses import ARCHITECTURES, PREFIX
 
 from ..data.text import documents
@@ -46,14 +47,14 @@ def convert_and_report(
     texts = None if calibrate is None else list(islice(documents(calibrate), DOCUMENTS))
     written = convert(checkpoint, out, layers=chosen, texts=texts, device=place, to=to, auto_map=auto_map, **settings)
     config = load_config(out)
-    if to == "softmax":
-        print(f"{out}: a plain {config.model_type} with softmax attention")
-        print("  Its outputs are not those of the LUCID model, unless that had strength 0")
-        return
     if written is None:
-        print(f"{out}: a copy of {checkpoint}, for programs with trust_remote_code=True")
-    else:
-        print(_settings(str(out), config, written), flush=True)
+        print(f"{out}: a plain {config.model_type} with softmax attention")
+        if to == "softmax":
+            print("  Its outputs are not those of the LUCID model, unless that had strength 0")
+        return
+    print(_settings(str(out), config, written), flush=True)
+    before = load_config(checkpoint)
+    if not isinstance(before, LucidConfig) and not uses_lucid(before):
         try:
             _, ids = sample(load_tokenizer(checkpoint), texts)
         except ValueError as error:

@@ -1,7 +1,7 @@
 """Warm start (not in the paper): can a trained softmax model be moved to LUCID?
 
 LUCID has no weights of its own, so it takes those of a softmax model. But an abrupt P = I + L changes what every layer
-reads; with P = I + s·L and a strength s that rises from 0 to 1 (`StrengthRamp`) the change is gradual.
+reads; with P = I + s·L and a strength s that rises from 0 to 1 (`Ramp`) the change is gradual.
 
 A model is trained with softmax attention, then trained further in three ways: with softmax attention, with LUCID at
 once, and with a ramp. All three get the same batches, the same learning rate and the same number of steps.
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lucid_attention.models.ramps import StrengthRamp
 from lucid_attention.nn.attention import LucidAttention
 
 from ..toys.lab import Lab, Record
@@ -73,11 +72,10 @@ def go_on(folder: Path, settings: Mapping[str, Any]) -> Record:
     toy = before.but(attention=settings["attention"], steps=steps, rate=3e-3, seed=FRESH + before.seed)
     model = load_model(folder.parent / settings["trained"], toy)
     test = toy.make_task().test(max(1, toy.test_batch // 2), 0, toy.length)
-    schedule = StrengthRamp(ramp) if ramp else None
     curve: dict[str, list[float]] = {"step": [], "loss": [], "strength": []}
     training = train_steps(toy, model)
     for step in range(steps + 1):
-        strength = set_strength(model, 1.0 if schedule is None else schedule.strength(step, steps))
+        strength = set_strength(model, min(1.0, step / ramp) if ramp else 1.0)
         if step % settings["every"] == 0 or step == steps:
             curve["step"].append(step)
             curve["loss"].append(uniform_loss(score(model, test)["loss"]))

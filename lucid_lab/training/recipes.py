@@ -11,8 +11,9 @@ from types import UnionType
 from typing import Any, get_origin
 
 from lucid_attention.messages import did_you_mean
-from lucid_attention.models.decoder import presets
 from lucid_attention.nn.attention import ATTENTIONS
+
+from . import presets
 
 PRESETS = [
     name
@@ -28,7 +29,7 @@ class Recipe:
     """A training run. Values with which no run is possible are refused.
 
     about: a line for the user.
-    preset: a function in `lucid_attention.models.decoder.presets`. `model` overrides fields of its configuration.
+    preset: a function in `lucid_lab.training.presets`. `model` overrides fields of its configuration.
     attention, attention_options: as in `LucidConfig`.
     data: a folder written by `lucid tokenize`; a .jsonl file of prompts with answers; "needles" or "latest_value"
         (synthetic); "stdlib" (the Python standard library, tokenized on first use). `data_options` go to its class.

@@ -32,10 +32,9 @@ from transformers.utils import logging
 from lucid_attention import enable_lucid
 from lucid_attention.files import finish_folder, is_device, partial_path, read_json, write_whole
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
-from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import uses_lucid
-from lucid_attention.models.ramps import SharpnessRamp, StrengthRamp
+from lucid_attention.models.ramps import Ramp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
@@ -44,6 +43,7 @@ from ..data.tokenize import MANIFEST, read_manifest, tokenize
 from ..locks import LOCK, locked
 from ..report.figures import write_png
 from ..report.records import loss_figure
+from . import presets
 from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 
@@ -635,11 +635,10 @@ def what_is_kept(out: Path) -> str:
 
 def _ramps(recipe: Recipe, model: Any) -> list[Any]:
     """The ramp of a recipe, if it has one, with the model at its start."""
-    ramp: StrengthRamp | SharpnessRamp
     if recipe.strength_steps:
-        ramp = StrengthRamp(recipe.strength_steps)
+        ramp = Ramp("strength", recipe.strength_steps)
     elif recipe.sharpness_steps:
-        ramp = SharpnessRamp(recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
+        ramp = Ramp("sharpness", recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
     else:
         return []
     ramp.apply(model, 0, recipe.steps)

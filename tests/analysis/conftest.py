@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from lucid_attention import LucidForCausalLM, enable_lucid
-from lucid_attention.models.decoder.presets import tiny
 from lucid_lab.data.tokenize import train
+from lucid_lab.training.presets import tiny
 
 TEXT = "The grass is green. The magic number is 4711. The sky is blue. Here we go, there and back again. "
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}

@@ -8,11 +8,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from lucid_attention import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
 from lucid_lab import cli
 from lucid_lab.evals.haystacks import NOISE, read_prose
 from lucid_lab.evals.needles import NEEDLE, PROMPT
 from lucid_lab.evals.tokens import load_tokenizer
+from lucid_lab.training.presets import tiny
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "head_dim": 16, "intermediate_size": 48}
 

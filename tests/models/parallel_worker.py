@@ -22,11 +22,7 @@ def main(folder: Path, divided: str) -> None:
     rank = dist.get_rank()
     enable_lucid()
     options: dict[str, Any] = {"distributed_config": DistributedConfig(tp_plan="auto")} if divided == "heads" else {}
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
-    except ValueError as error:
-        (folder / f"error_{rank}.txt").write_text(str(error))
-        return
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False, **options)
     inputs = torch.load(folder / "inputs.pt")
     with torch.no_grad():
         logits = model(**inputs, use_cache=False).logits

@@ -26,7 +26,7 @@ from lucid_attention.models.checkpoint import (
 )
 from lucid_attention.models.convert import ConversionError, convert
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
-from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.training.presets import tiny
 
 ROOT = Path(checkpoint.__file__).parents[2]
 # `lucid tokenize --tokenizer` also takes names of the hub, and `data` may not import `models`. The count of steps of

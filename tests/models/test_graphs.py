@@ -108,9 +108,10 @@ def test_inductor_compiles_a_batch_without_a_mask(make, kind, tmp_path, monkeypa
         assert_same_logits(compiled, model, kind, *SIZES[0])
 
 
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 @torch.no_grad()
-def test_a_compiled_pass_with_a_cache_does_not_miss_documents():
+def test_a_compiled_pass_with_a_cache_does_not_miss_documents(make):
     """Transformers makes no mask of documents where a cache is in use, which is its default."""
-    model, inputs = lucid_model("llama"), batch("packed", 2, 16)
+    model, inputs = make(), batch("packed", 2, 16)
     compiled = torch.compile(model, backend="eager")
     torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits, atol=2e-5, rtol=1e-4)

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
-from lucid_attention.models.decoder.configuration import LucidConfig, check_divisible
 from tests.models.architectures.cases import lucid_model
-from tests.models.decoder.cases import SHAPE, decoder, padded, prompts
+from tests.models.decoder.cases import padded, prompts
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 
@@ -37,29 +35,14 @@ def learned(name: str) -> Any:
     return model
 
 
-# Without the token of padding: its row of the embedding would stay zero in one process only.
-MODELS: dict[str, Any] = {
-    "lucid": lambda: decoder(attention_options={"learn_beta": True, "sharpness": 1.5}, qk_norm=True, pad_token_id=None),
-    "mix": lambda: decoder(
-        ["sliding", "lucid"],
-        attention_options={"sliding": {"window": 4}},
-        attention_bias="qkv",
-        pad_token_id=None,
-    ),
-    "llama": lambda: learned("llama"),
-    "phi3": lambda: learned("phi3"),
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "divided"),
-    [("lucid", "heads"), ("mix", "heads"), ("llama", "heads"), ("phi3", "heads"), ("llama", "batch")],
+    [("llama", "heads"), ("phi3", "heads"), ("llama", "batch")],
 )
-@pytest.mark.shows("tensor parallelism", model="decoder")
 @pytest.mark.shows("tensor parallelism", model="drop-in")
 def test_two_processes_compute_what_one_does(name: str, divided: str, tmp_path: Path) -> None:
-    model = MODELS[name]()
+    model = learned(name)
     model.save_pretrained(tmp_path)
     # Rows of one length for the batch: the mean over tokens is that of the processes.
     inputs = padded(prompts(9, 9 if divided == "batch" else 6))
@@ -84,32 +67,3 @@ def test_two_processes_compute_what_one_does(name: str, divided: str, tmp_path: 
         k_proj = f"model.layers.0.self_attn.{kind}.weight"
         parts = 2 if divided == "heads" else 1
         assert one["rows"][k_proj] == model.get_parameter(k_proj).shape[0] // parts
-
-
-@pytest.mark.slow
-def test_weights_that_cannot_be_divided_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
-    decoder("delta").save_pretrained(tmp_path)
-    in_two_processes(tmp_path, "heads")
-    for rank in range(2):
-        assert "got delta, whose weights cannot be divided" in (tmp_path / f"error_{rank}.txt").read_text()
-
-
-def test_the_plan_is_that_of_llama() -> None:
-    assert LucidConfig(**SHAPE).base_model_tp_plan == LlamaConfig.base_model_tp_plan
-    assert decoder().tp_plan["lm_head"] == "colwise_gather_output"
-    assert decoder().tp_plan["model.layers.*.self_attn.q_proj"] == "colwise"
-
-
-REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
-    "a state": ({"attention": ["lucid", "gla"]}, 2, "attentions lucid, softmax, sliding, got gla"),
-    "pairs of heads": ({"attention": "diff"}, 2, "got diff"),
-    "a learned sharpness": ({"attention_options": {"learn_sharpness": True}}, 2, "needs one sharpness"),
-    "a center": ({"attention_options": {"center": "calibrated"}}, 2, "center = 'calibrated'"),
-    "too few heads": ({}, 4, "num_key_value_heads to be a multiple of 4, got 2"),
-}
-
-
-@pytest.mark.parametrize(("overrides", "processes", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_divided_is_refused(overrides: dict[str, Any], processes: int, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        check_divisible(LucidConfig(**SHAPE, **overrides), processes)

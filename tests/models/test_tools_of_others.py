@@ -20,6 +20,7 @@ from tests.models.tools_of_others import NEW, PROMPT, answer, environment, write
 # Each starts several processes that import Transformers: minutes beside other busy processes.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TARGET = "w3 w1 w7 w9"
+TRANSFORMERS = str(Path(sys.executable).with_name("transformers"))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,6 @@ metric_list:
 
 @pytest.mark.parametrize("name", ["dropin", "own"])
 @pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="drop-in")
-@pytest.mark.shows("`lm_eval` with trust_remote_code=True", model="decoder")
 def test_lm_eval_gives_the_number_of_this_process(name: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": PROMPT, "target": TARGET}) + "\n")
     (tmp_path / "tiny.yaml").write_text(TASK.format(data=tmp_path / "data.jsonl"))
@@ -76,8 +76,7 @@ def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    program = Path(sys.executable).with_name("transformers")
-    command = [str(program), "serve", str(checkpoint), "--trust-remote-code", "--port", str(port)]
+    command = [TRANSFORMERS, "serve", str(checkpoint), "--trust-remote-code", "--port", str(port)]
     log = folder / "serve.log"
     with log.open("w") as output:
         variables = environment(HF_MODULES_CACHE=str(folder / "modules"))
@@ -96,8 +95,7 @@ def serving(checkpoint: Path, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", ["dropin", "own"])
-@pytest.mark.shows("`transformers serve --trust-remote-code`", model="drop-in")
-@pytest.mark.shows("`transformers serve --trust-remote-code`", model="decoder")
+@pytest.mark.shows("`transformers serve --trust-remote-code`, `transformers chat`", model="drop-in")
 def test_the_server_of_transformers_gives_the_answers_of_this_process(
     name: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -121,3 +119,8 @@ def test_the_server_of_transformers_gives_the_answers_of_this_process(
         with pytest.raises(openai.APIStatusError):
             ask(prompts[0], model="no/such-model")
         assert ask(prompts[0]).choices[0].message.content == expected[0]
+        command = [TRANSFORMERS, "chat", str(checkpoints[name]), address, f"max_new_tokens={NEW}", "do_sample=False"]
+        typed = f"{prompts[-1]}\n!exit\n"
+        chat = subprocess.run(command, cwd=tmp_path, env=environment(), input=typed, capture_output=True, text=True)
+        assert chat.returncode == 0, chat.stderr
+        assert expected[-1] in " ".join(chat.stdout.split())

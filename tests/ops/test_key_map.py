@@ -16,7 +16,6 @@ from lucid_attention import (
     precondition,
     preconditioner,
 )
-from lucid_attention.ops.lucid.api import precondition_related
 
 from . import oracles
 from .cases import Case, assert_as_good_as, assert_exact, evaluate, widened
@@ -160,14 +159,6 @@ def test_masked_nan_keys_reach_neither_outputs_nor_gradients():
     tensors["k"] = tensors["k"].masked_fill(hidden[:, :, 11:], math.nan)
     for name, x in evaluate(mapped_attention, tensors, weight, key_mask=MASK).items():
         torch.testing.assert_close(x, clean[name])
-
-
-def test_a_tree_of_mapped_keys_is_the_chain_where_every_token_sees_all_before_it():
-    tensors = tensors_of(Case(T=9, S=4))
-    k, v, past = tensors["k"], tensors["v"], (tensors["k_past"], tensors["y_past"])
-    options: dict[str, Any] = {"past": past, "key_map": KeyMap(tensors["center"], tensors["matrix"])}
-    chain = torch.ones(1, 1, 9, 13, dtype=torch.bool).tril(4)
-    torch.testing.assert_close(precondition_related(k, v, chain, **options), precondition(k, v, **options))
 
 
 def test_a_calibrated_map_centres_and_whitens_the_keys_that_count():

@@ -141,7 +141,7 @@ def test_if_numba_fails_it_is_said_once_and_torch_answers(
     def fail(*arguments: Any) -> None:
         raise RuntimeError("no such CPU")
 
-    monkeypatch.setattr("lucid_attention.ops.softmax.numba_step.read", fail)
+    monkeypatch.setattr("lucid_attention.ops.softmax.numba_step.step", fail)
     for _ in range(2):
         assert torch.equal(step(cache(), "auto").o, step(cache(), "torch").o)
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [

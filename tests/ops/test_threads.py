@@ -1,10 +1,13 @@
 """Heads divided over threads of Python."""
 
+import os
+import threading
+
 import pytest
 import torch
 
 from lucid_attention import precondition
-from lucid_attention.ops.threads import in_threads
+from lucid_attention.ops.threads import _pool, in_threads
 
 from .cases import Case
 
@@ -42,10 +45,24 @@ def test_threads_follow_inference_mode_and_keep_the_number_of_threads(threads):
 
 
 def test_an_error_in_a_thread_is_raised(threads):
-    def fail(i):
-        if i == threads - 1:
+    def fail(item):
+        if item == 7:
             raise ValueError("in a thread")
 
     with pytest.raises(ValueError, match="in a thread"):
-        in_threads(fail, threads)
+        in_threads(fail, range(8), threads)
     assert torch.get_num_threads() == threads
+
+
+def test_nobody_waits_for_a_thread_that_has_not_started(threads):
+    gate, here, done = threading.Event(), threading.get_ident(), []
+
+    def work(item):
+        done.append((item, threading.get_ident()))
+
+    # The pool has as many threads as the machine has processors: all are busy until the gate opens.
+    busy = [_pool(os.getpid()).submit(gate.wait, 60) for _ in range(os.cpu_count() or 1)]
+    in_threads(work, range(5), threads)
+    assert done == [(item, here) for item in range(5)]
+    assert not any(other.done() for other in busy)
+    gate.set()

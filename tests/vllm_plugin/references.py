@@ -13,6 +13,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
+from lucid_attention.models.convert import as_dropin
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", *(f"w{i}" for i in range(93))]
 TEMPLATE = "<bos>{% for message in messages %} {{ message['content'] }}{% endfor %}"
@@ -47,15 +48,14 @@ DROPINS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 DECODERS: dict[str, dict[str, Any]] = {
-    "decoder": {"attention": "lucid", "attention_options": {"sharpness": 4.0}, "attention_bias": "qkv"},
+    "decoder": {"attention": "lucid", "attention_options": {"sharpness": 4.0}, "attention_bias": True},
     "decoder_mixed": {
         "attention": ["lucid", "softmax", "lucid"],
         "attention_options": {"lucid": {"strength": 0.8, "center": "learned", "whiten": True, "learn_sharpness": True}},
         "qk_norm": True,
-        "rope_parameters": None,
+        "rope_parameters": {"rope_type": "linear", "factor": 2.0},
         "tie_word_embeddings": True,
     },
-    "decoder_softmax": {"attention": "softmax", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
 }
 PLAIN = "plain"
 
@@ -132,14 +132,14 @@ def dropin(name: str, seed: int) -> tuple[Any, Any]:
 
 
 def decoder(name: str, seed: int) -> tuple[Any, Any]:
-    """Our decoder with softmax attention in every layer, and with its own attentions."""
+    """Our decoder as `lucid convert` writes it for vLLM, with softmax attention in every layer and with its own."""
     pair = []
     for fields in ({**DECODERS[name], "attention": "softmax", "attention_options": {}}, DECODERS[name]):
         torch.manual_seed(seed)
         model = LucidForCausalLM(LucidConfig(**{**SHAPE, **fields}))
         sharpen(model, 6.0)
         scatter(model)
-        pair.append(model.eval())
+        pair.append(as_dropin(model.eval()))
     return pair[0], pair[1]
 
 

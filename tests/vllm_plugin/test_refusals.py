@@ -16,7 +16,6 @@ from vllm.transformers_utils.config import get_config
 
 from lucid_attention.models.subclasses import lucid_config_class
 from lucid_attention.vllm import plugin
-from lucid_attention.vllm.configs import DecoderReader
 
 
 @pytest.fixture(autouse=True)
@@ -77,22 +76,22 @@ def test_another_implementation_of_the_model_is_refused(options: dict[str, Any],
     ("name", "fields", "words"),
     [
         ("llama", {"lucid": {"layers": [7]}}, "0 to 2, got 7"),
-        ("llama", {"lucid": {"sharpnes": 2}}, "unknown key 'sharpnes'"),
+        ("llama", {"lucid": {"sharpnes": 2}}, "unexpected keyword argument 'sharpnes'"),
         ("gemma3", {"lucid": {"layers": [0]}}, "layer 0 has 'sliding_attention'"),
-        ("decoder", {"attention": "delta", "attention_options": {}}, "softmax, lucid, got 'delta'"),
-        ("decoder", {"attention_options": {"norm": "qk"}}, "with norm 'key', got 'qk'"),
-        ("decoder", {"attention_options": {"learn_beta": True}}, "with learn_beta False, got True"),
-        ("decoder", {"attention_options": {"rope_base": 5.0}}, "with rope_base left out, got 5.0"),
-        ("decoder", {"attention_options": {"block": 4}}, "with block 1, got 4"),
-        ("decoder", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "got 'dynamic'"),
     ],
 )
 def test_what_cannot_be_served_is_said(
     name: str, fields: dict[str, Any], words: str, checkpoints: Path, tmp_path: Path
 ) -> None:
     folder = changed(checkpoints / name, tmp_path / name, **fields)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((ValueError, TypeError), match=words):
         get_config(str(folder), trust_remote_code=False)
+
+
+def test_our_own_decoder_is_refused_with_the_way_to_serve_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "lucid_attention", "attention": "lucid"}))
+    with pytest.raises(RuntimeError, match="lucid convert CHECKPOINT OUT"):
+        get_config(str(tmp_path), trust_remote_code=False)
 
 
 def test_a_checkpoint_without_its_map_of_the_keys_is_refused(
@@ -121,6 +120,5 @@ def test_the_plug_in_is_found_by_vllm_and_may_load_twice() -> None:
     assert "lucid_attention" in entry_points(group="vllm.general_plugins").names
     plugin.register()
     plugin.register()
-    assert CONFIG_MAPPING["lucid_attention"] is DecoderReader
     assert CONFIG_MAPPING["lucid_llama"] is lucid_config_class("llama")
     assert AutoConfig.for_model("llama").architectures is None

@@ -1,22 +1,18 @@
 """Cache layers that keep the `past` of an attention module: keys and y, or a recurrent state.
 
 Transformers' own layers keep keys and values only. Ours are in its tables under two names, so that
-`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate(). `StaticCache` finds the
-static layers, buffers of a fixed size for torch.compile and torch.export, in the same way.
+`DynamicCache(config=config)` makes them from `LucidConfig.layer_types`, also inside generate().
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
-from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, Cache, CacheLayerMixin
+from transformers.cache_utils import STATIC_LAYER_TYPE_MAPPING, CacheLayerMixin
 
 from ...nn.causal import Past
-from ...ops.lucid.decode import inverse_key_norms
-from ..cache import LucidDynamicLayer, LucidStaticLayer
+from ..cache import LucidDynamicLayer
 
 CROPPABLE = "lucid_attention_past"
 NOT_CROPPABLE = "lucid_attention_state"
@@ -29,36 +25,8 @@ def layer_type(past_type: type[Any]) -> str:
     return CROPPABLE if past_type is Past else NOT_CROPPABLE
 
 
-@dataclass(frozen=True)
-class AttentionPass:
-    """The arguments of one call of an attention module. x: [B, T, hidden_size]; key_mask: [B, S + T]."""
-
-    attention: nn.Module
-    x: Tensor
-    key_mask: Tensor | None
-    positions: Tensor | None
-
-    @property
-    def tokens(self) -> int:
-        return self.x.shape[1]
-
-    def repeat(self, past: Any, tokens: int) -> Any:
-        """The past after the first tokens of this pass."""
-        length = 0 if past is None else past.length
-        key_mask = None if self.key_mask is None else self.key_mask[:, : length + tokens]
-        positions = None if self.positions is None else self.positions[:, :tokens]
-        return self.attention(self.x[:, :tokens], past=past, key_mask=key_mask, positions=positions)[1]
-
-    def __deepcopy__(self, memo: Any) -> "AttentionPass":
-        # Nothing writes into it. A copy of a cache must not copy the model.
-        return self
-
-
 class PastLayer:
     """What all layers share: the model reads the past of a module, and keeps the new one."""
-
-    # Whether `record` wants to know every pass, to undo it.
-    record_past = False
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         raise TypeError("this cache was made for a LucidModel: its layers keep no keys and values of other models")
@@ -74,8 +42,8 @@ class CroppableLayer(PastLayer, LucidDynamicLayer):
 
     _layer_type: ClassVar[str] = CROPPABLE
 
-    def read(self, length: int | None) -> Past | None:
-        """The past for the next pass. length: tokens so far, which only buffers of a fixed size ask for."""
+    def read(self) -> Past | None:
+        """The past for the next pass."""
         return Past(self.keys, self.values, self.inverse_norms) if self.get_seq_length() else None
 
     def keep(self, past: Past, tokens: int) -> None:
@@ -93,22 +61,17 @@ class CroppableLayer(PastLayer, LucidDynamicLayer):
 class StateLayer(PastLayer, CacheLayerMixin):
     """A past that changes as a whole with every token: a recurrent state, a window, or the keys of PaTH.
 
-    Every tensor of it has the batch in its first dimension. Transformers calls `activate_past_recording` before it
-    generates with a method that crops, and `crop` after every guess. In between, the layer keeps the past of the last
-    crop and the passes since then: `crop` repeats the attention of the tokens that stay.
+    Every tensor of it has the batch in its first dimension.
     """
 
     _layer_type: ClassVar[str] = NOT_CROPPABLE
     is_sliding = False
 
-    def __init__(self, **places: Any) -> None:
-        """places: max_cache_len, where a static cache makes this layer, which is the same in both kinds of cache."""
+    def __init__(self) -> None:
         super().__init__()
         self.past: Any = None
-        self.origin: Any = None
-        self.passes: list[AttentionPass] = []
 
-    def read(self, length: int | None) -> Any:
+    def read(self) -> Any:
         """The past for the next pass."""
         return self.past
 
@@ -132,7 +95,6 @@ class StateLayer(PastLayer, CacheLayerMixin):
 
     def reset(self) -> None:
         self.keep(None, 0)
-        self.origin, self.passes = None, []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map_tensors(lambda x: x.index_select(0, beam_idx.to(x.device)))
@@ -145,105 +107,37 @@ class StateLayer(PastLayer, CacheLayerMixin):
 
     def _map_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
         self.past = tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, self.past)
-        # The recorded passes have the rows of before.
-        self.passes = []
 
     def activate_past_recording(self) -> None:
-        self.record_past = True
-
-    def record(self, one: AttentionPass) -> None:
-        """Remember a pass. Called before `keep`."""
-        if not self.passes:
-            self.origin = self.past
-        self.passes.append(one)
+        raise ValueError(
+            "speculative decoding takes tokens back, which this past cannot: a recurrent state and a window forget, "
+            "and PaTH moves all keys with every token. Generate without it"
+        )
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens, of those since the last crop. tokens_to_remove: their number, negative."""
-        kept = sum(one.tokens for one in self.passes) + tokens_to_remove
-        if tokens_to_remove and kept < 0:
-            raise ValueError(
-                f"this layer can take back {kept - tokens_to_remove} tokens, got {-tokens_to_remove}: a recurrent "
-                "state has no way back, and PaTH moves all keys with every token. Call "
-                "cache.activate_past_recording() before the passes whose tokens may have to go"
-            )
-        passes, past = self.passes, self.origin
-        self.origin, self.passes = None, []
-        if not tokens_to_remove:
-            return
-        for one in passes:
-            if kept:
-                past = one.repeat(past, min(kept, one.tokens))
-                kept -= min(kept, one.tokens)
-        self.keep(past, 0)
+        if tokens_to_remove:
+            self.activate_past_recording()
 
 
-# In a static cache, too: a state, or the keys of a window, have a bounded size anyway. PaTH moves all its keys with
-# every token, so they have no fixed places.
-STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = StateLayer
+def _refuse_static(**places: Any) -> Any:
+    raise ValueError(
+        "LucidForCausalLM has no static cache: use a dynamic one, or make a Llama of it with `lucid convert` or "
+        "`lucid_attention.models.convert.as_dropin`, whose decoding compiles"
+    )
 
 
-class StaticPastLayer(PastLayer, LucidStaticLayer):
-    """A past of keys and y in buffers of `max_cache_len` places.
-
-    A pass reads the part in use if its length is known. In a graph, whose shapes must not depend on the position, and
-    for one token on an accelerator, where asking is a wait, it reads the whole buffers: the model hides the places that
-    are not in use (`masks.read_places`).
-    """
-
-    _layer_type: ClassVar[str] = CROPPABLE
-
-    def read(self, length: int | None) -> Past | None:
-        """The first `length` places, or all of them for None."""
-        if not self.is_initialized or length == 0:
-            return None
-        return Past(*(x[:, :, :length] for x in (self.keys, self.values, self.inverse_norms)))
-
-    def check_room(self, length: int, tokens: int) -> None:
-        """Refuse more tokens than there are places after `length`."""
-        if length + tokens > self.max_cache_len:
-            raise ValueError(
-                f"the static cache has {self.max_cache_len} places: expected at most "
-                f"{self.max_cache_len - length} more tokens, got {tokens}"
-            )
-
-    def keep(self, past: Past, tokens: int) -> None:
-        """Take over the new rows of the past that the module returned."""
-        if not self.is_initialized or self.values.shape[1] != past.y.shape[1]:
-            # Differential attention has half as many values as keys, which `early_initialization` does not know.
-            self.lazy_initialization(past.k, past.y)
-        # A module that maps its keys gives their norms.
-        norms = inverse_key_norms(past.k[:, :, -tokens:]) if past.inverse_norms is None else past.inverse_norms
-        self.cumulative_length.add_(tokens)
-        for buffer, x in ((self.keys, past.k), (self.values, past.y), (self.inverse_norms, norms)):
-            self.write(buffer, x[:, :, -tokens:].detach().to(buffer.dtype))
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        super().lazy_initialization(key_states, value_states)
-        B, H, _, E = value_states.shape
-        if self.values.shape[1] != H:
-            self.values = value_states.new_zeros(B, H, self.max_cache_len, E)
-            if not torch.compiler.is_compiling():
-                torch._dynamo.mark_static_address(self.values)
-
-
-def static_layer(cache: Cache | None) -> StaticPastLayer | None:
-    """The first layer of a static cache that has places; None for another cache."""
-    layers = () if cache is None else cache.layers
-    return next((layer for layer in layers if isinstance(layer, StaticPastLayer)), None)
+STATIC_LAYER_TYPE_MAPPING[CROPPABLE] = STATIC_LAYER_TYPE_MAPPING[NOT_CROPPABLE] = _refuse_static
 
 
 def check_cache(cache: Any, layer_types: list[str]) -> None:
     """Refuse a cache whose layers are not those of the model."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"past_key_values must be a Cache of Transformers, got {type(cache).__name__}")
     if cache.offloading:
         raise ValueError("past_key_values must not be offloading: LucidModel does not move its cache between layers")
     kinds = [getattr(layer, "_layer_type", None) or type(layer).__name__ for layer in cache.layers]
     # While assisted decoding exits early, the model has fewer layers than the cache.
     if len(kinds) < len(layer_types) or kinds[: len(layer_types)] != layer_types:
         raise ValueError(
-            "past_key_values must be made with the configuration of the model, DynamicCache(config=model.config) or "
-            "StaticCache(config=model.config, max_cache_len=...): "
+            "past_key_values must be DynamicCache(config=model.config): "
             f"expected layers {layer_types}, got {kinds or 'none'}. PEFT's prefix tuning fills caches itself: use "
             "PromptTuningConfig, PromptEncoderConfig or LoRA"
         )

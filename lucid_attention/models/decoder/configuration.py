@@ -16,26 +16,22 @@ from ...messages import did_you_mean
 from ...nn.attention import ATTENTIONS
 from ...nn.causal import CausalAttention, check_size, check_sizes
 from .cache import layer_type
-from .rotary import check_rope_type, make_rotary
+from .rotary import make_rotary
 
 logger = logging.getLogger(__name__)
 
 MODEL_TYPE = "lucid_attention"
 # More would take minutes and all memory before anything is checked.
 MOST_LAYERS = 10_000
-# Keys of rotary embeddings that Transformers moves into `rope_parameters`.
-ROPE_KEYS = ("rope_theta", "rope_scaling", "partial_rotary_factor")
 # Keys that are no fields, but that Transformers passes to a configuration or writes into config.json.
 KEYS_OF_TRANSFORMERS = {
     "model_type", "torch_dtype", "num_labels", "name_or_path", "output_attentions", "attn_implementation",
     "experts_implementation", "tie_last_hidden_states", "is_causal", "loss_type", "auto_map", "custom_pipelines",
     "tokenizer_class", "task_specific_params", "quantization_config", "distributed_config", "fusion_config",
-    "transformers_weights", *ROPE_KEYS,
+    "transformers_weights", "rope_theta",
 }  # fmt: skip
 # Architectures with our blocks: RMS norm before attention and MLP, rotary halves, gated MLP, Llama's names.
 LLAMA_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
-# Tensor parallelism: attentions whose weights are projections of heads, and norms that all heads share.
-DIVISIBLE = ("lucid", "softmax", "sliding")
 
 
 @strict
@@ -58,9 +54,10 @@ class LucidConfig(PreTrainedConfig):
         num_key_value_heads: a divisor of num_attention_heads; default num_attention_heads.
         head_dim: any size; default hidden_size / num_attention_heads.
         rope_parameters: rotary embedding of the attentions that use one, as in `LlamaConfig`: rope_theta, rope_type
-            ("default", "linear", "dynamic", "yarn", "longrope" or "llama3") with its numbers, partial_rotary_factor.
+            ("default", "linear", "yarn" or "llama3") with its numbers, partial_rotary_factor.
             None for no rotary embedding. `rope_theta` alone may be given instead, and is an attribute.
         attention_bias: True for biases of all projections, "qkv" for all but the output's, as in Qwen2.
+        mlp_bias: whether the MLP has biases.
         qk_norm: learned RMS norm of queries and keys, as in Qwen3; for the attentions that have them.
         attention: a name in `ATTENTIONS`, or a list of one name per layer (see `every`).
         attention_options: further arguments of the attention's constructor, which override the fields above. For
@@ -91,6 +88,7 @@ class LucidConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False
     rope_parameters: dict[str, Any] | None = field(default_factory=lambda: {"rope_type": "default"})
     attention_bias: bool | str = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     attention: str | list[str] = "lucid"
     attention_options: dict[str, Any] = field(default_factory=dict)
@@ -112,21 +110,13 @@ class LucidConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def _read_rope(self, **kwargs: Any) -> dict[str, Any]:
-        """Take the keys of rotary embeddings out of kwargs, also those of older files, into `rope_parameters`."""
-        if kwargs.get("rope_scaling") is not None:
-            self.rope_parameters = kwargs.pop("rope_scaling")
-        if "rope_theta" in kwargs and kwargs["rope_theta"] is None:
-            self.rope_parameters = None
-        if self.rope_parameters is None:
-            return {key: value for key, value in kwargs.items() if key not in ROPE_KEYS}
-        self.rope_parameters = dict(self.rope_parameters)
-        base = self.rope_parameters.get("rope_theta")
-        if kwargs.get("rope_theta", base) != base and base is not None:
-            raise ValueError(
-                f"rope_theta and rope_parameters['rope_theta'] must agree, got {kwargs['rope_theta']} and {base}"
-            )
-        self.rope_parameters.setdefault("rope_theta", kwargs.get("rope_theta", self.default_theta))
-        return super().convert_rope_params_to_dict(**kwargs)
+        """Take `rope_theta` out of kwargs into `rope_parameters`."""
+        if "rope_theta" in kwargs:
+            self.rope_theta = kwargs.pop("rope_theta")
+        elif self.rope_parameters is not None:
+            default = {"rope_type": "default", "rope_theta": self.default_theta}
+            self.rope_parameters = default | self.rope_parameters
+        return kwargs
 
     def convert_rope_params_to_dict(self, **kwargs: Any) -> dict[str, Any]:
         """Leave `rope_parameters`, which `_read_rope` has made, alone: here None means no rotary embedding."""
@@ -139,7 +129,7 @@ class LucidConfig(PreTrainedConfig):
 
     @rope_theta.setter
     def rope_theta(self, base: float | int | None) -> None:
-        old = self.rope_parameters or {"rope_type": "default"}
+        old = {"rope_type": "default", **(self.rope_parameters or {})}
         self.rope_parameters = None if base is None else old | {"rope_theta": base}
 
     @property
@@ -153,16 +143,6 @@ class LucidConfig(PreTrainedConfig):
     def layer_types(self) -> list[str]:
         """The types of the cache layers, from which Transformers makes a cache."""
         return [layer_type(ATTENTIONS[name].past_type) for name in self.layer_attentions]
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """How tensor parallelism divides the weights, as in `LlamaConfig`: every process has some heads."""
-        return tensor_parallel_plan(self) | self.__dict__.get("base_model_tp_plan", {})
-
-    @base_model_tp_plan.setter
-    def base_model_tp_plan(self, plan: dict[str, str]) -> None:
-        # Transformers 5.20 and 5.21 add tied embeddings. Under this name, a plan is not saved.
-        self.__dict__["base_model_tp_plan"] = plan
 
     @classmethod
     def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
@@ -189,8 +169,6 @@ class LucidConfig(PreTrainedConfig):
             raise ValueError(f'attention_bias must be True, False or "qkv", got {self.attention_bias!r}')
         names = self._check_names()
         self._check_options(names)
-        if self.rope_parameters is not None:
-            check_rope_type(self.rope_parameters)
         for name in names:
             # The constructor checks values. On the meta device it takes no memory.
             with torch.device("meta"):
@@ -344,7 +322,6 @@ def _check_is_llama(config: PreTrainedConfig) -> None:
     fixed = {
         "sliding_window": (config.sliding_window if sliding else None, None),
         "layer_types": (layer_types, {"full_attention"}),
-        "mlp_bias": (bool(getattr(config, "mlp_bias", False)), False),
         "attention_dropout": (getattr(config, "attention_dropout", 0.0) or 0.0, 0.0),
     }
     if config.model_type == "qwen3":
@@ -355,41 +332,3 @@ def _check_is_llama(config: PreTrainedConfig) -> None:
             raise ValueError(
                 f"LucidConfig cannot express {name} of this {config.model_type}: {value!r}, expected {expected!r}"
             )
-
-
-def tensor_parallel_plan(config: LucidConfig) -> dict[str, str]:
-    """How Transformers divides the weights of a `LucidModel`."""
-    plan = {
-        **{f"layers.*.self_attn.{name}_proj": "colwise" for name in ("q", "k", "v")},
-        "layers.*.self_attn.o_proj": "rowwise",
-        **{f"layers.*.mlp.{name}_proj": "colwise" for name in ("gate", "up")},
-        "layers.*.mlp.down_proj": "rowwise",
-    }
-    if config.qk_norm:
-        plan |= {f"layers.*.self_attn.{name}_norm": "replicated_with_grad_allreduce" for name in ("q", "k")}
-    if "lucid" in config.layer_attentions and config.options_of("lucid").get("learn_beta"):
-        plan["layers.*.self_attn.b_proj"] = "colwise"
-    return plan
-
-
-def check_divisible(config: LucidConfig, processes: int) -> None:
-    """Refuse weights that cannot be divided among so many processes."""
-    others = [name for name in dict.fromkeys(config.layer_attentions) if name not in DIVISIBLE]
-    if others:
-        raise ValueError(
-            f"tensor parallelism is possible with the attentions {', '.join(DIVISIBLE)}, got {', '.join(others)}, "
-            "whose weights cannot be divided by heads. Divide the batch instead (DDP, FSDP)"
-        )
-    options = config.options_of("lucid") if "lucid" in config.layer_attentions else {}
-    for option in ("learn_sharpness", "center"):
-        if options.get(option, "none") not in (False, "none"):
-            raise ValueError(
-                f"tensor parallelism needs one sharpness and no center, got attention_options with {option} = "
-                f"{options[option]!r}"
-            )
-    heads = config.num_key_value_heads
-    if heads is None or heads % processes:
-        raise ValueError(
-            "tensor parallelism gives every process the same number of heads: expected num_key_value_heads to be a "
-            f"multiple of {processes}, got {heads}"
-        )

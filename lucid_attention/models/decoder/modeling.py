@@ -1,56 +1,31 @@
 """The decoder of `LucidConfig`: Llama's blocks and weight names around an attention module of this library."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     GenerationMixin,
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.activations import ACT2FN
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import (
-    GenericForQuestionAnswering,
-    GenericForSequenceClassification,
-    GenericForTokenClassification,
-    GradientCheckpointingLayer,
-)
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaMLP
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from ...nn.causal import CausalAttention, HeadNorm
 from ...nn.short_convolution import ShortConvolution
 from ..cache import fill_layers
-from .cache import AttentionPass, check_cache, static_layer
-from .configuration import MODEL_TYPE, LucidConfig, check_divisible, make_attention
-from .masks import Seen, read_inputs, read_places
-
-
-class LucidMLP(nn.Module):
-    """down(act(gate(x)) · up(x))."""
-
-    def __init__(self, config: LucidConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.act_fn: Callable[[Tensor], Tensor] = ACT2FN[config.hidden_act]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+from .cache import check_cache
+from .configuration import MODEL_TYPE, LucidConfig, make_attention
+from .masks import read_inputs
 
 
 class LucidDecoderLayer(GradientCheckpointingLayer):
@@ -60,7 +35,7 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.layer_index = layer_index
         self.self_attn = make_attention(config, layer_index)
-        self.mlp = LucidMLP(config)
+        self.mlp = LlamaMLP(config)
         self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -72,19 +47,13 @@ class LucidDecoderLayer(GradientCheckpointingLayer):
         key_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         positions: Tensor | None = None,
-        length: int | None = None,
     ) -> Tensor:
-        """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one.
-
-        length: tokens in a static cache; None where that is not known, and all of its places are read.
-        """
+        """hidden_states: [B, T, hidden_size]. With cu_seqlens, key_mask and positions are [1, B·T], all rows as one."""
         x = self.input_layernorm(hidden_states)
         if cu_seqlens is not None:
             x = x.flatten(0, 1)[None]
         cache_layer = None if past_key_values is None else past_key_values.layers[self.layer_index]
-        past = None if cache_layer is None else cache_layer.read(length)
-        if cache_layer is not None and cache_layer.record_past:
-            cache_layer.record(AttentionPass(self.self_attn, x, key_mask, positions))
+        past = None if cache_layer is None else cache_layer.read()
         o, past = self.self_attn(x, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache_layer is not None:
             cache_layer.keep(past, x.shape[1])
@@ -117,13 +86,6 @@ class LucidPreTrainedModel(PreTrainedModel):
             f"attn_implementation={requested_attention!r} is not possible for {name}: leave it out. Its attention is "
             f"LucidConfig(attention=...), here {self.config.attention!r}; attention='softmax' gives softmax attention"
         )
-
-    @classmethod
-    def maybe_distribute_model(cls, model: Any, distributed_config: Any, mesh_manager: Any) -> Any:
-        """Refuse tensor parallelism where weights cannot be divided. from_pretrained calls this."""
-        if distributed_config is not None and mesh_manager is not None and distributed_config.tp_size > 1:
-            check_divisible(model.config, distributed_config.tp_size)
-        return super().maybe_distribute_model(model, distributed_config, mesh_manager)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -175,24 +137,28 @@ class LucidModel(LucidPreTrainedModel):
 
         Args:
             input_ids: [B, T].
-            attention_mask: [B, S + T], 0 at padding, on either side; or [B, 1, T, S + T], bool or additive, if it is
-                causal with padding or packed documents.
+            attention_mask: [B, S + T], 0 at padding, on either side.
             position_ids: [B, T], for the rotary embedding; by default counted without padding. Without a cache, a token
                 whose position is not above that of the token before it begins another document (packing).
-            past_key_values: `DynamicCache(config=model.config)`, or a `StaticCache`.
+            past_key_values: `DynamicCache(config=model.config)`.
             inputs_embeds: [B, T, hidden_size] instead of input_ids.
             use_cache: whether to return a cache; packed documents have none.
             kwargs: cu_seq_lens_q and seq_idx of flattening collators, borders of packed documents.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds: exactly one of them")
-        self._refuse_unsupported(kwargs)
+        if kwargs.get("output_attentions", self.config.output_attentions):
+            raise ValueError("output_attentions must be False: no attention weights are computed, so none are returned")
+        if kwargs.get("cache") is not None:
+            raise ValueError("LucidForCausalLM has no continuous batching in Transformers: use generate()")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         B, T, _ = hidden_states.shape
         if past_key_values is not None:
             fill_layers(past_key_values, self.config)
             check_cache(past_key_values, self.config.layer_types)
-        seen = self._seen(attention_mask, position_ids, past_key_values, kwargs, B, T, bool(use_cache))
+        S = 0 if past_key_values is None else past_key_values.get_seq_length()
+        cached = bool(use_cache) or past_key_values is not None
+        seen = read_inputs(attention_mask, position_ids, kwargs, B, T, S, cached=cached)
         if seen.cu_seqlens is not None and past_key_values is not None:
             raise ValueError("position_ids must go up where a cache is in use: packed documents cannot be cached")
         if seen.cu_seqlens is None and use_cache and past_key_values is None:
@@ -200,45 +166,6 @@ class LucidModel(LucidPreTrainedModel):
         for layer in self.layers[: self.config.num_hidden_layers]:
             hidden_states = layer(hidden_states, past_key_values=past_key_values, **seen._asdict())
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
-
-    def _refuse_unsupported(self, kwargs: dict[str, Any]) -> None:
-        """Refuse arguments that other models take and that this one would ignore."""
-        if kwargs.get("output_attentions", self.config.output_attentions):
-            raise ValueError("output_attentions must be False: no attention weights are computed, so none are returned")
-        if kwargs.get("cache") is not None:
-            raise ValueError("LucidForCausalLM has no continuous batching in Transformers: use generate(), or vLLM")
-
-    def _seen(
-        self,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        others: dict[str, Any],
-        B: int,
-        T: int,
-        use_cache: bool,
-    ) -> Seen:
-        static, compiling = static_layer(cache), torch.compiler.is_compiling()
-        if cache is not None and static is not None and static.is_initialized:
-            if compiling and not cache.is_compileable:
-                raise ValueError(
-                    "a static cache compiles where every attention keeps keys and y (lucid, softmax, diff), got "
-                    f"{self.config.attention}: call the model without torch.compile, or with a DynamicCache"
-                )
-            # For one token on an accelerator, the length of the past is not worth a wait for the device.
-            if compiling or (T == 1 and cache.is_compileable and static.cumulative_length.device.type != "cpu"):
-                if any(getattr(layer.self_attn, "block", 1) != 1 for layer in self.layers):
-                    raise ValueError(
-                        "blocks need the length of the past, which a static cache hides: use a DynamicCache"
-                    )
-                return read_places(attention_mask, position_ids, static.cumulative_length, B, T, static.max_cache_len)
-        S, M = 0 if cache is None else int(cache.get_seq_length()), 0
-        if static is not None:
-            static.check_room(S, T)
-            M = static.max_cache_len
-        cached = use_cache or cache is not None
-        seen = read_inputs(attention_mask, position_ids, others, B, T, S, M, cached=cached)
-        return seen if static is None else seen._replace(length=S)
 
 
 class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
@@ -250,7 +177,6 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         config: the sizes, and the attention of every layer.
     """
 
-    _tp_plan: ClassVar[dict[str, str]] = {"lm_head": "colwise_gather_output"}
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LucidConfig) -> None:
@@ -260,82 +186,20 @@ class LucidForCausalLM(LucidPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @staticmethod
-    def create_masks_for_generate(
-        attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **kwargs: Any
-    ) -> Tensor | None:
-        """The mask of a static cache, one bit per place: generate() calls this so that no shape changes in a graph."""
-        static = static_layer(past_key_values)
-        if attention_mask is None or static is None:
-            return attention_mask
-        return F.pad(attention_mask, (0, static.max_cache_len - attention_mask.shape[1]))
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the next tokens, and the loss if there are labels.
-
-        Args:
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache: as in `LucidModel`.
-            labels: [B, T], the tokens themselves, which are shifted inside; −100 is ignored.
-            logits_to_keep: a number of last tokens, or indices of tokens, to return logits of; 0 for all.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs | {"return_dict": True},
-        )
-        logits = self.lm_head(_kept(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values, hidden_states=outputs.hidden_states
-        )
+    # Logits and loss of the hidden states, as in Llama.
+    forward = LlamaForCausalLM.forward
 
 
-def _kept(hidden: Tensor, keep: int | Tensor) -> Tensor:
-    """hidden: [B, T, *], at its last `keep` positions (0 for all), or at the indices keep: [n]."""
-    if isinstance(keep, int):
-        return hidden[:, -keep:] if keep else hidden
-    return hidden[:, keep]
-
-
-class _LucidHead(LucidPreTrainedModel):
-    """Transformers' heads make their decoder with `AutoModel`, which must know ours."""
-
-    def __init__(self, config: LucidConfig) -> None:
-        register_decoder()
-        super().__init__(config)
-
-
-class LucidForSequenceClassification(GenericForSequenceClassification, _LucidHead):
+class LucidForSequenceClassification(GenericForSequenceClassification, LucidPreTrainedModel):
     """One label or score per sequence, read at its last token: also a reward model (num_labels=1).
 
     A batch of several sequences needs config.pad_token_id, with padding on either side.
     """
 
-
-class LucidForTokenClassification(GenericForTokenClassification, _LucidHead):
-    """One label per token."""
-
-
-class LucidForQuestionAnswering(GenericForQuestionAnswering, _LucidHead):
-    """Begin and end of an answer in the text."""
+    def __init__(self, config: LucidConfig) -> None:
+        # Transformers makes the decoder of a head with `AutoModel`, which must know ours.
+        register_decoder()
+        super().__init__(config)
 
 
 def register_decoder() -> None:
@@ -345,14 +209,5 @@ def register_decoder() -> None:
         (AutoModel, LucidModel),
         (AutoModelForCausalLM, LucidForCausalLM),
         (AutoModelForSequenceClassification, LucidForSequenceClassification),
-        (AutoModelForTokenClassification, LucidForTokenClassification),
-        (AutoModelForQuestionAnswering, LucidForQuestionAnswering),
     ):
         auto.register(LucidConfig, model, exist_ok=True)
-    show_in_transformers(LucidForCausalLM)
-
-
-def show_in_transformers(model: Any) -> None:
-    """Add a name to the package: `transformers serve` looks up the class of a configuration as its attribute."""
-    # Transformers executes its package twice, so that there are two modules of this name, of one type.
-    setattr(type(transformers), model.__name__, model)

@@ -13,7 +13,8 @@ from ...nn.rotary import Rotary
 if TYPE_CHECKING:
     from .configuration import LucidConfig
 
-ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+# Those whose frequencies do not depend on the length of the text.
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 
 
 class ScaledRotary(Rotary):
@@ -31,32 +32,17 @@ class ScaledRotary(Rotary):
         # The functions of Transformers read these fields of a configuration.
         shape: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": config.max_position_embeddings}
         try:
-            self.config = LlamaConfig(rope_parameters=parameters, **shape)
             # Modules may be made on the meta device.
             with torch.device("cpu"):
-                self.fixed, self.factor = self._compute()
-                self.long = self._compute(seq_len=self.original_length + 1)[0] if self.rope_type == "longrope" else None
+                made = ROPE_INIT_FUNCTIONS[self.rope_type](LlamaConfig(rope_parameters=parameters, **shape))
         except KeyError as missing:
             raise ValueError(f"rope_parameters of rope_type {self.rope_type!r} need {missing.args[0]}") from missing
-
-    @property
-    def original_length(self) -> int:
-        """The length before which "longrope" takes its short factors."""
-        return self.config.rope_parameters["original_max_position_embeddings"]
-
-    def _compute(self, **options: Any) -> tuple[Tensor, float]:
-        return ROPE_INIT_FUNCTIONS[self.rope_type](self.config, **options)
+        self.fixed, self.factor = made
 
     def frequencies(self, positions: Tensor) -> tuple[Tensor, float]:
-        device = positions.device
         # Neither a buffer (see `Rotary.frequencies`) nor copied to the device at every call.
-        if self.fixed.device != device:
-            self.fixed = self.fixed.to(device)
-            self.long = None if self.long is None else self.long.to(device)
-        if self.rope_type == "dynamic":
-            return self._compute(device=device, seq_len=positions.max() + 1)
-        if self.long is not None:
-            return torch.where(positions.max() < self.original_length, self.fixed, self.long), self.factor
+        if self.fixed.device != positions.device:
+            self.fixed = self.fixed.to(positions.device)
         return self.fixed, self.factor
 
     def extra_repr(self) -> str:
@@ -66,6 +52,11 @@ class ScaledRotary(Rotary):
 def make_rotary(head_dim: int, config: "LucidConfig") -> Rotary:
     """The rotary embedding of `config.rope_parameters` for heads of this size."""
     parameters = config.rope_parameters or {}
+    if parameters["rope_type"] not in ROPE_TYPES:
+        raise ValueError(
+            f"rope_type must be one of {', '.join(ROPE_TYPES)}, got {parameters['rope_type']!r}"
+            f"{did_you_mean(parameters['rope_type'], ROPE_TYPES)}"
+        )
     if parameters["rope_type"] == "default":
         return Rotary(head_dim, parameters["rope_theta"], rotary_dim(head_dim, parameters))
     return ScaledRotary(head_dim, config)
@@ -74,11 +65,3 @@ def make_rotary(head_dim: int, config: "LucidConfig") -> Rotary:
 def rotary_dim(head_dim: int, parameters: dict[str, Any]) -> int:
     """The number of features of a head that are rotated."""
     return int(head_dim * parameters.get("partial_rotary_factor", 1.0))
-
-
-def check_rope_type(parameters: dict[str, Any]) -> None:
-    rope_type = parameters["rope_type"]
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(
-            f"rope_type must be one of {', '.join(ROPE_TYPES)}, got {rope_type!r}{did_you_mean(rope_type, ROPE_TYPES)}"
-        )

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from .. import blocks, checks, packing
+from .. import checks, packing
 from ..blocks import Block
 from ..custom_op import refuse_forward_mode
 from ..dispatch import BLOCKWISE_AND_TRITON, choose
@@ -154,19 +154,6 @@ def precondition(k: Tensor, v: Tensor, *, impl: str = "auto", **options: Unpack[
     """
     system = checked_system(k, v, **options)
     return _precondition(system, v, _chosen(impl, system, v))
-
-
-def precondition_related(k: Tensor, v: Tensor, relation: Tensor, **options: Unpack[Options]) -> Tensor:
-    """`precondition` for tokens that do not see all tokens before them, such as the nodes of a tree. Quadratic memory.
-
-    relation: [B, 1, T, S + T] bool, what a token sees. It must be transitive, so that y of a token is that of its own
-    path. Options as in `lucid_attention`.
-    """
-    system = checked_system(k, v, **options)
-    if not blocks.is_causal(system.block):
-        raise ValueError("block excludes a relation, which says itself who sees whom: expected block=1")
-    _check_borders(system)
-    return reference.precondition(system, v, relation)
 
 
 def preconditioner(k: Tensor, **options: Unpack[Options]) -> Tensor:

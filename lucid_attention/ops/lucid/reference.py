@@ -18,17 +18,12 @@ from ..softmax.strips import clean_queries
 from .system import System
 
 
-def dense_matrix(system: System, relation: Tensor | None = None) -> Tensor:
-    """The rows of P = I + s · diag(β) L that belong to the new positions: [B, H, T, S + T].
-
-    relation: [B, 1, T, S + T] bool, the keys that a position sees of those before it; None for all.
-    """
+def dense_matrix(system: System) -> Tensor:
+    """The rows of P = I + s · diag(β) L that belong to the new positions: [B, H, T, S + T]."""
     (B, _, T, D), S, key_mask = system.k.shape, system.past_length, system.key_mask
     k = system.k if system.k_past is None else torch.cat([system.k_past, system.k], 2)
     c = system.sharpness[..., None, None] if isinstance(system.sharpness, Tensor) else system.sharpness
     visible = visible_keys(B, T, S + T, key_mask, system.cu_seqlens, k.device, system.block)
-    if relation is not None:
-        visible = visible & relation
     if key_mask is not None:
         k = k.masked_fill(~key_mask[:, None, :, None], 0)
         visible = visible & key_mask[:, None, S:, None]
@@ -61,15 +56,15 @@ def _directions(k: Tensor) -> Tensor:
     return torch.where(zero, 0, scaled / torch.where(zero, 1, length))
 
 
-def precondition(system: System, v: Tensor, relation: Tensor | None = None) -> Tensor:
-    """y: [B, H, T, E] in the dtype of v. relation: as in `dense_matrix`."""
+def precondition(system: System, v: Tensor) -> Tensor:
+    """y: [B, H, T, E] in the dtype of v."""
     dtype, S = v.dtype, system.past_length
     with no_autocast(v):
         system = system.widened()
         rhs = system.zero_masked(v.to(system.dtype))
         if system.beta is not None:
             rhs = system.zero_masked(system.beta)[..., None] * rhs
-        matrix = dense_matrix(system, relation)
+        matrix = dense_matrix(system)
         if system.y_past is not None:
             y_past = system.y_past
             if system.key_mask is not None:

@@ -136,38 +136,42 @@ def _run(
     keys, key_strides = _memory(k)
     values, value_strides = _memory(token.y_past)
     used = None if token.norm == "row_max" else inverse
-    norms, norm_strides = (_floats(0), (0, 0)) if used is None else _memory(used.float())
-    mask, mask_strides = (_floats(0) > 0, (0,)) if token.key_mask is None else _memory(token.key_mask)
-    strides = (*key_strides, *value_strides, *norm_strides, *mask_strides)
-    sizes, kind = (H, pieces, cached, place), (token.norm != "row_max", token.norm == "qk")
-    moved = recent_rows = recent_keys = _floats(0, 0, D)
+    norms, norm_strides = (_empty(), (0, 0)) if used is None else _memory(used.float())
+    mask, mask_strides = (_empty(dtype=torch.bool), (0,)) if token.key_mask is None else _memory(token.key_mask)
+    moved = recent_rows = recent_keys = _empty(0, 0, D)
     if rows is not None and recent is not None:
         moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
         recent_keys = recent.numpy()
-    state, sums = _floats(tasks, R, 4), _floats(tasks, even, E)
-    queries, c = q.float().reshape(n, G, D).numpy(), _per_head(token.sharpness, n)
+    empty, float32 = module.np.empty, module.np.float32
+    o, y, state = empty((n, G, E), float32), empty((n, E), float32), empty((tasks, R, 4), float32)
+    # By torch, because its memory starts where a line of the processor's cache does.
+    sums = torch.empty(tasks, even, E, dtype=torch.float32, device="cpu").numpy()
+    inputs = (
+        *(o, y, state, sums, q.float().reshape(n, G, D).numpy(), keys, values, v.float().reshape(n, E).numpy()),
+        *(norms, mask, _per_head(token.sharpness, n), _per_head(1.0 if token.beta is None else token.beta, n)),
+        *(moved, recent_rows, recent_keys, (*key_strides, *value_strides, *norm_strides, *mask_strides)),
+        *((H, pieces, cached, place), token.scale, token.strength, (token.norm != "row_max", token.norm == "qk")),
+    )
+    count = min(threads, tasks)
 
-    def read(i: int, count: int = min(threads, tasks)) -> None:
-        module.read(
-            *(tasks * i // count, tasks * (i + 1) // count, state, sums, queries),
-            *(keys, values, norms, mask, c),
-            *(moved, recent_rows, recent_keys, strides, sizes, token.scale, kind),
-        )
+    def part(i: int) -> None:
+        some = tasks * i // count, tasks * (i + 1) // count
+        module.step(some, some if pieces == 1 else (0, 0), *inputs)
 
-    in_threads(read, min(threads, tasks))
+    in_threads(part, range(count), count)
+    if pieces > 1:
+        module.step((0, 0), (0, n), *inputs)
     if not norm_known and inverse is not None:
         new = torch.from_numpy(state[::pieces, 0, 3]).view(B, H, 1)
         put_at_position_(inverse, position, new.to(inverse.dtype))
-    o, y = q.new_empty(B, H * G, 1, E, dtype=torch.float32), v.new_empty(B, H, 1, E, dtype=torch.float32)
-    module.finish(
-        *(o.view(n, G, E).numpy(), y.view(n, E).numpy(), v.float().reshape(n, E).numpy(), state, sums, mask),
-        *(_per_head(1.0 if token.beta is None else token.beta, n), strides, sizes, token.strength, kind),
-    )
-    return Decoded(o.to(v.dtype), y.to(v.dtype))
+    outputs = torch.from_numpy(o).view(B, H * G, 1, E), torch.from_numpy(y).view(B, H, 1, E)
+    return Decoded(*(x.to(v.dtype) for x in outputs))
 
 
-def _floats(*shape: int) -> Any:
-    return torch.empty(shape, dtype=torch.float32, device="cpu").numpy()
+@lru_cache(maxsize=64)
+def _empty(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
+    """An array without elements, for what a step does not have."""
+    return torch.empty(shape or 0, dtype=dtype, device="cpu").numpy()
 
 
 def _per_head(x: Tensor | float, n: int) -> Any:

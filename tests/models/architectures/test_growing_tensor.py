@@ -1,7 +1,5 @@
 """GrowingTensor against torch.cat: it never overwrites rows of another view."""
 
-import copy
-
 import pytest
 import torch
 from hypothesis import given
@@ -31,15 +29,6 @@ def test_rows_are_written_in_place_and_a_long_tensor_is_copied_seldom():
         assert (x.data_ptr() == place) == (growing.buffer is before)
         assert growing.buffer.shape[2] <= max(1.25 * x.shape[2] + 1, x.shape[2] + 64)
     assert copies < 20
-
-
-def test_a_deep_copy_is_independent():
-    growing = GrowingTensor()
-    x = growing.append(None, rows(3))
-    other_growing, other_x = copy.deepcopy((growing, x))
-    one, other = growing.append(x, rows(1, 100)), other_growing.append(other_x, rows(1, 200))
-    assert torch.equal(one, torch.cat([rows(3), rows(1, 100)], 2))
-    assert torch.equal(other, torch.cat([rows(3), rows(1, 200)], 2))
 
 
 def test_a_tensor_of_inference_mode_grows_outside_of_it():

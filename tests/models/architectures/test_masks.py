@@ -114,11 +114,18 @@ def backwards():
     return CAUSAL.T.expand(2, 1, 12, 12)
 
 
-@pytest.mark.parametrize("mask", [bidirectional_prefix, window, hole, backwards])
+def tree():
+    """Two continuations of the same eight tokens."""
+    mask = CAUSAL.expand(2, 1, 12, 12).clone()
+    mask[..., 10:, 8:10] = False
+    return mask
+
+
+@pytest.mark.parametrize("mask", [bidirectional_prefix, window, hole, backwards, tree])
 @pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.shows("bidirectional masks, windows in LUCID layers", model="drop-in", refused=True)
 def test_a_mask_that_is_not_causal_is_refused(mask, use_cache):
-    with pytest.raises(ValueError, match=r"attention_mask must be causal, with padding, packed documents or a tree"):
+    with pytest.raises(ValueError, match=r"attention_mask must be causal, with padding or packed documents"):
         lucid_model("llama")(tokens(2), attention_mask=mask(), use_cache=use_cache)
 
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from lucid_attention import LucidForCausalLM, enable_lucid
-from lucid_attention.models.decoder.presets import tiny
+from lucid_lab.training.presets import tiny
 from tests.models.architectures.cases import CONFIGURATIONS, lucid_model, softmax_model, tokens
 
 CACHES = {

@@ -43,15 +43,6 @@ def test_the_first_layer_has_a_window_and_is_not_changed(name):
     assert relative_error(lucid[1][3], softmax[1][3]) > 0.01
 
 
-@pytest.mark.parametrize("name", WITH_WINDOWS)
-@torch.no_grad()
-def test_windows_are_left_behind_while_decoding(name):
-    model, ids = lucid_model(name), tokens(2, 3)
-    assert torch.equal(greedy(model, ids, 12), greedy(model, ids, 12, use_cache=False))
-    static = greedy(model, ids, 12, cache_implementation="static", disable_compile=True)
-    assert torch.equal(static, greedy(model, ids, 12))
-
-
 def test_no_layer_at_all_is_refused():
     with pytest.raises(ValueError, match="at least one layer"):
         lucid_model("llama", layers=[])

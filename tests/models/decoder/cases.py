@@ -5,9 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_attention.nn.causal import Past
 
+# Attentions whose past can be cropped.
+CROPPABLE = [name for name, attention in ATTENTIONS.items() if attention.past_type is Past]
 VOCABULARY, NEW_TOKENS = 48, 8
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,

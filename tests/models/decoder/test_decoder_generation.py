@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from lucid_attention import ATTENTIONS
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
 
-from .cases import NEW_TOKENS, decoder, greedy, padded, prompts, relative
+from .cases import CROPPABLE, NEW_TOKENS, decoder, greedy, padded, prompts, relative
 
 HYBRID = ["delta", "lucid"]
 CASES: dict[str, tuple[str | list[str], dict[str, Any]]] = {
@@ -108,24 +108,24 @@ def repetitive() -> dict[str, Tensor]:
     return {"input_ids": torch.cat([prompts(6)[0]] * 3)[None]}
 
 
-@pytest.mark.parametrize("case", [*ATTENTIONS, "hybrid"])
+@pytest.mark.parametrize("case", CROPPABLE)
 @pytest.mark.shows("speculative decoding with an assistant", model="decoder")
 @pytest.mark.shows("prompt lookup", model="decoder")
 def test_assisted_decoding_finds_the_same_tokens(case: str, models: dict[str, LucidForCausalLM]) -> None:
     inputs, model = repetitive(), models[case]
     expected = greedy(model, inputs, max_new_tokens=12)
     assert torch.equal(greedy(model, inputs, max_new_tokens=12, prompt_lookup_num_tokens=3), expected)
-    attention = CASES[case][0]
-    assistant = decoder(attention if isinstance(attention, str) else attention[0], num_hidden_layers=1)
+    assistant = decoder(case, num_hidden_layers=1)
     assert torch.equal(greedy(model, inputs, max_new_tokens=12, assistant_model=assistant), expected)
     assert torch.equal(greedy(model, inputs, max_new_tokens=12, assistant_early_exit=1), expected)
 
 
 @pytest.mark.parametrize("name", ["lucid", "delta"])
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("offloaded_static", "must not be offloading"), ("quantized", "only full attention")]
+    ("kind", "reason"), [("static", "no static cache: use a dynamic one"), ("quantized", "only full attention")]
 )
 @pytest.mark.shows("quantized cache", model="decoder", refused=True)
+@pytest.mark.shows("static cache", model="decoder", refused=True)
 def test_other_caches_are_refused(name: str, kind: str, reason: str, models: dict[str, LucidForCausalLM]) -> None:
     with pytest.raises(ValueError, match=reason):
         greedy(models[name], padded(prompts(5, 3)), cache_implementation=kind)

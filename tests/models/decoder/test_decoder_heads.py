@@ -1,65 +1,41 @@
-"""Classification and question answering heads of the own decoder: those of Llama around our layers."""
+"""Classification with the own decoder: the head of Llama around our layers."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForSequenceClassification,
-    LlamaConfig,
-    LlamaForQuestionAnswering,
-    LlamaForSequenceClassification,
-    LlamaForTokenClassification,
-    PreTrainedModel,
-)
+from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from lucid_attention import enable_lucid
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.decoder.modeling import (
-    LucidForQuestionAnswering,
-    LucidForSequenceClassification,
-    LucidForTokenClassification,
-)
+from lucid_attention.models.decoder.modeling import LucidForSequenceClassification
 
 from .cases import SHAPE, padded, prompts
 
-HEADS: dict[str, tuple[type[PreTrainedModel], type[PreTrainedModel]]] = {
-    "sequences": (LucidForSequenceClassification, LlamaForSequenceClassification),
-    "tokens": (LucidForTokenClassification, LlamaForTokenClassification),
-    "answers": (LucidForQuestionAnswering, LlamaForQuestionAnswering),
-}
 
-
-def outputs(model: PreTrainedModel, side: str, labels: dict[str, Any]) -> dict[str, torch.Tensor]:
+def labelled(side: str) -> dict[str, torch.Tensor]:
     inputs = padded(prompts(9, 4, 6), side)
-    # The heads of sequences find padding by its token.
+    # The head finds padding by its token.
     inputs["input_ids"] = inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, 0)
-    out = model.eval()(**inputs, **labels)
-    real = inputs["attention_mask"].bool()
-    tensors = {name: out[name] for name in ("loss", "logits", "start_logits", "end_logits") if name in out}
-    return {name: x[real] if x.shape[:2] == real.shape else x for name, x in tensors.items() if x is not None}
+    return inputs | {"labels": torch.tensor([0, 2, 1])}
 
 
-@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.shows("heads for classification and question answering", model="decoder")
-def test_with_softmax_attention_the_heads_are_those_of_llama(head: str, side: str) -> None:
+@pytest.mark.shows("heads for classification", model="decoder")
+def test_with_softmax_attention_the_head_is_that_of_llama(side: str) -> None:
     torch.manual_seed(0)
-    ours, theirs = HEADS[head]
     config = LlamaConfig(**SHAPE, num_labels=3)
-    llama = theirs(config)
-    mine = ours(LucidConfig.from_llama(config, attention="softmax", num_labels=3))
-    lucid = ours(LucidConfig.from_llama(config, num_labels=3))
-    for model in (mine, lucid):
-        # Llama's model for answers calls its decoder "transformer".
-        model.load_state_dict({name.replace("transformer.", "model."): x for name, x in llama.state_dict().items()})
-    labels = {"labels": torch.tensor([0, 2, 1])} if head == "sequences" else {}
-    found, expected = outputs(mine, side, labels), outputs(llama, side, labels)
-    assert found.keys() == expected.keys()
-    for name, x in found.items():
-        torch.testing.assert_close(x, expected[name], rtol=1e-4, atol=1e-5)
-    assert any((x - found[name]).abs().max() > 1e-3 for name, x in outputs(lucid, side, labels).items())
+    llama = LlamaForSequenceClassification(config).eval()
+    expected = llama(**labelled(side))
+    for attention in ("softmax", "lucid"):
+        ours = LucidForSequenceClassification(LucidConfig.from_llama(config, attention=attention, num_labels=3)).eval()
+        ours.load_state_dict(llama.state_dict())
+        found = ours(**labelled(side))
+        if attention == "softmax":
+            torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(found.loss, expected.loss, rtol=1e-4, atol=1e-5)
+        else:
+            assert (found.logits - expected.logits).abs().max() > 1e-3
 
 
 def test_a_reward_model_is_saved_trained_and_found_by_its_auto_class(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lucid_attention import ATTENTIONS
-from lucid_attention.models.decoder import presets
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.decoder.modeling import LucidForCausalLM
+from lucid_lab.training import presets
 
 
 def count(config: LucidConfig) -> int:

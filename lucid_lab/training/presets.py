@@ -5,7 +5,7 @@ Every preset takes `attention`, the name of an attention, and further fields of 
 
 from typing import Any
 
-from .configuration import LucidConfig, every
+from lucid_attention.models.decoder.configuration import LucidConfig, every
 
 # Published shapes: a new model keeps the vocabulary of its preset whatever data it reads, since its cost depends on it.
 OWN_VOCABULARY = ("gemma3_1b", "gemma3_4b", "qwen2_5_1_5b")
