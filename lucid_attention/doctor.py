@@ -119,11 +119,18 @@ ALL: tuple[Case, ...] = (
 )
 
 
-# For the Triton kernels only.
+# For the Triton kernels only: every dtype with every head size and with every option.
+LONG = Case("precondition", BF16, T=1700, copies=16, runs=50)
 PROOF: tuple[Case, ...] = tuple(
-    Case("precondition", dtype, T=1700, D=size, E=size, copies=16, runs=50)
+    replace(case, dtype=dtype)
     for dtype in dispatch.DTYPES
-    for size in (64, 128, 256)
+    for case in (
+        *(replace(LONG, D=size, E=size) for size in (64, 128, 256)),
+        replace(LONG, D=128, S=600, options=("mask", "beta", "sharpness")),
+        replace(LONG, H=32, copies=1, E=128, options=("packed", "beta", "strength")),
+        replace(LONG, operator="lucid_decode", T=1, S=1700, G=4, D=128, E=128),
+        replace(LONG, operator="lucid_path_attention", T=600, options=("mask",)),
+    )
 )
 # Of timings: key/value heads, query heads per key/value head, T, D.
 TIMED = ((8, 1, 8192, 128), (4, 8, 32768, 64))
@@ -265,8 +272,8 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
     """Outputs and gradients on the CPU in float64."""
     operator, copies = OPERATORS[case.operator], 1 if impl == REFERENCE else case.copies
     x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
-    if copies > 1:
-        x = {name: t.repeat(copies, *[1] * (t.ndim - 1)) for name, t in x.items() if t.ndim > 1}
+    # Sharpness and borders are of all sequences.
+    x = {name: t.repeat(copies, *[1] * (t.ndim - 1)) if t.ndim > 1 else t for name, t in x.items()}
     tracked = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
     with torch.set_grad_enabled(operator.backward):
         results = operator.run(case, x, impl)
@@ -275,7 +282,9 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
             sum((out * weight).sum() for out in results.values()).backward()
             results |= {f"d{name}": t.grad for name, t in tracked.items() if t.grad is not None}
     for name, t in results.items():
-        if copies > 1 and not torch.equal(t, t[: t.shape[0] // copies].repeat(copies, *[1] * (t.ndim - 1))):
+        if t.ndim == 1:
+            results[name] = (t / copies).repeat(copies)
+        elif copies > 1 and not torch.equal(t, t[: t.shape[0] // copies].repeat(copies, *[1] * (t.ndim - 1))):
             raise RuntimeError(f"equal sequences of one batch have different {name}")
     return {name: t.detach()[: t.shape[0] // copies].double().cpu() for name, t in results.items()}
 

@@ -23,10 +23,13 @@ SIXTEEN = tl.constexpr(16)
 def path_product_kernel(
     a, b, c, out, alpha, beta, inner, tiles, depth, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner, out_outer,
     out_inner, a_leading, b_leading, c_leading, out_leading,
-    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, A_LOWER: tl.constexpr, B_LOWER: tl.constexpr,
+    ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself."""
+    """out = alpha · a · b, or beta · c + alpha · a · b, for a batch of outer · inner; out may be c itself.
+
+    A_LOWER, B_LOWER: a or b is lower triangular, and its tiles above the diagonal are not read.
+    """
     a_leading *= SIXTEEN
     b_leading *= SIXTEEN
     c_leading *= SIXTEEN
@@ -41,12 +44,14 @@ def path_product_kernel(
     rows = tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, COLUMNS)[None, :]
     deep = tl.arange(0, DEPTH)
-    a += (first * a_outer + second * a_inner) * SIXTEEN + (i if A_TRANSPOSED else i * a_leading)
-    b += (first * b_outer + second * b_inner) * SIXTEEN + (j * b_leading if B_TRANSPOSED else j)
+    low = j if B_LOWER else 0
+    high = i + ROWS if A_LOWER else depth
+    a += (first * a_outer + second * a_inner) * SIXTEEN + (i + low * a_leading if A_TRANSPOSED else i * a_leading + low)
+    b += (first * b_outer + second * b_inner) * SIXTEEN + (j * b_leading + low if B_TRANSPOSED else j + low * b_leading)
     left_offsets = rows + deep[None, :] * a_leading if A_TRANSPOSED else rows * a_leading + deep[None, :]
     right_offsets = columns * b_leading + deep[:, None] if B_TRANSPOSED else columns + deep[:, None] * b_leading
     acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for _ in range(0, depth, DEPTH):
+    for _ in range(low, high, DEPTH):
         acc = tl.dot(tl.load(a + left_offsets), tl.load(b + right_offsets), acc, input_precision=PRECISION)
         a += DEPTH * a_leading if A_TRANSPOSED else DEPTH
         b += DEPTH if B_TRANSPOSED else DEPTH * b_leading
@@ -106,7 +111,8 @@ class TritonAlgebra(Algebra):
     def inverse_(self, matrix: Tensor) -> Tensor:
         """matrix ← (I + matrix)⁻¹, contiguous [m, N, N], zero on and above the diagonal, N = 16 · 2^i.
 
-        Blocks of 16 are joined by products: the corner of the inverse of two neighbours is −X₁ L₁₀ X₀.
+        Blocks of 16 are joined by products: the corner of the inverse of two neighbours is −X₁ L₁₀ X₀. Tiles above the
+        diagonal are neither read nor written.
         """
         m, N, _ = matrix.shape
         size = SIXTEEN.value
@@ -114,11 +120,16 @@ class TritonAlgebra(Algebra):
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
             first, last, corner = pairs[..., :size, :size], pairs[..., size:, size:], pairs[..., size:, :size]
-            self._run(None, last, self.product(corner, first), corner, -1.0, 0.0)
+            part = first.new_empty(first.shape)
+            self._run(None, corner, first, part, 1.0, 0.0, b_lower=True)
+            self._run(None, last, part, corner, -1.0, 0.0, a_lower=True)
             size *= 2
         return matrix
 
-    def _run(self, c: Tensor | None, a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float) -> Tensor:
+    def _run(
+        self, c: Tensor | None, a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float, a_lower: bool = False,
+        b_lower: bool = False,
+    ) -> Tensor:  # fmt: skip
         (I, K), J, tile = a.shape[-2:], b.shape[-1], self.tile
         left, right, added, result = operands = [_Matrix.of(x) for x in (a, b, out if c is None else c, out)]
         assert not added.transposed
@@ -129,7 +140,8 @@ class TritonAlgebra(Algebra):
             a, b, added.x, out, alpha, beta, inner, I // rows, K,
             *(stride for matrix in operands for stride in matrix.strides),
             *(matrix.leading // SIXTEEN.value for matrix in operands),
-            A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, ADDS=c is not None,
+            A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, A_LOWER=a_lower,
+            B_LOWER=b_lower, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
             num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
             **registers(path_product_kernel, out.device),

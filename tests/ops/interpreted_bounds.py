@@ -1,6 +1,6 @@
 """No kernel reads or writes outside its tensors, and no program depends on another one of its launch.
 
-Every tensor lies between guard zones, over all small shapes.
+Every tensor lies between guard zones, in shapes at and next to the borders of tiles.
 
 The zones of floating point tensors are NaN, so that what is read from them shows in a result; those of integers are far
 out of range. What is written to them shows afterwards.
@@ -70,9 +70,9 @@ def guards(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("T", [1, 15, 16, 17, 31, 32, 33, 64, 65])
-@pytest.mark.parametrize("S", [0, 1, 32, 33])
-@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+@pytest.mark.parametrize("T", [1, 32, 33, 65])
+@pytest.mark.parametrize("S", [0, 1, 32])
+@pytest.mark.parametrize("sizes", [(16, 17), (5, 33)], ids=str)
 def test_the_solve_keeps_to_its_tensors(guards, T, S, sizes):
     D, E = sizes
     k, v = guards.around(torch.randn(1, 2, T, D) + 1).requires_grad_(), guards.around(torch.randn(1, 2, T, E))
@@ -88,8 +88,8 @@ def test_the_solve_keeps_to_its_tensors(guards, T, S, sizes):
     guards.check()
 
 
-@pytest.mark.parametrize("S", [0, 1, 31, 32, 33, 65])
-@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+@pytest.mark.parametrize("S", [0, 1, 32, 65])
+@pytest.mark.parametrize("sizes", [(16, 17), (5, 33)], ids=str)
 def test_a_decoding_step_keeps_to_its_tensors(guards, S, sizes):
     D, E = sizes
     q, k, v = (guards.around(torch.randn(2, *shape)) for shape in ((6, 1, D), (2, S + 1, D), (2, 1, E)))
@@ -102,8 +102,8 @@ def test_a_decoding_step_keeps_to_its_tensors(guards, S, sizes):
     guards.check()
 
 
-@pytest.mark.parametrize("T", [1, 15, 16, 17, 33, 65])
-@pytest.mark.parametrize("S", [0, 1, 17])
+@pytest.mark.parametrize("T", [1, 16, 33])
+@pytest.mark.parametrize("S", [0, 17])
 def test_path_keeps_to_its_tensors(guards, T, S, monkeypatch):
     monkeypatch.setattr(tree, "LEAF", 16)
     monkeypatch.setattr(triton_pass, "BLOCK_LEAVES", 2)
@@ -122,8 +122,8 @@ def test_path_keeps_to_its_tensors(guards, T, S, monkeypatch):
     guards.check()
 
 
-@pytest.mark.parametrize("S", [0, 1, 31, 33, 65])
-@pytest.mark.parametrize("sizes", [(1, 1), (16, 17), (5, 33)], ids=str)
+@pytest.mark.parametrize("S", [0, 1, 33])
+@pytest.mark.parametrize("sizes", [(16, 17), (5, 33)], ids=str)
 def test_a_path_step_keeps_to_its_tensors(guards, S, sizes, monkeypatch):
     monkeypatch.setattr(path_triton, "splits_of", lambda n, places: 2)
     D, E = sizes

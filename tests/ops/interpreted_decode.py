@@ -54,7 +54,7 @@ def splits(request, monkeypatch):
     monkeypatch.setattr(triton_decode, "splits_of", lambda n, places: request.param)
 
 
-@pytest.mark.parametrize("dtype", FLOOR, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_is_that_of_the_equation(name, dtype, splits):
     compare(cached(CASES[name], dtype), dtype)

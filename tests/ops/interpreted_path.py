@@ -96,8 +96,10 @@ def test_values_and_gradients_are_those_of_the_explicit_product(name, operator, 
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-@pytest.mark.parametrize("name", ["three levels", "masked", "packed", "past"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("three levels", torch.bfloat16), ("masked", torch.bfloat16), ("packed", torch.float16), ("past", torch.float16)],
+)
 def test_16_bit_inputs(name, operator, dtype, small):
     case, options = CASES[name]
     compare(operator, case, dtype, options)
@@ -147,9 +149,7 @@ def test_whatever_stands_at_a_masked_place_changes_nothing(operator, small):
     assert all(torch.equal(clean[each], dirty[each]) for each in clean)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [*((name, torch.nan) for name in ("q", "k", "v", "w", "beta")), ("v", torch.inf)]
-)
+@pytest.mark.parametrize(("name", "number"), [("k", torch.nan), ("w", torch.nan), ("v", torch.inf)])
 def test_what_is_not_finite_stays_in_its_document(name, number, small):
     """Other documents are bitwise as they were. Inside its own it may reach earlier positions of a leaf."""
     case, options = PathCase(T=60, H=2, G=2, D=4, keys="close"), {"cu_seqlens": torch.tensor([0, 13, 40, 60])}
@@ -168,7 +168,7 @@ def test_what_is_not_finite_stays_in_its_document(name, number, small):
         assert torch.equal(x[0][others], clean[each][0][others]), each
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (17, 65), (80, 16), (129, 33), (256, 256)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1), (17, 65), (256, 256)], ids=str)
 def test_any_head_size(sizes, small):
     compare("lucid_path", PathCase(T=20, H=1, D=sizes[0], E=sizes[1], keys="close", beta="small"), torch.float32, {})
 
@@ -268,10 +268,9 @@ def test_a_step_reads_pending_and_live_keys_once(splits):
     compare_step(cached(STEPS["grouped"], torch.bfloat16, True, True, 40), torch.bfloat16)
 
 
-@pytest.mark.parametrize("solves", [True, False], ids=["LUCID-PaTH", "PaTH"])
-@pytest.mark.parametrize("part", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize(("part", "solves"), [(0.0, True), (0.6, True), (0.6, False), (1.0, False)])
 @pytest.mark.parametrize("name", STEPS)
-@DTYPES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_a_step_is_that_of_the_plain_formula(name, dtype, part, solves, splits):
     case = STEPS[name]
     pending = int(part * (case.T - 1))

@@ -39,6 +39,16 @@ def test_another_length_compiles_nothing_new(offline, monkeypatch):
         assert all(p.do_not_specialize for p in numbers), launch.name
 
 
+def test_a_million_tokens_fit_into_the_grids(offline, monkeypatch):
+    monkeypatch.setattr(offline, "T", 2**20)
+    monkeypatch.setattr(offline.triton_pass, "BYTES", 2**60)
+    for operator in offline.OPERATORS:
+        for call in offline.calls("sm_90", partial(operator, torch.bfloat16, 64)):
+            first, *others = call.grid
+            assert first < 2**31, call.kernel.__name__
+            assert max(others, default=1) <= 65535, call.kernel.__name__
+
+
 def test_the_launches_do_not_depend_on_data(offline):
     """They are recorded on the meta device, which has none; twice the same."""
     for operator in offline.OPERATORS:

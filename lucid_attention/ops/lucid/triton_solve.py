@@ -13,10 +13,11 @@ values and weight 0: they take no part.
 
 w is β, or 1, and 0 at masked positions. What is inverted is I + s L diag(w), or I + s diag(w) L for the adjoint.
 
-For 16-bit inputs a solved y is kept in float16, and a product with it is two: with the halves of L in float16. An error
-of y enters the result at most doubled, however long the sequence (`docs/mathematics.md`): less than what bfloat16
-rounds. For float16 inputs a third product adds what y lost. So that neither overflows, every column of the values is
-scaled by a power of two to a largest entry between 1 and 2, and L by 2^15.
+For 16-bit inputs keys are kept in float16, which is exact, and so is a solved y: a product with it is two, with the
+halves of L in float16. An error of y enters the result at most doubled, however long the sequence
+(`docs/mathematics.md`): less than what bfloat16 rounds. For float16 inputs a third product adds what y lost. So that
+neither overflows, every column of the values is scaled by a power of two to a largest entry between 1 and 2, and L by
+2^15.
 """
 
 import math
@@ -54,6 +55,9 @@ PACK_ROWS = 16
 INVERSE_BYTES = 256 * 1024**2
 # The power of two by which L is scaled before it becomes float16.
 SCALED = tl.constexpr(15)
+# Brings a gradient times the inverse norm of a scaled key, at most 2^-8, into the range of float16
+# (`docs/mathematics.md`, section 3).
+NORMAL = tl.constexpr(4.0)
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,25 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     architectures where matrix instructions need them, and none had wrong results with 8 warps.
     """
     width, exact = min(128, values), dtype == torch.float32
-    large = architecture in ("sm_80", "sm_90") and not exact and max(features, values) <= 128
+    usual = not exact and max(features, values) <= 128
+    large = architecture in ("sm_80", "sm_90") and usual
     whole = 32 if exact else features
     # Whole keys leave less room for values; only here it is too little.
     narrow = architecture == "sm_120" and whole >= 128
-    update = Tile(64, 32, min(64, width) if narrow else width, whole)
-    # The piece of the values in flight there: what packed documents need to spill nothing.
-    piece = 32 if exact else 16
-    gradient = Tile(32, 32, piece, min(whole, 64), out=64 if dtype == torch.bfloat16 or features <= 128 else 32)
-    if large and dtype == torch.bfloat16:
-        gradient = Tile(128, 32, values, whole, warps=8, stages=3, out=128)
+    columns = 64 if architecture == "sm_100" and usual else 32
+    update = Tile(64, columns, min(64, width) if narrow else width, whole)
+    # The piece of the values in flight: what packed documents need to spill nothing.
+    gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
+    if dtype == torch.bfloat16:
+        gradient = Tile(64 if usual else 32, 32, values, features, out=features)
+        if large:
+            gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
         inverse=Tile(64, 64, width, 32, warps=8 if architecture == "sm_100" else 4),
         product=PRODUCT_TILE,
-        solve=Tile(64, 32, min(32, values), 0),
+        solve=Tile(64, 32, min(32, values) if exact else max(16, min(64, values // 2)), 0),
         update=update,
         gradient=gradient,
     )
@@ -120,8 +127,8 @@ class Constants(NamedTuple):
     """What a kernel is compiled for. Fields that a kernel does not read keep their default.
 
     FEATURES, VALUES: D' and E'. PIECE: of D', multiplied at a time; WIDTH: of E', likewise; OUT: of D', written by one
-    program. PACKED: whether there are documents. LOWER: whether solutions have a lower half. PRECISION, PRODUCT,
-    GRADIENT, INVERSE: `Precisions`.
+    program. PACKED: whether there are documents. LOWER: whether solutions have a lower half. SHARPNESS: whether its
+    gradient is asked for. PRECISION: of products of float32; INVERSE: of an inverse with residuals.
     """
 
     FEATURES: int = 0
@@ -136,9 +143,8 @@ class Constants(NamedTuple):
     BETA: bool = False
     PACKED: bool = False
     LOWER: bool = False
+    SHARPNESS: bool = False
     PRECISION: str = ""
-    PRODUCT: str = ""
-    GRADIENT: str = ""
     INVERSE: str = ""
 
 
@@ -245,7 +251,8 @@ def same_document(system, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 def blocks_kernel(system, matrices, first, tiles, sixteenths, P, CONST: tl.constexpr):
     """s L diag(w), or s diag(w) L for the adjoint, of strips of 16 · `sixteenths` rows from `first` on.
 
-    matrices: [n, strips, rows, rows], zero on and above the diagonal and after P. tiles: of BLOCK rows of all strips.
+    matrices: [n, strips, rows, rows], zero on and above the diagonal; tiles above it and after P are not written.
+    tiles: of BLOCK rows of all strips.
     """
     BLOCK: tl.constexpr = CONST.BLOCK
     pid = tl.program_id(0)
@@ -257,7 +264,6 @@ def blocks_kernel(system, matrices, first, tiles, sixteenths, P, CONST: tl.const
     base = head * P
     rows = tl.arange(0, BLOCK)
     columns = tl.arange(0, BLOCK)
-    tile = tl.zeros((BLOCK, BLOCK), tl.float32)
     if (column <= row) & (row < P):
         cosines = cosine_tile(system, base, row, column, BLOCK, BLOCK, CONST)
         tile = exponentials(cosines, tl.load(system.sharpness + head))
@@ -268,8 +274,8 @@ def blocks_kernel(system, matrices, first, tiles, sixteenths, P, CONST: tl.const
         else:
             tile *= (tl.load(system.weights + base + column + columns) * system.strength)[None, :]
         tile = tl.where((row + rows)[:, None] > (column + columns)[None, :], tile, 0.0)
-    start = matrices + (head * tiles * BLOCK + (pid % tiles) * BLOCK) * size + tl.program_id(1) * BLOCK
-    tl.store(start + rows[:, None] * size + columns[None, :], tile)
+        start = matrices + (head * tiles * BLOCK + (pid % tiles) * BLOCK) * size + tl.program_id(1) * BLOCK
+        tl.store(start + rows[:, None] * size + columns[None, :], tile)
 
 
 @triton.jit(do_not_specialize=["index", "strips", "sixteenths", "start", "tiles", "first", "length", "P"])
@@ -388,7 +394,7 @@ def update_kernel(system, solved, lower, residuals, first, tiles, source, source
             if CONST.PACKED:
                 tile = tl.where(row_documents == tl.load(system.documents + j + columns)[None, :], tile, 0.0)
             there = (base + j + columns)[:, None] * CONST.VALUES + wide[None, :]
-            acc = exact_dot(tile, tl.load(solved + there), acc, CONST.PRODUCT)
+            acc = exact_dot(tile, tl.load(solved + there), acc, CONST.PRECISION)
             if CONST.LOWER:
                 acc = tl.dot(tile.to(tl.float16), tl.load(lower + there), acc)
         here = residuals + (base + target + rows)[:, None] * CONST.VALUES + wide[None, :]
@@ -397,12 +403,14 @@ def update_kernel(system, solved, lower, residuals, first, tiles, source, source
 
 @triton.jit
 def column_product(system, w, acc, base, j, CONST: tl.constexpr):
-    """acc + w · diag(1/‖k‖) k, for the piece of the head size that this program writes."""
-    w *= tl.load(system.rnorm + base + j + tl.arange(0, CONST.COLUMNS))[None, :]
+    """acc + NORMAL · w · diag(1/‖k‖) k, for the piece of the head size that this program writes."""
+    w *= tl.load(system.rnorm + base + j + tl.arange(0, CONST.COLUMNS))[None, :] * NORMAL
     k = key_rows(system.keys, base + j, CONST.FEATURES, tl.program_id(1) * CONST.OUT, CONST.COLUMNS, CONST.OUT)
-    # The range of float16 is too small for w.
-    k = k.to(tl.float32) if k.dtype == tl.float16 else k
-    return exact_dot(w, k, acc, CONST.GRADIENT)
+    if CONST.LOWER or k.dtype == tl.float32:
+        acc = exact_dot(w, k, acc, CONST.PRECISION)
+    else:
+        acc = tl.dot(w.to(tl.float16), k, acc)
+    return acc
 
 
 @triton.jit
@@ -410,31 +418,32 @@ def gradient_tile(
     system, left, right, lower_left, lower_right, row_keys, row_left, row_lower, c, base, target, j,
     CONST: tl.constexpr,
 ):  # fmt: skip
-    """L ∘ (left · rightᵀ) and cos θ between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
+    """L ∘ (left · rightᵀ) and cos θ − 1 between rows at `target` and columns at `j`: twice [ROWS, COLUMNS].
 
     Either left or right is g, whose lower half is another tensor with LOWER; the other one has none. The tensors of
     rows are `resident_rows`.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
-    cosines = resident_scores(
+    scores = resident_scores(
         row_keys, system.keys, base + target, system.keys, base + j, ROWS, COLUMNS, CONST.FEATURES, CONST.PIECE,
         CONST.PRECISION,
     )  # fmt: skip
     row_norms = tl.load(system.rnorm + base + target + tl.arange(0, ROWS))[:, None]
-    cosines *= row_norms * tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
+    scores *= tl.load(system.rnorm + base + j + tl.arange(0, COLUMNS))[None, :]
     w = resident_scores(
-        row_left, left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRODUCT
+        row_left, left, base + target, right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH, CONST.PRECISION
     )  # fmt: skip
     if CONST.LOWER:
         w += resident_scores(
             row_lower, lower_left, base + target, lower_right, base + j, ROWS, COLUMNS, CONST.VALUES, CONST.WIDTH,
-            CONST.PRODUCT,
+            CONST.PRECISION,
         )  # fmt: skip
-    w *= exponentials(cosines, c)
+    # As `exponentials`, with fewer instructions for an element.
+    w *= tl.exp2(scores * (row_norms * (c * LOG2_E)) - c * LOG2_E)
     if CONST.PACKED:
         w = tl.where(same_document(system, target, j, ROWS, COLUMNS), w, 0.0)
-    return w, cosines
+    return w, scores * row_norms - 1.0
 
 
 @triton.jit(do_not_specialize=["first_new", "tiles", "P"])
@@ -448,7 +457,8 @@ def key_gradient_kernel(
         du_p = c Σ_{j<p} W_pj u_j + c Σ_{i>p} W_ip u_i,   dc = Σ W (cos θ − 1)
 
     gradients, lower: g, zero in the past, and what float16 cuts off. units: [n], by which g · y is scaled. du:
-    [n, P, D']. row_sums: [n, P], the terms of dc by row.
+    [n, P, D'], divided by ‖k‖; it is the gradient of the key if one program writes whole rows. row_sums: [n, P], the
+    terms of dc by row.
     """
     ROWS: tl.constexpr = CONST.ROWS
     COLUMNS: tl.constexpr = CONST.COLUMNS
@@ -473,15 +483,16 @@ def key_gradient_kernel(
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(low, low_end, COLUMNS):
-        w, cosines = gradient_tile(
+        w, below_one = gradient_tile(
             system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns < rows, w, 0.0)
-        sums += tl.sum(w * (cosines - 1.0), 1)
+        if CONST.SHARPNESS:
+            sums += tl.sum(w * below_one, 1)
         acc = column_product(system, w, acc, base, j, CONST)
     row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
-        w, cosines = gradient_tile(
+        w, _ = gradient_tile(
             system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
         )  # fmt: skip
         w = tl.where(j + columns > rows, w, 0.0)
@@ -490,7 +501,13 @@ def key_gradient_kernel(
     if tl.program_id(1) == 0:
         tl.store(row_sums + here, factor * sums)
     features = tl.program_id(1) * CONST.OUT + tl.arange(0, CONST.OUT)
-    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc * (factor * c))
+    if CONST.OUT == CONST.FEATURES:
+        # Only the part across u reaches the key.
+        u = key_rows(system.keys, base + target, CONST.FEATURES, 0, ROWS, CONST.FEATURES).to(tl.float32)
+        u *= tl.load(system.rnorm + here)[:, None]
+        acc -= u * tl.sum(u * acc, 1)[:, None]
+    acc *= (tl.load(system.inverse + here) * (factor * c / NORMAL))[:, None]
+    tl.store(du + here[:, None] * CONST.FEATURES + features[None, :], acc.to(du.dtype.element_ty))
 
 
 class _Launches:
@@ -501,24 +518,24 @@ class _Launches:
 
     def __init__(self, system: System, v: Tensor, tiles: SolveTiles | None, *values: Tensor | None) -> None:
         (*heads, T, D), S = system.k.shape, system.past_length
-        dtype = system.k.dtype if system.k_past is None else torch.promote_types(system.k.dtype, system.k_past.dtype)
-        dtype_of_all = torch.promote_types(dtype, v.dtype)
+        self.dtype = torch.promote_types(system.k.dtype, v.dtype)
+        if system.k_past is not None:
+            self.dtype = torch.promote_types(self.dtype, system.k_past.dtype)
+        self.kept_dtype = torch.float32 if self.dtype == torch.float32 else torch.float16
         where = architecture(system.k.device)
         self.system, self.n, self.device = system, math.prod(heads), v.device
-        self.multiply: Precisions = precisions(where, dtype_of_all)
-        self.dtype = dtype_of_all
-        self.solved_dtype = torch.float32 if dtype_of_all == torch.float32 else torch.float16
+        self.multiply: Precisions = precisions(where, self.dtype)
         self.features, self.values = padded_size(D), padded_size(v.shape[3])
-        self.tiles = tiles or solve_tiles(where, dtype_of_all, self.features, self.values)
+        self.tiles = tiles or solve_tiles(where, self.dtype, self.features, self.values)
         chunk = self.tiles.chunk
         self.first = triton.cdiv(S, chunk) * chunk
         self.P = self.first + triton.cdiv(T, chunk) * chunk
-        self.padded = self._pad_system(dtype)
+        self.padded = self._pad_system()
         self.scales = scales_of(self._largest(*values))
 
-    def _pad_system(self, dtype: torch.dtype) -> PaddedSystem:
+    def _pad_system(self) -> PaddedSystem:
         system, n, P = self.system, self.n, self.P
-        keys = system.k.new_empty(n, P, self.features, dtype=dtype)
+        keys = system.k.new_empty(n, P, self.features, dtype=self.kept_dtype)
         rnorm, inverse = (system.k.new_empty(n, P, dtype=torch.float32) for _ in range(2))
         for k, past in ((system.k_past, True), (system.k, False)):
             if k is not None:
@@ -538,17 +555,17 @@ class _Launches:
 
     def _largest(self, *tensors: Tensor | None) -> Tensor:
         """The largest finite entry of every column of tensors [B, H, *, E], without masked positions: [n, E']."""
-        out = self.padded.keys.new_zeros(self.n, self.values, dtype=torch.float32)
-        S, mask = self.system.past_length, self.system.key_mask
+        out, S, mask = None, self.system.past_length, self.system.key_mask
         for x in tensors:
             if x is not None:
-                size = x.abs()
-                visible = size < math.inf
+                visible = torch.nan_to_num(x, 0, 0, 0)
                 if mask is not None:
-                    visible &= (mask[:, :S] if x is self.system.y_past else mask[:, S:])[:, None, :, None]
-                columns = size.where(visible, 0).amax(2).flatten(0, 1)
-                out[:, : x.shape[3]] = torch.maximum(out[:, : x.shape[3]], columns)
-        return out
+                    places = mask[:, :S] if x is self.system.y_past else mask[:, S:]
+                    visible = visible.masked_fill_(~places[:, None, :, None], 0)
+                columns = torch.linalg.vector_norm(visible, math.inf, 2, dtype=torch.float32).flatten(0, 1)
+                out = columns if out is None else torch.maximum(out, columns)
+        assert out is not None
+        return torch.nn.functional.pad(out, (0, self.values - out.shape[1]))
 
     def _pack(
         self, kernel: triton.JITFunction, x: Tensor, outs: tuple[Tensor, ...], past: bool, padded: int,
@@ -618,7 +635,7 @@ class _Launches:
         self._launch(
             update_kernel, (self.n * count, self.values // width), tile, solved, solved if lower is None else lower,
             residuals, targets[0], count, *source, ROWS=tile.rows, COLUMNS=tile.cols, WIDTH=width,
-            LOWER=lower is not None, PRODUCT=self.multiply.values,
+            LOWER=lower is not None,
         )  # fmt: skip
 
     def strip_size(self) -> int:
@@ -663,47 +680,51 @@ class _Launches:
 
     def key_gradients(self, y: Tensor, g: Tensor, lower: Tensor | None, out: Gradients) -> None:
         """Write the gradients of keys and sharpness. g, lower: [n, P, E'], overwritten in the past."""
+        assert out.dk is not None
         tile, system, padded = self.tiles.gradient, self.system, self.padded
         # Scales that cancel those of g in a product with it, up to one factor for each head.
         largest = self._largest(y, system.y_past)
         units = scales_of((largest / self.scales).amax(1))
         scales = units[:, None] / self.scales
-        values = self.value_buffer(self.solved_dtype)
+        values = self.value_buffer(self.kept_dtype)
         self.pack_values(y, values, past=False, scales=scales)
         self.pack_values(system.y_past, values, past=True, scales=scales)
         for x in (g, lower):
             if x is not None:
                 self.pack_values(None, x, past=True)
-        du = padded.keys.new_empty(padded.keys.shape, dtype=torch.float32)
-        row_sums = padded.rnorm.new_empty(padded.rnorm.shape)
         count, width = self.P // tile.rows, min(tile.out, self.features)
+        row_sums, whole = padded.rnorm.new_empty(padded.rnorm.shape), width == self.features
+        dtype = torch.promote_types(out.dk.dtype, (out.dk if out.dk_past is None else out.dk_past).dtype)
+        du = out.dk
+        if not whole or du.shape[2:] != padded.keys.shape[1:]:
+            du = padded.keys.new_empty(padded.keys.shape, dtype=dtype if whole else torch.float32)
         rest = g if lower is None else lower
         self._launch(
             key_gradient_kernel, (self.n * count, self.features // width), tile, values, g, rest, units, du, row_sums,
             self.first, count, OUT=width, WIDTH=min(tile.values, self.values), ROWS=tile.rows, COLUMNS=tile.cols,
-            LOWER=lower is not None, PRODUCT=self.multiply.values, GRADIENT=self.multiply.gradient,
+            LOWER=lower is not None, SHARPNESS=out.dsharpness is not None,
         )  # fmt: skip
         if out.dsharpness is not None:
             out.dsharpness.copy_(row_sums[:, self.first :].sum(1).view(out.dsharpness.shape))
-        # Only the part of du across u reaches the key.
-        u = padded.keys * padded.rnorm[..., None]
-        du.addcmul_(u, (u * du).sum(-1, keepdim=True), value=-1).mul_(padded.inverse[..., None])
+        if not whole:
+            u = padded.keys * padded.rnorm[..., None]
+            du.addcmul_(u, torch.linalg.vecdot(u, du)[..., None], value=-1)
         for dk, low in ((out.dk_past, self.first - system.past_length), (out.dk, self.first)):
-            if dk is not None:
+            if dk is not None and dk is not du:
                 dk.copy_(du[:, low : low + dk.shape[2], : dk.shape[3]].view(dk.shape))
 
 
 def scales_of(largest: Tensor) -> Tensor:
-    """The powers of two that bring numbers to between 1 and 2; 1 for zero."""
-    exponents = torch.frexp(largest).exponent.clamp(-120, 120)
-    return torch.ldexp(torch.ones_like(largest), 1 - exponents).masked_fill_(largest == 0, 1)
+    """The powers of two, from 2^-120 to 2^120, that bring float32 numbers to between 1 and 2; 1 for zero."""
+    exponents = (largest.view(torch.int32) >> 23).clamp(7, 247)
+    return ((254 - exponents) << 23).view(torch.float32).masked_fill_(largest == 0, 1)
 
 
 def forward(system: System, v: Tensor, y: Tensor, z: Tensor | None, tiles: SolveTiles | None = None) -> None:
     """Write y [B, H, T, E] and, if it is not None, z [B, H, T, E], both contiguous."""
     with on_device(v):
         launches = _Launches(system, v, tiles, v, system.y_past)
-        residuals, solved = launches.value_buffer(), launches.value_buffer(launches.solved_dtype)
+        residuals, solved = launches.value_buffer(), launches.value_buffer(launches.kept_dtype)
         launches.pack_values(v, residuals, past=False)
         launches.pack_values(system.y_past, solved, past=True)
         # Scaled values of the past are exact in float16.
@@ -718,8 +739,10 @@ def backward(
     """Write all gradients that have a buffer in `out`, contiguous. dk is needed for dk_past and dsharpness."""
     with on_device(dy):
         launches = _Launches(system, y, tiles, dy)
-        residuals, g = launches.value_buffer(), launches.value_buffer(launches.solved_dtype)
-        lower = None if launches.solved_dtype == torch.float32 else torch.empty_like(g)
+        residuals, g = launches.value_buffer(), launches.value_buffer(launches.kept_dtype)
+        exact = launches.dtype == torch.float16
+        # No inverse bounds what an error of g does in the past, so its lower half counts there.
+        lower = torch.empty_like(g) if exact or (launches.first and g.dtype == torch.float16) else None
         launches.pack_values(dy, residuals, past=False)
         launches.pack_values(None, residuals, past=True)
         products = None
@@ -727,7 +750,6 @@ def backward(
             pieces = launches.values // min(launches.tiles.solve.values, launches.values)
             products = dy.new_empty(launches.n, pieces, dy.shape[2], dtype=torch.float32)
         launches.sweep(residuals, g, lower, out.dv, z, products, adjoint=True)
-        # No inverse bounds what an error of g does here, so its lower half counts.
         launches.update(g, lower, residuals, (0, launches.first), (launches.first, launches.P))
         if out.dbeta is not None and products is not None:
             out.dbeta.copy_(system.zero_masked(products.sum(1).view(out.dbeta.shape)))
@@ -738,4 +760,4 @@ def backward(
                 past = past.masked_fill(~system.key_mask[:, None, : system.past_length, None], 0)
             out.dy_past.copy_(past)
         if out.dk is not None:
-            launches.key_gradients(y, g, lower, out)
+            launches.key_gradients(y, g, lower if exact else None, out)
