@@ -445,7 +445,7 @@ def analyze(
         Any,
         _list_option(
             _NAMES,
-            "some of conditioning,hit_rate,jacobian,maps (default: all that apply)",
+            "some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply but the last)",
             "NAMES",
         ),
     ] = None,

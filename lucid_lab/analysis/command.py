@@ -22,16 +22,18 @@ from lucid_attention.models.checkpoint import (
     load_model,
     load_tokenizer,
 )
+from lucid_attention.models.convert import sample
 
 from ..data.text import documents
 from ..locks import locked
 from .conditioning import condition_numbers
+from .conversion import disturbances
 from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates
 from .jacobian import jacobians
 
 Record = dict[str, Any]
 FORMAT = 1
-WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
+WHAT = ("conditioning", "hit_rate", "jacobian", "maps", "disturbance")
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
 # Rows and columns of the largest map: maps.json holds every number of them.
@@ -68,7 +70,8 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     out = out or Path("runs") / "analysis" / checkpoint_name(checkpoint)
     tokenizer = load_tokenizer(given.get("tokenizer", checkpoint))
     model_input = _model_input(tokenizer, load_config(checkpoint).get_text_config(decoder=True).vocab_size, given)
-    what = what or [name for name in WHAT if name != "hit_rate" or model_input.queries]
+    if not what:
+        what = ["conditioning", *(["hit_rate"] if model_input.queries else []), "jacobian", "maps"]
     if "hit_rate" in what and not model_input.queries:
         raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE")
     ids = model_input.ids[0].tolist()
@@ -83,6 +86,10 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
         head = {"format": FORMAT, "checkpoint": about, "input": source}
         results = run_analyses(model, model_input, what, given)
+        # Last: it changes the attention of the model.
+        if "disturbance" in what:
+            ids_on_device = model_input.ids.to(device)
+            results["disturbance"] = disturbances(model, ids_on_device, sample(tokenizer)[0], given.get("layers"))
         files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
@@ -277,4 +284,14 @@ def summary(head: Record, results: Record) -> str:
         rows = [[str(layer), *(column.get(layer, "-") for column in columns.values())] for layer in layers]
         table = text_table([["layer", *columns], *rows])
         parts.append(f"κ: median of the heads; others: mean of the heads\n{table}")
+    if records := results.get("disturbance"):
+        changes: dict[tuple[str, str], list[str]] = {}
+        for record in records:
+            if chosen := record["layers"]:
+                where = f"layer {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} layers"
+                changes.setdefault((where, f"{record['sharpness']:.3g}"), []).append(f"{record['change']:+.4f}")
+        rows = [["LUCID in", "sharpness", *(f"{name} keys" for name in dict.fromkeys(r["keys"] for r in records))]]
+        rows += [[*where, *found] for where, found in changes.items()]
+        title = f"change of the loss, {records[0]['loss']:.4f} nats, when layers become LUCID without training"
+        parts.append(f"{title}\n{text_table(rows)}")
     return "\n\n".join(parts)

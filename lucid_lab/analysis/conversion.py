@@ -14,7 +14,7 @@ from tqdm import tqdm
 from lucid_attention.doctor import find_device
 from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
-from lucid_attention.models.convert import DOCUMENTS, ConversionError, convert, keys_of, sample
+from lucid_attention.models.convert import DOCUMENTS, KEYS, ConversionError, calibrate, convert, keys_of, sample
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import LucidSettings, Preconditioner, head_size, lucid_layers, uses_lucid
 from lucid_attention.models.subclasses import ARCHITECTURES, PREFIX
@@ -131,6 +131,23 @@ def measured(model: Any, settings: LucidSettings, ids: Tensor) -> str:
     if small and change > SMALL:
         lines.append(f"--sharpness {min(small):.4g} is the smallest of these that costs at most {SMALL} nats")
     return "\n".join(lines)
+
+
+def disturbances(model: Any, ids: Tensor, sampled: Tensor, layers: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """`switched` for whitened, centred and raw keys: layers one by one at c = √D, then all at several sharpnesses.
+
+    model: softmax; it becomes LUCID. ids: [B, T], sampled: [B, T], other tokens, to calibrate with.
+    """
+    records: list[dict[str, Any]] = []
+    for keys in KEYS:
+        calibrate(model, sampled, keys)
+        root, able = math.sqrt(head_size(model.config)), lucid_layers(model.config)
+        tried = able if layers is None else layers
+        if unable := [layer for layer in tried if layer not in able]:
+            raise ValueError(f"layers must be ones that can be LUCID, {able}, got {unable[0]}")
+        cases = [([], root), *(([layer], root) for layer in tried), *((able, root * factor) for factor in SHARPNESSES)]
+        records += [record | {"keys": keys} for record in switched(model, ids, cases)]
+    return records
 
 
 @torch.no_grad()
