@@ -28,7 +28,6 @@ CLAIMS = (
     "condition_number",
     "hit_rate",
     "language_model",
-    "warm_start",
     "variants",
     "learned_beta",
     "finetuning_length",

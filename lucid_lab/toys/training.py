@@ -89,7 +89,7 @@ class Toy:
         return ToyModel(self, self.make_task())
 
 
-# The character model of `language_model`, `warm_start`, `variants` and `condition_number`, before any tuning.
+# The character model of `language_model`, `variants` and `condition_number`, before any tuning.
 CHARACTER_MODEL = Toy(
     task="characters",
     n=(0,),

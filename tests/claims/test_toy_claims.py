@@ -45,7 +45,6 @@ TOY_CLAIMS = (
     "condition_number",
     "hit_rate",
     "language_model",
-    "warm_start",
     "variants",
     "learned_beta",
     "finetuning_length",
