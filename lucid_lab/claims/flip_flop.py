@@ -5,8 +5,8 @@ steps. Two cores force: two layers of width 64 with MLPs, training at 64 tokens,
 Tests have 1, 8 and 32 times the tokens. No arm sees the token before, as in the published models: with a token shift
 softmax attention had 97 to 100 % on dense sequences of 2048 tokens after 300 steps. Without it, trained as here (one
 trial at 3e-3, seed 100), it had 100, 95 and 75 % on dense sequences of 128, 512 and 2048 tokens, 94, 77 and 60 % on
-sparse ones. All settings were chosen with softmax attention alone. About 8 core-minutes: for time, before any result was
-read, `--scale small` was cut to the arms that the rule needs.
+sparse ones. All settings were chosen with softmax attention alone. About 8 core-minutes: `--scale small` was cut to the
+arms that the rule needs for time, before any result was read.
 
 Predicted before the runs: LUCID glitches less than softmax attention on dense sequences, LUCID-PaTH on both.
 """
