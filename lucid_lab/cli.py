@@ -41,10 +41,6 @@ def _option(metavar: str, text: str, *names: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=text)
 
 
-# Options that several commands share.
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="folder to write into", show_default=False)]
-
-
 def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
@@ -96,10 +92,7 @@ def tokenize(
     share: Annotated[float, _option("SHARE", "share of the documents to read, chosen by a hash of their text")] = 1.0,
     field: Annotated[str, _option("NAME", "key or column of the text")] = "text",
     split: Annotated[str, _option("NAME", "split of a data set of the hub")] = "train",
-    config: Annotated[
-        str | None, _option("NAME", "configuration of a data set of the hub", "--config", "--subset")
-    ] = None,
-    limit: Annotated[int | None, _option("N", "only the first N documents")] = None,
+    config: Annotated[str | None, _option("NAME", "configuration of a data set of the hub")] = None,
     limit_tokens: Annotated[int | None, _option("N", "only the first documents that have N tokens together")] = None,
     min_document_tokens: Annotated[
         int, _option("N", "leave out documents with fewer tokens, such as 16384 for long contexts")
@@ -224,7 +217,7 @@ def _list_of(kind: type, example: str) -> Callable[[str], tuple[Any, ...]]:
     return parse
 
 
-_NAMES, _INTEGERS, _NUMBERS = _list_of(str, ""), _list_of(int, "0,3"), _list_of(float, "64,16")
+_NAMES, _INTEGERS = _list_of(str, ""), _list_of(int, "0,3")
 
 
 def _given(**options: Any) -> dict[str, Any]:
@@ -233,9 +226,9 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _task_options(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the arguments of `lucid eval` or `lucid compare`: the options of tasks that were given, and how to run."""
+    """Of the arguments of `lucid eval`: the options of tasks that were given, and how to run."""
     how = {name: arguments.pop(name) for name in ("tokenizer", "batch_size", "limit", "dtype")}
-    others = ("checkpoint", "folders", "tasks", "out", "task_path")
+    others = ("folders", "tasks", "out", "task_path")
     return _given(**{name: value for name, value in arguments.items() if name not in others}), how
 
 
@@ -273,7 +266,6 @@ Limit = Annotated[int | None, _option("N", "only the first N samples of every ta
 Dtype = Annotated[
     Literal["auto", "float32", "bfloat16", "float16"], typer.Option(help="of the weights; auto: as saved")
 ]
-ComparedOut = Annotated[Path, _option("FOLDER", "gets a folder NAME-HASH for each checkpoint")]
 
 
 @command(
@@ -282,10 +274,21 @@ ComparedOut = Annotated[Path, _option("FOLDER", "gets a folder NAME-HASH for eac
     extra="eval",
     kept="the same command continues with the samples that are left",
 )
+@command(
+    "compare",
+    example="lucid compare ./softmax ./lucid --tasks mniah --needles 4 --lengths 2048 --samples 100",
+    extra="eval",
+    kept="the same command continues with the samples that are left",
+)
 def eval_command(
-    checkpoint: Annotated[
-        Path | None,
-        typer.Argument(metavar="CHECKPOINT", help="folder with config.json and weights", show_default=False),
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="folder with config.json and weights, or with results of lucid eval to compare; several are compared "
+            "with the first",
+            show_default=False,
+        ),
     ] = None,
     tasks: Tasks = None,
     lengths: Lengths = None,
@@ -305,63 +308,36 @@ def eval_command(
     batch_size: BatchSize = 1,
     limit: Limit = None,
     dtype: Dtype = "auto",
-    out: Out = None,
+    out: Annotated[
+        Path | None,
+        _option(
+            "FOLDER",
+            "folder to write into (default: results/NAME-HASH); of several checkpoints, each has its own there",
+        ),
+    ] = None,
     task_path: Annotated[
         bool, typer.Option("--task-path", help="print the folder of our tasks, for lm_eval --include_path, and exit")
     ] = False,
 ) -> None:
-    """Score a checkpoint with lm-evaluation-harness: needles, BABILong, LongBench, SCROLLS, perplexity."""
+    """Score one checkpoint or several with lm-evaluation-harness.
+
+    Tasks: needles, BABILong, LongBench, SCROLLS, perplexity. Several checkpoints are scored on the same samples, and
+    compared with paired standard errors.
+    """
     options, how = _task_options(locals())
-    from .evals.evaluate import TASK_FOLDER, evaluate, listing, results_table
+    from .evals.evaluate import TASK_FOLDER, compare, evaluate, listing, results_table
 
     if task_path or tasks == ("list",):
-        print(TASK_FOLDER if task_path else listing())
-        return
-    if checkpoint is None or not tasks:
+        return print(TASK_FOLDER if task_path else listing())
+    if folders and len(folders) > 1:
+        table = compare(folders, tasks or (), options, out or Path("results"), **how)
+        return print(table) if table is not None else None
+    if not folders or not tasks:
         raise ValueError("expected a CHECKPOINT and --tasks NAMES; --tasks list shows all tasks")
-    done = evaluate(checkpoint, tasks, options, out, **how)
+    done = evaluate(folders[0], tasks, options, out, **how)
     if done.results is not None:
         print(f"{results_table(done.results)}\nresults.json and samples: {done.folder}")
-
-
-@command(
-    "compare",
-    example="lucid compare ./softmax ./lucid --tasks mniah --needles 4 --lengths 2048 --samples 100",
-    extra="eval",
-    kept="the same command continues with the samples that are left",
-)
-def compare_command(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="FOLDER...", help="checkpoints, or results of lucid eval; compared to the first one"),
-    ],
-    tasks: Tasks = None,
-    lengths: Lengths = None,
-    needles: Needles = None,
-    samples: Samples = None,
-    seed: Seed = None,
-    variants: Variants = None,
-    haystack: Hay = None,
-    answer_tokens: AnswerTokens = None,
-    qa: Stories = None,
-    babilong_hub: Published = None,
-    data_dir: DataDir = None,
-    part: Part = None,
-    max_length: MaxLength = None,
-    text: Text = None,
-    tokenizer: TokenizerFolder = None,
-    batch_size: BatchSize = 1,
-    limit: Limit = None,
-    dtype: Dtype = "auto",
-    out: ComparedOut = Path("results"),
-) -> None:
-    """Score checkpoints on the same samples, and print the differences with paired standard errors."""
-    options, how = _task_options(locals())
-    from .evals.evaluate import compare
-
-    table = compare(folders, tasks or (), options, out, **how)
-    if table is not None:
-        print(table)
+    return None
 
 
 @command(
@@ -389,7 +365,10 @@ def make_data_command(
         bool, typer.Option("--plain", help="prompts without instructions, as in the authors' scripts")
     ] = False,
 ) -> None:
-    """Make prompts with answers for fine-tuning, which no evaluation asks (unless --part all)."""
+    """Make prompts with answers for fine-tuning.
+
+    No evaluation asks them, except with --part all.
+    """
     from .evals.make_data import training_lines, write_lines
 
     options = _given(
@@ -416,7 +395,7 @@ def experiment(
         str,
         typer.Option(
             help="smoke: does it run (seconds); quick: as in `lucid demo`; small: minutes on two cores, several "
-            "seeds, a verdict; hours: needle_lm, babilong and variants for longer; demo: as in `lucid demo --full`"
+            "seeds, a verdict; hours: longer, for claims on words and variants; demo: as in `lucid demo --full`"
         ),
     ] = "small",
     out: Annotated[Path, _option("FOLDER", "folder of the results")] = Path("runs/experiments"),
@@ -466,7 +445,7 @@ def analyze(
         Any,
         _list_option(
             _NAMES,
-            "some of conditioning,hit_rate,jacobian,maps,disturbance (default: all that apply, but disturbance)",
+            "some of conditioning,hit_rate,jacobian,maps (default: all that apply)",
             "NAMES",
         ),
     ] = None,
@@ -478,26 +457,19 @@ def analyze(
     lengths: Annotated[
         Any, _list_option(_INTEGERS, "lengths of prefixes, for κ (default: doubling from 32)", "N,N")
     ] = None,
-    sharpnesses: Annotated[
-        Any, _list_option(_NUMBERS, "of all layers, for disturbance (default: 4,2,1 times √D)", "C,C")
-    ] = None,
     find: Annotated[
-        list[str] | None, _option("PHRASE", "phrase that the queries should read, for hit_rate (repeatable)")
+        list[str] | None, _option("PHRASE", "phrase that the last token should read, for hit_rate (repeatable)")
     ] = None,
-    last: Annotated[int | None, typer.Option(help="the last N tokens ask, for hit_rate (default: 1)")] = None,
     layers: Annotated[Any, _list_option(_INTEGERS, "counted from 0 (default: all)", "N,N")] = None,
-    heads: Annotated[Any, _list_option(_INTEGERS, "query heads (default: all)", "N,N")] = None,
     bins: Annotated[int | None, typer.Option(help="rows and columns of the largest map (default: 128)")] = None,
     tokenizer: Annotated[Path | None, _option("FOLDER", "folder with a tokenizer (default: the checkpoint)")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="of the weights: auto, float32, bfloat16, float16 (default: as saved)")
-    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, … (default: an accelerator if there is one)")] = None,
-    out: Out = None,
+    out: Annotated[Path | None, _option("FOLDER", "folder to write into (default: runs/analysis/NAME)")] = None,
 ) -> None:
-    """Look into the attention of a checkpoint: condition numbers, hit rates, Jacobians, maps, disturbance.
+    """Look into the attention of a checkpoint.
 
-    For a softmax model κ is that of the P that LUCID would have, and both maps are equal. lucid report draws the files.
+    It computes condition numbers κ, hit rates, Jacobians and maps of the weights, which lucid report draws. For a
+    softmax model κ is that of the P that LUCID would have, and both maps are equal.
     """
     arguments = locals()
     from .analysis import command
@@ -543,10 +515,11 @@ def bench(
         Path | None, typer.Option(metavar="FOLDER", help="for CASE.json (default: bench_results)", show_default=False)
     ] = None,
 ) -> None:
-    """Measure what LUCID costs on this machine next to softmax attention.
+    """Measure what LUCID costs on this machine.
 
-    Every contestant first has to agree with the defining equation in float64. Results are ratios within one run: a busy
-    machine makes them scatter. Some virtual machines need a setting for bfloat16, which `make bench` finds.
+    LUCID races torch's softmax attention. Every contestant first has to agree with the defining equation in float64.
+    Results are ratios within one run: a busy machine makes them scatter. Some virtual machines need a setting for
+    bfloat16, which `make bench` finds.
     """
     options = {name: value for name, value in locals().items() if name not in ("cases", "threads")}
     from .bench.run import run
@@ -564,7 +537,7 @@ def doctor(
         str | None, _option("FILE", "write everything as JSON, for a bug report; - for standard output")
     ] = None,
 ) -> None:
-    """Check every implementation on a device, and prove the Triton kernels for impl='auto'.
+    """Check every implementation on a device.
 
     Each one runs twice, with uninitialised memory full of NaN, and is compared with the dense equation in float64. The
     exit code is 1 if one is wrong. impl='auto' uses the Triton kernels where they have been proved for the device and
@@ -589,7 +562,7 @@ def report(
     markdown: Annotated[Path | None, _option("FILE", "write the tables as Markdown")] = None,
     title: Annotated[str | None, typer.Option(help="title of the page")] = None,
 ) -> None:
-    """Show experiments, training runs, evaluations and analyses as one page that opens offline.
+    """Show runs and results as one page that opens offline.
 
     It reads result.json of lucid experiment and lucid demo; metrics.jsonl and trainer_state.json of trainings;
     results.json and results_*.json of lm-eval; analysis.json and maps.json of lucid analyze.
@@ -643,7 +616,10 @@ def convert(
     ] = None,
     device: Annotated[str, typer.Option(help="where the model is calibrated and measured")] = "auto",
 ) -> None:
-    """Copy a pretrained checkpoint with LUCID calibrated and switched on, or off again, and measure its loss."""
+    """Copy a pretrained checkpoint with LUCID on, or off again.
+
+    LUCID is calibrated on texts, and the loss of the model before and after is printed.
+    """
     arguments = locals()
     from .analysis.conversion import convert_and_report
 

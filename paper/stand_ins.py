@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from lucid_lab.data.text import documents
-from lucid_lab.evals.babi import TASKS, make_story
+from lucid_lab.evals.babilong import TASKS, make_story
 from lucid_lab.evals.haystacks import read_prose
 
 DOCUMENTS, QUESTIONS = 60, 12

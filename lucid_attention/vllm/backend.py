@@ -55,6 +55,10 @@ class LucidMetadata(AttentionMetadata):
 class LucidMetadataBuilder(AttentionMetadataBuilder[LucidMetadata]):
     """Takes from vLLM's description of a pass what `attend` reads."""
 
+    # vLLM's is abstract.
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> LucidMetadata:
         common = common_attn_metadata
         if common.causal is not True:

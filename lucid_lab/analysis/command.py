@@ -1,9 +1,8 @@
-"""`lucid analyze`: run the analyses on a checkpoint and a text; write numbers for `lucid report`, print a summary."""
+"""`lucid analyze`: analyses of a checkpoint on a text, written for `lucid report`, with a summary."""
 
 import hashlib
 import json
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -23,22 +22,20 @@ from lucid_attention.models.checkpoint import (
     load_model,
     load_tokenizer,
 )
-from lucid_attention.models.convert import sample
 
 from ..data.text import documents
 from ..locks import locked
 from .conditioning import condition_numbers
-from .disturbance import disturbances
 from .hit_rate import MEASURES, Query, attention_maps, average, hit_rates
 from .jacobian import jacobians
 
 Record = dict[str, Any]
 FORMAT = 1
-WHAT = ("conditioning", "hit_rate", "jacobian", "maps", "disturbance")
+WHAT = ("conditioning", "hit_rate", "jacobian", "maps")
 # The longest text: κ of a head takes time that grows with the square of the length.
 LONGEST = 131_072
 # Rows and columns of the largest map: maps.json holds every number of them.
-MOST_BINS = 1024
+MOST_BINS = 512
 # Heads of a layer whose maps are drawn by default: a large model has a thousand heads.
 MAP_HEADS = 4
 # Characters to read per token: above the average of any tokenizer.
@@ -71,7 +68,7 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     out = out or Path("runs") / "analysis" / checkpoint_name(checkpoint)
     tokenizer = load_tokenizer(given.get("tokenizer", checkpoint))
     model_input = _model_input(tokenizer, load_config(checkpoint).get_text_config(decoder=True).vocab_size, given)
-    what = what or [name for name in WHAT if name != "disturbance" and (name != "hit_rate" or model_input.queries)]
+    what = what or [name for name in WHAT if name != "hit_rate" or model_input.queries]
     if "hit_rate" in what and not model_input.queries:
         raise ValueError("--what hit_rate needs to know what should be read: give --find PHRASE")
     ids = model_input.ids[0].tolist()
@@ -79,41 +76,23 @@ def analyze(checkpoint: Path, out: Path | None, **options: Any) -> None:
     source = {"about": model_input.about, "tokens": len(ids), "sha256": digest}
     device = find_device(given.get("device", "auto"))
     # The lock is taken before the work, so that a folder that cannot be written is refused first.
-    with locked(out, "lucid analyze"):
-        model = load_model(checkpoint, given.get("dtype", "auto")).to(device)
+    with locked(out):
+        model = load_model(checkpoint).to(device)
         config = model.config.get_text_config(decoder=True)
         attention = getattr(config, "attention", None) or getattr(config, "_attn_implementation", None)
         about = {"name": checkpoint_name(checkpoint), "model_type": config.model_type, "attention": attention}
-        head = {"format": FORMAT, "command": _command(checkpoint, given), "checkpoint": about, "input": source}
-        sampled = sample(tokenizer)[0] if "disturbance" in what else None
-        results = run_analyses(model, model_input, what, given, sampled)
+        head = {"format": FORMAT, "checkpoint": about, "input": source}
+        results = run_analyses(model, model_input, what, given)
         files = _write(out, head, results)
     print(summary(head, results))
     print(f"\n{', '.join(str(path) for path in files)}")
-
-
-def _command(checkpoint: Path, given: Mapping[str, Any]) -> str:
-    """The command line, for any machine: absolute paths are shortened to their names."""
-
-    def short(value: Any) -> str:
-        path = Path(str(value))
-        return path.name if path.is_absolute() and path.exists() else str(value)
-
-    words = ["lucid", "analyze", short(checkpoint)]
-    for name, value in given.items():
-        repeated = (
-            value if name == "find" else [",".join(map(str, value)) if isinstance(value, list | tuple) else value]
-        )
-        words += [word for item in repeated for word in (f"--{name.replace('_', '-')}", short(item))]
-    return shlex.join(words)
 
 
 # ------------------------------------------------------------------------------------------------------- inputs
 
 
 def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> ModelInput:
-    phrases, last = given.get("find", []), given.get("last", 1)
-    length, text = given.get("length", 512), given.get("text")
+    phrases, length, text = given.get("find", []), given.get("length", 512), given.get("text")
     folder = Path(given.get("tokens_from", ""))
     if text is None and (folder / "dataset_dict.json").exists() and not phrases:
         made = from_tokens(folder, length)
@@ -125,13 +104,13 @@ def _model_input(tokenizer: Any, vocabulary: int, given: Mapping[str, Any]) -> M
             characters += len(document)
             if characters >= length * CHARACTERS_PER_TOKEN:
                 break
-        made = _tokenized("\n".join(pieces), f"text of {Path(name).name}", tokenizer, length, phrases, last)
+        made = _tokenized("\n".join(pieces), f"text of {Path(name).name}", tokenizer, length, phrases)
     elif os.path.isfile(text):  # os.path, because Path raises for names that no file can have
-        made = _tokenized(read_text(Path(text)), f"text of {Path(text).name}", tokenizer, length, phrases, last)
+        made = _tokenized(read_text(Path(text)), f"text of {Path(text).name}", tokenizer, length, phrases)
     elif len(text.split()) == 1 and ("/" in text or "." in text):
         raise ValueError(f"--text must be a text or a file that exists, got {text!r}, which looks like a file")
     else:
-        made = _tokenized(text, "text on the command line", tokenizer, length, phrases, last)
+        made = _tokenized(text, "text on the command line", tokenizer, length, phrases)
     if (largest := int(made.ids.max())) >= vocabulary:
         raise ValueError(f"the tokenizer must be that of the model, with ids below {vocabulary}, got id {largest}")
     return made
@@ -149,20 +128,14 @@ def from_tokens(folder: Path, length: int) -> ModelInput:
     return ModelInput(torch.tensor([ids]), [], f"tokens of {folder.name}")
 
 
-def _tokenized(text: str, about: str, tokenizer: Any, length: int, phrases: list[str], last: int) -> ModelInput:
-    """The first `length` tokens of a text; its last `last` tokens ask for the phrases."""
+def _tokenized(text: str, about: str, tokenizer: Any, length: int, phrases: list[str]) -> ModelInput:
+    """The first `length` tokens of a text; the last of them asks for the phrases."""
     encoded = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False)
     ids, offsets = encoded["input_ids"][:length], encoded["offset_mapping"][:length]
     if len(ids) < 2:
         raise ValueError(f"the {about} must have at least two tokens, got {len(ids)}")
-    if not 1 <= last <= len(ids):
-        raise ValueError(f"--last must be 1 to {len(ids)}, the number of tokens, got {last}")
-    spans = [span for phrase in phrases for span in find(phrase, text, offsets)]
-    queries = []
-    for position in range(len(ids) - last, len(ids)):
-        if before := tuple(span for span in spans if span[0] <= position):
-            queries.append(Query(position, before))
-    return ModelInput(torch.tensor([ids]), queries, about)
+    spans = tuple(span for phrase in phrases for span in find(phrase, text, offsets))
+    return ModelInput(torch.tensor([ids]), [Query(len(ids) - 1, spans)] if spans else [], about)
 
 
 def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -188,34 +161,24 @@ def find(phrase: str, text: str, offsets: list[tuple[int, int]]) -> list[tuple[i
 # ------------------------------------------------------------------------------------------------------ results
 
 
-def run_analyses(
-    model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any], sampled: Tensor | None = None
-) -> Record:
-    """The records of the chosen analyses, by name. given: options of the command. sampled: see `disturbances`."""
+def run_analyses(model: Any, model_input: ModelInput, what: Sequence[str], given: Mapping[str, Any]) -> Record:
+    """The records of the chosen analyses, by name. given: options of the command."""
     ids, config = model_input.ids.to(model.device), model.config.get_text_config(decoder=True)
-    layers, heads = given.get("layers"), given.get("heads")
+    layers = given.get("layers")
     results: Record = {}
     if "conditioning" in what:
-        # P has key/value heads; the option names query heads.
-        query_heads = config.num_attention_heads
-        per_group = query_heads // (getattr(config, "num_key_value_heads", 0) or query_heads)
-        groups = None if heads is None else sorted({head // per_group for head in heads})
         lengths = _prefixes(given.get("lengths"), ids.shape[1])
-        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers, heads=groups)
+        results["conditioning"] = condition_numbers(model, ids, lengths, layers=layers)
     if "hit_rate" in what:
-        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers, heads=heads)
+        results["hit_rate"] = hit_rates(model, ids, model_input.queries, layers=layers)
         results["mean_hit_rate"] = average(results["hit_rate"], ())[0]
     if "jacobian" in what:
-        results["jacobian"] = jacobians(model, ids, layers=layers, heads=heads)
+        results["jacobian"] = jacobians(model, ids, layers=layers)
     if "maps" in what:
         last = config.num_hidden_layers - 1
         drawn = sorted({0, (last + 1) // 2, last}) if layers is None else layers
         some = {"most_heads": MAP_HEADS, "bins": given.get("bins", 128)}
-        results["maps"] = attention_maps(model, ids, layers=drawn, heads=heads, **some)
-    # Last: it changes the attention of the model.
-    if "disturbance" in what:
-        sharpnesses = given.get("sharpnesses")
-        results["disturbance"] = disturbances(model, ids, sampled, layers=layers, sharpnesses=sharpnesses)
+        results["maps"] = attention_maps(model, ids, layers=drawn, **some)
     return results
 
 
@@ -280,14 +243,6 @@ def _figures(results: Record) -> list[Record]:
                 series.append({"name": column.replace("_", " "), "role": column, "x": list(by_layer), "y": y})
             axes = {"x": {"label": "layer"}, "y": {"label": "mean of the heads", "log": name == "jacobian"}}
             figures.append({"kind": "lines", "title": title, "series": series} | axes)
-    if records := [record for record in results.get("disturbance", ()) if len(record["layers"]) == 1]:
-        groups: dict[str, list[Record]] = {}
-        for record in records:
-            bar = {"name": f"layer {record['layers'][0]}", "role": "lucid", "value": record["change"]}
-            groups.setdefault(f"{record['keys']} keys", []).append(bar)
-        named = [{"name": name, "bars": bars} for name, bars in groups.items()]
-        axes = {"value": {"label": "change of the loss, nats"}, "groups": named}
-        figures.append({"kind": "bars", "title": "Disturbance of single layers"} | axes)
     return figures
 
 
@@ -302,7 +257,7 @@ def _mean(records: Sequence[Record], name: str) -> float | None:
 
 
 def summary(head: Record, results: Record) -> str:
-    """A table with a line for every layer, and one with a line for every disturbance. head: checkpoint and input."""
+    """A table with a line for every layer. head: checkpoint and input."""
     checkpoint, source = head["checkpoint"], head["input"]
     about = f"{checkpoint['name']} ({checkpoint['model_type']}, {checkpoint['attention']})"
     parts = [f"{about}, {source['tokens']} tokens: {source['about']}"]
@@ -322,15 +277,4 @@ def summary(head: Record, results: Record) -> str:
         rows = [[str(layer), *(column.get(layer, "-") for column in columns.values())] for layer in layers]
         table = text_table([["layer", *columns], *rows])
         parts.append(f"κ: median of the heads; others: mean of the heads\n{table}")
-    if records := results.get("disturbance"):
-        base, names = records[0]["loss"], list(dict.fromkeys(record["keys"] for record in records))
-        changes: dict[tuple[str, str], list[str]] = {}
-        for record in records[1:]:
-            chosen = record["layers"]
-            where = f"layer {chosen[0]}" if len(chosen) == 1 else f"{len(chosen)} layers"
-            changes.setdefault((where, f"{record['sharpness']:.3g}"), []).append(f"{record['change']:+.4f}")
-        rows = [["LUCID in", "sharpness", *(f"{name} keys" for name in names)]]
-        rows += [[*where, *found] for where, found in changes.items()]
-        title = f"change of the loss, {base:.4f} nats, when layers become LUCID without training"
-        parts.append(f"{title}\n{text_table(rows)}")
     return "\n\n".join(parts)

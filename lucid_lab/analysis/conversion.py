@@ -1,23 +1,25 @@
-"""`lucid convert`: convert, calibrate, measure what the conversion does to the loss, and say how to go on."""
+"""`lucid convert`: convert, calibrate, measure the loss before and after, and say how to load the result."""
 
 import math
 import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lucid_attention.doctor import find_device
 from lucid_attention.messages import text_table
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.convert import DOCUMENTS, ConversionError, convert, keys_of, sample
 from lucid_attention.models.decoder.configuration import LucidConfig
-from lucid_attention.models.preconditioner import LucidSettings, head_size, lucid_layers, uses_lucid
+from lucid_attention.models.preconditioner import LucidSettings, Preconditioner, head_size, lucid_layers, uses_lucid
 from lucid_attention.models.subclasses import ARCHITECTURES, PREFIX
 
 from ..data.text import documents
-from .disturbance import mean_loss, switched
 
 # In units of √D.
 SHARPNESSES = (1.0, 1.5, 2.0, 4.0)
@@ -109,9 +111,10 @@ def measured(model: Any, settings: LucidSettings, ids: Tensor) -> str:
     c = root if settings.sharpness is None else settings.sharpness
     after = mean_loss(model, ids)
     tried = sorted({c, *(root * factor for factor in SHARPNESSES)})
-    before, *others = switched(model, ids, layers=(), sharpnesses=tried)
+    able = lucid_layers(model.config)
+    before, *others = switched(model, ids, [([], c), *((able, other) for other in tried)])
     short = ids[:1, :TOKENS_OF_LAYERS]
-    _, *single = switched(model, short, sharpnesses=(), sharpness=c)
+    _, *single = switched(model, short, [([], c), *(([layer], c) for layer in able)])
     change = after - before["loss"]
     rows = [["", "loss", "change"], ["softmax, before", f"{before['loss']:.4f}", ""]]
     rows += [["LUCID, as written", f"{after:.4f}", f"{change:+.4f}"]]
@@ -128,3 +131,28 @@ def measured(model: Any, settings: LucidSettings, ids: Tensor) -> str:
     if small and change > SMALL:
         lines.append(f"--sharpness {min(small):.4g} is the smallest of these that costs at most {SMALL} nats")
     return "\n".join(lines)
+
+
+@torch.no_grad()
+def switched(model: Any, ids: Tensor, cases: Sequence[tuple[Sequence[int], float]]) -> list[dict[str, Any]]:
+    """{"layers", "sharpness", "loss", "change"} of every case: the layers that have LUCID, and their sharpness c.
+
+    model: with LUCID; strength and sharpness of its layers are changed. ids: [B, T]. change: of the loss since the
+    first case.
+    """
+    modules = [module for module in model.modules() if isinstance(getattr(module, "lucid", None), Preconditioner)]
+    records: list[dict[str, Any]] = []
+    for layers, c in tqdm(cases, "loss", leave=False, delay=5, disable=None):
+        for module in modules:
+            module.lucid.strength.fill_(float(module.layer_idx in layers))
+            module.lucid.sharpness.fill_(c)
+        loss = mean_loss(model, ids)
+        change = loss - records[0]["loss"] if records else 0.0
+        records.append({"layers": list(layers), "sharpness": c, "loss": loss, "change": change})
+    return records
+
+
+@torch.no_grad()
+def mean_loss(model: Any, ids: Tensor) -> float:
+    """The mean loss of the next token, in nats. ids: [B, T]."""
+    return float(model(ids, labels=ids, use_cache=False, return_dict=True).loss)

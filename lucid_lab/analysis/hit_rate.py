@@ -33,13 +33,10 @@ class Query:
     row: int = 0
 
     def __post_init__(self) -> None:
-        if not self.spans:
-            raise ValueError("spans must hold at least one (first, last + 1), got none")
-        for first, stop in self.spans:
-            if not 0 <= first < stop:
-                raise ValueError(f"a span must be (first, last + 1) of tokens in the input, got {(first, stop)}")
-            if first > self.position:
-                raise ValueError(f"spans must begin before the query at {self.position}, got {(first, stop)}")
+        if not self.spans or any(not 0 <= first < min(stop, self.position + 1) for first, stop in self.spans):
+            raise ValueError(
+                f"spans must be (first, last + 1) of tokens before the query at {self.position}, got {self.spans}"
+            )
 
 
 def hit_rates(
@@ -132,14 +129,11 @@ def _mean(records: Sequence[Record], name: str) -> float:
     return sum(record[name] for record in records) / len(records)
 
 
-def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) -> list[Query]:
-    """The questions in items of `Needles`, each with the place where its key was last written.
+def synthetic_queries(task: Any, input_ids: Tensor) -> list[Query]:
+    """The questions in items of `Needles`, each with the place of its key and value where they were last written.
 
-    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [T] or [B, T].
-    whole_pair: spans hold key and value, or the value alone.
+    task: the task of the items; its ids in order: an end token, keys, values, fillers. input_ids: [B, T].
     """
-    if input_ids.ndim == 1:
-        input_ids = input_ids[None]
     queries = []
     for row, ids in enumerate(input_ids.tolist()):
         written: dict[int, int] = {}
@@ -150,8 +144,7 @@ def synthetic_queries(task: Any, input_ids: Tensor, *, whole_pair: bool = True) 
             if task.first_value <= following < task.first_filler:
                 written[token] = t
             elif token in written:
-                at = written[token]
-                queries.append(Query(t, ((at if whole_pair else at + 1, at + 2),), row))
+                queries.append(Query(t, ((written[token], written[token] + 2),), row))
     return queries
 
 
@@ -203,23 +196,14 @@ def head_maps(head: Head, bins: int = BINS) -> tuple[list[int], Tensor, Tensor]:
     device = head.q.device
     bin_of = torch.bucketize(torch.arange(N), torch.tensor(borders[1:]), right=True).to(device)
     sizes = torch.tensor(borders, dtype=torch.float64, device=device).diff()
-    blocks: tuple[list[Tensor], list[Tensor]] = [], []
-    for block in head.row_blocks(torch.arange(bins)):
-        first, stop = int(block[0]), int(block[-1]) + 1
-        softmaxes = _mean_rows(head, torch.arange(borders[first], borders[stop]), bin_of, sizes, first, stop)
-        for maps, rows in zip(blocks, (softmaxes[0], head.joined(softmaxes)), strict=True):
-            sums = rows.new_zeros(*rows.shape[:2], bins).index_add_(2, bin_of, rows)
-            maps.append((sums / sizes).float().cpu())
-    a, w = (torch.cat(maps, 1) for maps in blocks)
-    return borders, a, w
-
-
-def _mean_rows(head: Head, rows: Tensor, bin_of: Tensor, sizes: Tensor, first: int, stop: int) -> list[Tensor]:
-    """Means over each bin, first to stop, of the softmaxes of the rows in these bins: [G, stop − first, N] each."""
-    sums: list[Tensor] = []
-    for block in head.row_blocks(rows):
+    sums: dict[int, Tensor] = {}
+    for block in head.row_blocks(torch.arange(N)):
         for i, weights in enumerate(head.softmaxes(block)):
-            if i == len(sums):
-                sums.append(weights.new_zeros(weights.shape[0], stop - first, weights.shape[2]))
-            sums[i].index_add_(1, bin_of[block.to(bin_of.device)] - first, weights)
-    return [total / sizes[first:stop, None] for total in sums]
+            total = sums.setdefault(i, weights.new_zeros(weights.shape[0], bins, N))
+            total.index_add_(1, bin_of[block.to(device)], weights)
+    means = [total / sizes[:, None] for total in sums.values()]
+    a, w = (
+        (rows.new_zeros(*rows.shape[:2], bins).index_add_(2, bin_of, rows) / sizes).float().cpu()
+        for rows in (means[0], head.joined(means))
+    )
+    return borders, a, w

@@ -38,14 +38,12 @@ def jacobians(
     *,
     rows: Sequence[int] | None = None,
     layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
 ) -> list[Record]:
     """The mean off-diagonal entry and ‖∂o/∂q‖, for every layer and head.
 
     Args:
         model, inputs, layers: as in `visit_layers`.
         rows: positions of the queries whose ∂o/∂q is computed; None for at most 64, evenly spread.
-        heads: query heads, None for all.
 
     Returns:
         {"layer", "row", "head", "off_diagonal", "query_jacobian"}: `head_off_diagonal`, and the mean of ‖∂o/∂q‖ over
@@ -54,7 +52,7 @@ def jacobians(
     records: list[Record] = []
 
     def measure(layer: Layer) -> None:
-        for head in layer.heads(heads):
+        for head in layer.heads():
             off_diagonal = head_off_diagonal(head)
             norms = None
             if not isinstance(head, PathHead | Difference):

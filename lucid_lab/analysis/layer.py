@@ -23,8 +23,8 @@ from lucid_attention.ops.path.reference import path_scores
 
 # Rows in a block of P. Iterations use the blocks in every step: those of the first KEPT rows stay in memory, 290 MB.
 BLOCK, KEPT = 512, 8192
-# Weights that are in memory at a time, over all heads of a group: 128 MB.
-NUMBERS = 1 << 24
+# Weights in memory at a time, over all heads of a group: 128 MB.
+ELEMENTS = 1 << 24
 # From (start, stop) to the exponents of P in these rows, for all columns before stop: [stop − start, stop].
 Exponents = Callable[[int, int], Tensor]
 
@@ -303,10 +303,10 @@ class Head:
         """W from the result of `softmaxes`, or from means over its rows: [G, n, N]."""
         return self.through(softmaxes[0]) if self.preconditioned else softmaxes[0]
 
-    def row_blocks(self, rows: Tensor, numbers_per_weight: int = 1) -> Iterator[Tensor]:
-        """The rows in blocks whose weights take at most `NUMBERS` numbers, and at least one row."""
-        numbers_per_row = self.q.shape[0] * len(self.positions) * numbers_per_weight
-        yield from rows.split(max(1, NUMBERS // numbers_per_row))
+    def row_blocks(self, rows: Tensor, per_weight: int = 1) -> Iterator[Tensor]:
+        """The rows in blocks of at most `ELEMENTS` weights, and at least one row."""
+        per_row = self.q.shape[0] * len(self.positions) * per_weight
+        yield from rows.split(max(1, ELEMENTS // per_row))
 
     def through(self, a: Tensor) -> Tensor:
         """a P⁻¹, for a: [.., N]; with step sizes a P⁻¹ diag(β)."""

@@ -105,7 +105,7 @@ def _measure(names: Sequence[str], settings: Settings, out: Path, resume: bool) 
         "quick": settings.quick,
         "machine": machine(),
     }
-    with locked(out, "lucid bench"):
+    with locked(out):
         for name in names:
             _measure_case(CASES[name], settings, CaseFile(out, name, made), resume)
 

@@ -11,11 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from lucid_attention.files import write_record
 from lucid_attention.messages import did_you_mean, text_table
 
+from ..bench.harness import machine
 from ..locks import locked
+from ..report.page import duration, write_report
 from ..toys.lab import DEMO, HOURS, QUICK, SCALES, Lab
-from ..toys.results import RESULT, Claim, Conclusion, save_result
+from ..toys.results import Claim, Conclusion
 
 # A claim comes after those whose models it uses.
 CLAIMS = (
@@ -49,6 +52,7 @@ CLAIMS = (
 HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta", "forgetting_mqar")
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
+RESULT = "result.json"
 NOT_JUDGED = "A run of this size shows that the parts fit together; its numbers say nothing about the claim."
 
 
@@ -73,25 +77,34 @@ def load(name: str) -> Experiment:
 
 
 def run_claim(name: str, lab: Lab, command: str = "") -> dict[str, Any]:
-    """Run a claim and write OUT/NAME-SCALE/result.json. Returns the result. A tiny scale has no verdict.
+    """Run a claim and write OUT/NAME-SCALE/result.json. Returns its content. A tiny scale has no verdict.
 
-    command: for the report. The caller holds the lock of the lab's folder.
+    command: for the report. finished: the day of the newest number. seconds: of processor time. The caller holds the
+    lock of the lab's folder.
     """
     claim = load(name)
     conclusion = claim.run(lab)
     if lab.tiny:
         conclusion = replace(conclusion, verdict="too small to judge", because=NOT_JUDGED)
-    return save_result(
-        name,
-        claim.CLAIM,
-        conclusion,
-        scale=lab.scale.name,
-        out=lab.out,
-        rule=inspect.getdoc(claim.judge) or "",
-        command=command or f"lucid experiment {name} --scale {lab.scale.name}",
-        seconds=lab.seconds,
-        finished=lab.finished,
-    )
+    about, scale = machine(), lab.scale.name
+    parts = [about.get("GPU"), about["CPU"], about["cores"], f"torch {about['torch']}", f"Python {about['Python']}"]
+    result = {
+        "format": 1,
+        "name": name,
+        "scale": scale,
+        "title": claim.CLAIM.title,
+        "section": claim.CLAIM.section,
+        "claim": claim.CLAIM.says,
+        "paper": claim.CLAIM.paper,
+        **vars(conclusion),
+        "rule": inspect.getdoc(claim.judge) or "",
+        "command": command or f"lucid experiment {name} --scale {scale}",
+        "machine": ", ".join(filter(None, parts)),
+        "finished": lab.finished,
+        "seconds": round(lab.seconds, 1),
+    }
+    write_record(lab.out / f"{name}-{scale}" / RESULT, result, allow_nan=False)
+    return result
 
 
 def run_experiments(
@@ -119,7 +132,7 @@ def run_experiments(
     claims = {name: load(name) for name in names}
     if scale == HOURS.name and (without := [name for name in names if name not in HAVE_HOURS]):
         raise ValueError(f"--scale hours is for {', '.join(HAVE_HOURS)}, got {', '.join(without)}: use --scale small")
-    with locked(out, f"lucid experiment {' '.join(names)}"):
+    with locked(out):
         for name, claim in claims.items():
             lab = Lab(SCALES[scale], out, processes=processes, restart=restart, model=model, texts=texts)
             print(f"{name} ({scale}): {claim.CLAIM.title}", flush=True)
@@ -135,12 +148,10 @@ def run_experiments(
 
 def run_demo(full: bool, out: Path) -> None:
     """Run the claims of the demonstration, print the verdicts and write a report."""
-    from ..report.page import write_report
-
     scale, start, command = DEMO if full else QUICK, time.monotonic(), "lucid demo --full" if full else "lucid demo"
     print(f"About {scale.about}. Ctrl-C stops, the same command resumes.", flush=True)
     report = out / "report.html"
-    with locked(out, command):
+    with locked(out):
         results = [run_claim(name, Lab(scale, out), command) for name in DEMONSTRATED]
         write_report(results, report, "LUCID attention: the demonstration")
     for result in results[:2]:
@@ -150,7 +161,7 @@ def run_demo(full: bool, out: Path) -> None:
     for result in results:
         print(f"{result['verdict'].upper():<14} {result['title']} (§{result['section']})")
         print(f"{'':<14} {result['ours']}")
-    print(f"\n{clock(time.monotonic() - start)} in all. Report: {report}")
+    print(f"\n{duration(time.monotonic() - start)} in all. Report: {report}")
     if not full:
         print(f"Every attention, with several seeds: lucid demo --full, or make demo ARGS=--full ({DEMO.about})")
 
@@ -173,7 +184,7 @@ def show(result: dict[str, Any]) -> None:
             print(f"    {table['note']}")
     print(f"\n  paper: {result['paper']}\n  here:  {result['ours']}")
     print(f"  {result['verdict'].upper()}: {result['because']}")
-    print(f"  {result['seeds']} seeds, {clock(result['seconds'])} of one core")
+    print(f"  {result['seeds']} seeds, {duration(result['seconds'])} of one core")
 
 
 def _table_text(table: dict[str, Any]) -> str:
@@ -182,10 +193,3 @@ def _table_text(table: dict[str, Any]) -> str:
 
     lines = text_table([[text(cell) for cell in row] for row in (table["columns"], *table["rows"])], rule=True)
     return "\n".join(f"    {line}" for line in lines.split("\n"))
-
-
-def clock(seconds: float) -> str:
-    """1:05, or 2:01:05."""
-    minutes, remainder = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"

@@ -55,10 +55,10 @@ def run(lab: Lab) -> Conclusion:
         [one.arm.label, loss(one), one.arm.toy.steps, one.arm.toy.rate, round(one.seconds)] for one in text.values()
     ]
     return Conclusion(
-        ours=f"needles: {_told(needles, found)}; text: {_told(text, loss)}",
+        ours=f"needles: {_listed(needles, found)}; text: {_listed(text, loss)}",
         verdict=judge(scores["lucid"], [scores[key] for key in MAPPED if key in scores]),
         because=f"Needles, mean over n: {explain_against('LUCID', found(needles['lucid']), others)} Text, nats a "
-        f"character: {_told(text, loss)}.",
+        f"character: {_listed(text, loss)}.",
         seeds=len(lab.seeds),
         figures=[accuracy_bars("Needles, heads of 64 with MLPs", needles, toy.test_lengths[0])],
         tables=[
@@ -68,5 +68,5 @@ def run(lab: Lab) -> Conclusion:
     )
 
 
-def _told(group: Group, score: Callable[[Trained], Spread]) -> str:
+def _listed(group: Group, score: Callable[[Trained], Spread]) -> str:
     return ", ".join(f"{one.arm.label} {score(one)}" for one in group.values())

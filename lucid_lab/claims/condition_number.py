@@ -26,7 +26,7 @@ from lucid_attention.nn.rotary import Rotary
 from ..analysis.conditioning import condition_numbers, key_condition_numbers
 from ..toys.arms import Arm, train_arms
 from ..toys.lab import Lab, Record
-from ..toys.results import Claim, Conclusion, Figure, Spread, Table, heatmaps, lines, outcome, series, spread, table
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lines, outcome, series, spread, table
 from ..toys.training import CHARACTER_MODEL, TINY_CHARACTER_MODEL, load_model
 from . import needle_grid
 
@@ -181,11 +181,7 @@ def run(lab: Lab) -> Conclusion:
         verdict=judge(growths, list(pairs.values())),
         because=explain(random, growths, pairs),
         seeds=len(seeds),
-        figures=[
-            random_figure(random, lengths),
-            model_figure(members, models, lengths),
-            head_maps(members, models, seeds[0], lengths[-1]),
-        ],
+        figures=[model_figure(members, models, lengths)],
         tables=[summary(random, {member.title: models[key] for key, member in members.items()})],
     )
 
@@ -212,23 +208,6 @@ def explain(
     )
 
 
-def random_figure(random: Mapping[tuple[int, bool], Growth], lengths: Sequence[int]) -> Figure:
-    """κ of independent keys against the length."""
-    roles = dict(zip(sorted({d for d, _ in random}), ("lucid", "softmax", "path", "delta"), strict=False))
-    curves = [
-        series(
-            f"D = {d}{', RoPE' if rope else ''}",
-            roles[d],
-            lengths,
-            [growth.mean(index).mean for index in range(len(lengths))],
-            dashed=rope,
-        )
-        for (d, rope), growth in random.items()
-    ]
-    note = "Normal keys without a model. RoPE turns independent keys into independent keys: both lines agree."
-    return lines("κ of independent keys", "length N", "κ(P)", curves, log="xy", note=note)
-
-
 def model_figure(members: Mapping[str, Arm], models: Mapping[str, Growth], lengths: Sequence[int]) -> Figure:
     """κ of the keys of models against the length."""
     curves = []
@@ -241,18 +220,6 @@ def model_figure(members: Mapping[str, Arm], models: Mapping[str, Growth], lengt
         "longer prefixes are beyond what a model has seen. For softmax: the P that LUCID would have."
     )
     return lines("κ of small models", "length N", "κ(P)", curves, log="xy", note=note)
-
-
-def head_maps(members: Mapping[str, Arm], models: Mapping[str, Growth], seed: int, length: int) -> Figure:
-    """κ by layer and head at the longest prefix, for one seed."""
-    panels = {}
-    for key, member in members.items():
-        heads = {place[1:]: kappas[-1] for place, kappas in models[key].heads.items() if place[0] == seed}
-        layers, columns = (sorted({layer_head[i] for layer_head in heads}) for i in (0, 1))
-        panels[member.title] = (layers, columns, [[heads.get((row, c)) for c in columns] for row in layers])
-    top = max(value for _, _, rows in panels.values() for row in rows for value in row if value is not None)
-    title = f"κ by layer and head, N = {length}"
-    return heatmaps(title, "layer", "head", panels, range=(1, top), note=f"Seed {seed}.")
 
 
 def summary(random: Mapping[tuple[int, bool], Growth], models: Mapping[str, Growth]) -> Table:

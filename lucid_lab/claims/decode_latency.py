@@ -19,9 +19,9 @@ from ..bench import decode
 from ..bench.harness import Shape
 from ..bench.models import DYNAMIC, FULL, GEMMA_1B, PAPER_1B, QWEN, RATIO, STATIC, measure_decoding
 from ..bench.records import Result, Settings
-from ..bench.solve import LUCID, SDPA
+from ..bench.solve import LUCID
 from ..toys.lab import Lab, Record
-from ..toys.results import Claim, Conclusion, Figure, Table, bar, bars, lines, series, table
+from ..toys.results import Claim, Conclusion, Figure, Table, bar, bars, table
 from .training_overhead import added, percent
 
 CLAIM = Claim(
@@ -119,7 +119,7 @@ def run(lab: Lab) -> Conclusion:
         verdict=verdict,
         because=because,
         seeds=min(ratio.rounds for ratio in stock.values()),
-        figures=[added_figure(fastest, last), *(token_figure(name, contexts, tokens) for name in names)],
+        figures=[added_figure(fastest, last)],
         tables=[token_table(tokens), step_table(steps, fastest, last)],
     )
 
@@ -130,17 +130,6 @@ def added_figure(fastest: Mapping[str, float], context: int) -> Figure:
     note = f"Whole models, one token more at a context of {context}, float32, one thread, batch 1."
     title = "What LUCID adds to a token, against the fastest standard attention"
     return bars(title, "percent", groups, references={"paper": PAPER}, note=note)
-
-
-def token_figure(name: str, contexts: tuple[int, ...], tokens: Tokens) -> Figure:
-    """Milliseconds of a token against the context."""
-    results = [tokens[name, DYNAMIC, context] for context in contexts]
-    curves = [
-        series(title, role, contexts, [1000 * result.seconds[contestant].median for result in results])
-        for contestant, title, role in ((SDPA, "softmax attention (sdpa)", "softmax"), (LUCID, "LUCID", "lucid"))
-    ]
-    note = "Dynamic cache, float32, one thread, batch 1: a few layers are timed and multiplied up to all."
-    return lines(f"A token of {name}", "tokens in the cache", "milliseconds", curves, log="xy", note=note)
 
 
 def token_table(tokens: Tokens) -> Table:

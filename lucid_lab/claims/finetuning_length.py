@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ..toys.arms import SHIFT, Group, Trained, arm, train_arms
 from ..toys.lab import Lab
-from ..toys.results import Claim, Conclusion, heatmaps, lines, series, table
+from ..toys.results import Claim, Conclusion, lines, series, table
 from ..toys.training import train
 from . import needle_grid
 
@@ -60,14 +60,6 @@ def run(lab: Lab) -> Conclusion:
         + ("." if beats_control(controls) else ": that is at least as good, so it is not LUCID that is needed.")
     )
     curves = [series(one.arm.label, one.arm.role, lengths, scores[key]) for key, one in before.items()]
-    maps = {
-        one.arm.label: (
-            lengths,
-            lengths,
-            [[tuned[key][length].mean_accuracy(test).mean for test in lengths] for length in lengths],
-        )
-        for key, one in before.items()
-    }
     return Conclusion(
         ours=f"gap {by_length} (points, at {longest} tokens)",
         verdict=judge(gaps, controls),
@@ -75,7 +67,6 @@ def run(lab: Lab) -> Conclusion:
         seeds=len(lab.seeds),
         figures=[
             lines(f"Tested at {longest} tokens", "length of tuning", "accuracy, %", curves, range=(0, 100)),
-            heatmaps("Mean over needles", "tuned at", "tested at", maps, range=(0, 100), unit="%"),
         ],
         tables=[
             table(

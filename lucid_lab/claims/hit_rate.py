@@ -18,11 +18,11 @@ from torch import Tensor
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from ..analysis.hit_rate import MEASURES, Query, attention_maps, average, hit_rates, synthetic_queries
+from ..analysis.hit_rate import MEASURES, Query, average, hit_rates, synthetic_queries
 from ..data.synthetic import Needles
 from ..toys.arms import Trained, arm, train_arms
 from ..toys.lab import Lab, Record
-from ..toys.results import Claim, Conclusion, Figure, Spread, Table, bar, bars, heatmaps, mean_of, spread, table
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, bar, bars, mean_of, spread, table
 from ..toys.training import Toy, load_model
 from . import memory_update, needle_grid
 
@@ -47,12 +47,10 @@ TOYS = {
     "overwrites": memory_update.TOY,
     "overwrites, MLP, head of 64": memory_update.WITH_MLP,
 }
-# Attention maps of their LUCID models are drawn.
-MAPPED = ("needles", "overwrites")
 
 
 def of_model(folder: Path, settings: Mapping[str, Any]) -> Record:
-    """Hit rates as means over questions, for every layer and head and for all heads.
+    """Hit rates as means over questions, layers and heads.
 
     settings: toy; trained, the folder of its weights; samples, sequences for every number of keys.
     """
@@ -61,7 +59,7 @@ def of_model(folder: Path, settings: Mapping[str, Any]) -> Record:
     for n in toy.test_n:
         inputs, _ = toy.make_task().test(settings["samples"], n, toy.length)
         records += hit_rates(model, inputs, questions(toy, inputs))
-    return {"heads": average(records), "mean": average(records, ())[0]}
+    return {"mean": average(records, ())[0]}
 
 
 def questions(toy: Toy, inputs: Tensor) -> list[Query]:
@@ -84,31 +82,12 @@ def latest_writes(inputs: Tensor) -> list[Query]:
     return queries
 
 
-def maps_of(folder: Path, settings: Mapping[str, Any]) -> Record:
-    """A and W on one sequence, for the head of the last layer with the most weight on the answers.
-
-    settings: toy; trained, the folder of its weights; n, keys in the sequence.
-    """
-    toy = settings["toy"]
-    model, last = load_model(folder.parent / settings["trained"], toy), toy.layers - 1
-    inputs, _ = toy.make_task().test(1, settings["n"], toy.length)
-    rates = average(hit_rates(model, inputs, questions(toy, inputs), layers=[last]))
-    head = max(rates, key=lambda rate: rate["signed"])["head"]
-    (head_maps,) = attention_maps(model, inputs, layers=[last], heads=[head])
-    rounded = {
-        name: [[round(value, DIGITS) for value in row] for row in head_maps[name].tolist()]
-        for name in ("softmax", "effective")
-    }
-    return {"layer": last, "head": head, **rounded}
-
-
 @dataclass(frozen=True)
 class HitRates:
-    """One attention in one setting, over seeds. mean: over all heads, by measure. best: of the best head."""
+    """One attention in one setting, over seeds. mean: over all heads, by measure."""
 
     accuracy: Spread
     mean: Mapping[str, Spread]
-    best: Mapping[str, Spread]
 
 
 def read_rates(trained: Trained, records: Sequence[Record]) -> HitRates:
@@ -116,7 +95,6 @@ def read_rates(trained: Trained, records: Sequence[Record]) -> HitRates:
     return HitRates(
         trained.mean_accuracy(trained.arm.toy.length),
         {name: spread((record["mean"][name] for record in records), DIGITS) for name in MEASURES},
-        {name: spread((max(h[name] for h in record["heads"]) for record in records), DIGITS) for name in MEASURES},
     )
 
 
@@ -142,11 +120,8 @@ def pooled(pairs: Pairs) -> dict[str, HitRates]:
     found = {}
     for name in COMPARED:
         rates = [pair[name] for pair in pairs.values()]
-        means, best = (
-            {measure: mean_of([getattr(rate, kind)[measure] for rate in rates]) for measure in MEASURES}
-            for kind in ("mean", "best")
-        )
-        found[name] = HitRates(mean_of([rate.accuracy for rate in rates]), means, best)
+        means = {measure: mean_of([rate.mean[measure] for rate in rates]) for measure in MEASURES}
+        found[name] = HitRates(mean_of([rate.accuracy for rate in rates]), means)
     return found
 
 
@@ -163,7 +138,7 @@ def higher(pair: Mapping[str, HitRates]) -> dict[str, bool]:
 
 def run(lab: Lab) -> Conclusion:
     """Hit rates next to accuracies."""
-    samples, n = (1, 2) if lab.tiny else (16, 8)
+    samples = 1 if lab.tiny else 16
     toys = {
         title: toy.but(**(needle_grid.TINY if toy.task == "needles" else memory_update.TINY)) if lab.tiny else toy
         for title, toy in TOYS.items()
@@ -181,9 +156,6 @@ def run(lab: Lab) -> Conclusion:
         title: {name: read_rates(one, records[title, name]) for name, one in group.items()}
         for title, group in groups.items()
     }
-    lucid = [groups[title]["lucid"] for title in MAPPED]
-    mapped = [{"toy": one.arm.toy, "trained": one.records[0]["folder"], "n": n} for one in lucid]
-    maps = dict(zip(MAPPED, lab.map(maps_of, mapped, title="maps"), strict=True))
 
     solved = {title: pair for title, pair in pairs.items() if comparable(pair)}
     unfiltered = pooled({title: pairs[title] for title, toy in toys.items() if toy.task == "needles"})
@@ -197,8 +169,8 @@ def run(lab: Lab) -> Conclusion:
         verdict=judge(pairs, unfiltered),
         because=f"{explain_unfiltered(unfiltered)} {explain(pairs, solved)}",
         seeds=len(lab.seeds),
-        figures=[rates(pairs), *(map_figure(title, record, n) for title, record in maps.items())],
-        tables=[numbers(pairs | {"all needle tasks": unfiltered}), best_heads(pairs)],
+        figures=[rates(pairs)],
+        tables=[numbers(pairs | {"all needle tasks": unfiltered})],
     )
 
 
@@ -245,21 +217,6 @@ def rates(pairs: Pairs) -> Figure:
     return bars("Weight on the answer", "hit rate", groups, references=references, note=note)
 
 
-def map_figure(title: str, record: Record, n: int) -> Figure:
-    """A and W: the weights before and after preconditioning."""
-    positions = range(len(record["softmax"]))
-    panels = {
-        weight: (positions, positions, record[name])
-        for weight, name in (("A = softmax", "softmax"), ("W = A P⁻¹", "effective"))
-    }
-    note = (
-        f"A LUCID model, layer {record['layer']}, head {record['head']}, one sequence, n = {n}; the last {n} rows ask. "
-        "A row of W may be negative, and need not sum to one."
-    )
-    title = f"Weights before and after preconditioning: {title}"
-    return heatmaps(title, "query", "key", panels, range=(-1, 1), signed=True, numbers=False, note=note)
-
-
 def numbers(pairs: Pairs) -> Table:
     """The accuracy and all measures, as means over heads."""
     rows = [
@@ -270,13 +227,3 @@ def numbers(pairs: Pairs) -> Table:
     columns = ["", "attention", "accuracy, %", *WEIGHTS.values(), "negative share"]
     note = "Mean over layers, heads and questions ± std over seeds. Negative share: of the sum of |W|."
     return table("Weight on the tokens that hold the answer", columns, rows, note=note)
-
-
-def best_heads(pairs: Pairs) -> Table:
-    """For every weight, the head with the highest hit rate."""
-    rows = [
-        [title, ATTENTIONS[name].title, *(rates.best[weight] for weight in WEIGHTS)]
-        for title, pair in pairs.items()
-        for name, rates in pair.items()
-    ]
-    return table("The best head, for each weight by itself", ["", "attention", *WEIGHTS.values()], rows)

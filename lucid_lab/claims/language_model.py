@@ -12,39 +12,13 @@ time that LUCID takes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from lucid_attention.nn.attention import ATTENTIONS
 
 from ..toys.arms import Group, Trained, arm, time_ratios, train_arms
 from ..toys.lab import Lab, Record
-from ..toys.results import (
-    Claim,
-    Conclusion,
-    Figure,
-    Spread,
-    Table,
-    heatmaps,
-    lead,
-    lines,
-    outcome,
-    series,
-    spread,
-    table,
-)
-from ..toys.training import (
-    CHARACTER_MODEL,
-    TINY_CHARACTER_MODEL,
-    Toy,
-    load_model,
-    train,
-    uniform_loss,
-)
+from ..toys.results import Claim, Conclusion, Figure, Spread, Table, lead, lines, outcome, series, spread, table
+from ..toys.training import CHARACTER_MODEL, TINY_CHARACTER_MODEL, Toy, train, uniform_loss
 
 CLAIM = Claim(
     title="A lower loss of language models",
@@ -164,7 +138,7 @@ def run(lab: Lab) -> Conclusion:
         verdict=verdict,
         because=f"{reason} {trends(gaps)} Tuned: {chosen}. A step of LUCID takes {timing['ratio']:.2f} times as long.",
         seeds=len(lab.seeds),
-        figures=[*curve_figures(groups, timing), position_figure(lab, groups), sweep_figure(size, swept, chosen)],
+        figures=[curve_figure(groups)],
         tables=[
             loss_table(size, groups, gaps, chosen),
             table(
@@ -215,103 +189,14 @@ def trends(gaps: Mapping[str, Spread]) -> str:
     return " ".join(sentences)
 
 
-def loss_by_position(folder: Path, item: Mapping[str, Any]) -> Record:
-    """For `lab.map`: mean loss of a trained toy on unseen text in ranges of positions, each as long as all before it.
-
-    "ends": one past the last position of each range.
-    """
-    toy: Toy = item["toy"]
-    inputs, labels = toy.make_task().test(2 * toy.test_batch, 0, toy.length)
-    by_token = token_losses(load_model(folder.parent / item["trained"], toy), inputs, labels).mean(0)
-    if not by_token.isfinite().all():
-        by_token = torch.full_like(by_token, uniform_loss(None))
-    ends = range_ends(toy.length)
-    starts = [0, *ends[:-1]]
-    return {"ends": ends, "losses": [float(by_token[a:b].mean()) for a, b in zip(starts, ends, strict=True)]}
-
-
-def range_ends(length: int, first: int = 8) -> list[int]:
-    """8, 16, 32, … and the length."""
-    ends = []
-    while first < length:
-        ends.append(first)
-        first *= 2
-    return [*ends, length]
-
-
-@torch.no_grad()
-def token_losses(model: Any, inputs: Tensor, labels: Tensor, at_once: int = 16) -> Tensor:
-    """The loss of every token, [B, T]."""
-    parts = zip(inputs.split(at_once), labels.split(at_once), strict=True)
-    return torch.cat([F.cross_entropy(model(x).transpose(1, 2), answers, reduction="none") for x, answers in parts])
-
-
-def curve_figures(groups: Mapping[str, Group], timing: Record) -> list[Figure]:
-    """Training losses against steps and against time."""
-    milliseconds = dict(zip(("lucid", "softmax"), timing["milliseconds"], strict=True))
-    by_step, by_time, lowest, early = [], [], [], []
-    for side in SIDES:
-        steps, values = curve(groups["tuned"][side])
-        by_step.append(series(TITLES[side], side, steps, values))
-        steps, values = curve(groups["untuned"][side])
-        by_step.append(series(f"{TITLES[side]}, untuned", side, steps, values, dashed=True))
-        steps, values = curve(groups["equal_time"][side])
-        by_time.append(series(TITLES[side], side, [step * milliseconds[side] / 1000 for step in steps], values))
-        lowest.append(min(value.mean for value in values))
-        early.append(values[min(2, len(values) - 1)].mean)
-    # The first points are far above the others: cut them off.
-    loss_range = [min(lowest) - 0.1, max(*early, min(lowest) + 0.2)]
-    mean = "Training loss, a mean over the steps between two points."
-    seconds = f"{mean} Seconds are steps times the time of a step, measured for both in turn."
-    return [
-        lines("Loss against steps", "step", NATS, by_step, range=loss_range, note=mean),
-        lines("Loss against time", "seconds on one core", NATS, by_time, range=loss_range, note=seconds),
+def curve_figure(groups: Mapping[str, Group]) -> Figure:
+    """Training losses against steps, tuned and untuned."""
+    drawn = [
+        series(f"{one.arm.label}{words}", one.arm.role, *one.curve(), dashed=bool(words))
+        for name, words in (("tuned", ""), ("untuned", ", untuned"))
+        for one in groups[name].values()
     ]
-
-
-def curve(one: Trained) -> tuple[list[float], list[Spread]]:
-    """Steps, and the training loss over seeds; a diverged one counts as a uniform guess."""
-    curves = [record["curve"] for record in one.records]
-    points = zip(*(curve["loss"] for curve in curves), strict=True)
-    return list(curves[0]["step"]), [spread(map(uniform_loss, point)) for point in points]
-
-
-def position_figure(lab: Lab, groups: Mapping[str, Group]) -> Figure:
-    """The loss of both tuned attentions by position, with the short and the long context."""
-    settings = {
-        (name, side): [
-            {"toy": groups[name][side].arm.toy.but(seed=seed), "trained": record["folder"]}
-            for seed, record in zip(lab.seeds, groups[name][side].records, strict=True)
-        ]
-        for name in ("tuned", "long_context")
-        for side in SIDES
-    }
-    curves = []
-    for (name, side), records in lab.map_groups(loss_by_position, settings, title="loss by position").items():
-        values = [spread(point) for point in zip(*(record["losses"] for record in records), strict=True)]
-        title = f"{TITLES[side]}, {groups[name][side].arm.toy.length} tokens"
-        curves.append(series(title, side, records[0]["ends"], values, dashed=name == "tuned"))
-    note = "On unseen text. A point is the mean over the positions from the point before on."
-    return lines("Loss by position", "position up to", NATS, curves, log="x", note=note)
-
-
-def sweep_figure(size: Size, swept: Mapping[str, Mapping[Point, float]], chosen: str) -> Figure:
-    """Both sweeps, with one range of colours."""
-    rates, stds = ([f"{value:g}" for value in values] for values in (size.rates, size.stds))
-    panels = {
-        TITLES[side]: (rates, stds, [[found[rate, std] for std in size.stds] for rate in size.rates])
-        for side, found in swept.items()
-    }
-    every = [loss for found in swept.values() for loss in found.values()]
-    return heatmaps(
-        f"The sweep: loss after {size.sweep_steps} steps",
-        "learning rate",
-        "embeddings, std at the start",
-        panels,
-        range=(min(every), max(every)),
-        unit="nats",
-        note=f"One seed, not used again. Chosen: {chosen}.",
-    )
+    return lines("Loss against steps", "step", NATS, drawn, note="A mean over the steps between two points.")
 
 
 def loss_table(size: Size, groups: Mapping[str, Group], gaps: Mapping[str, Spread], chosen: str) -> Table:

@@ -119,14 +119,7 @@ def run(lab: Lab) -> Conclusion:
         because=because,
         seeds=len(lab.seeds),
         figures=[
-            accuracy_bars(
-                "Without positions: one layer",
-                groups["no_positions"],
-                length,
-                guess=True,
-                note="The guess names any value of the asked key, with equal chances: the more often keys are written, "
-                "the less it gets.",
-            ),
+            accuracy_bars("Without positions: one layer", groups["no_positions"], length),
             accuracy_maps(
                 f"Trained at {length} tokens, tested at up to {longest}",
                 groups["positions"],

@@ -19,7 +19,6 @@ from ..toys.arms import (
     SHIFT,
     Arm,
     Change,
-    Group,
     Trained,
     accuracy_maps,
     accuracy_table,
@@ -33,7 +32,7 @@ from ..toys.arms import (
     train_arms,
 )
 from ..toys.lab import QUICK, Lab, Record
-from ..toys.results import Claim, Conclusion, Figure, Spread, Table, bar, bars, spread, table
+from ..toys.results import Claim, Conclusion, Figure, Spread, bar, bars
 from ..toys.training import Toy
 
 CLAIM = Claim(
@@ -170,10 +169,7 @@ def run(lab: Lab) -> Conclusion:
             learning_curves("Learning curves", groups["family"]),
             controls_figure((one for key, one in trained.items() if key not in groups["family"]), n, length),
         ],
-        tables=[
-            *(accuracy_table(TITLES[name], group, length) for name, group in groups.items()),
-            *([steps_needed(groups["usual"])] if "usual" in groups else []),
-        ],
+        tables=[accuracy_table(TITLES[name], group, length) for name, group in groups.items()],
     )
 
 
@@ -183,16 +179,3 @@ def controls_figure(changed: Iterable[Trained], n: int, length: int) -> Figure:
     for one in changed:
         by_change.setdefault(one.arm.change, []).append(bar(one.arm.title, one.arm.role, one.accuracy(n, length)))
     return bars(f"What else closes the gap: {n} needles", "accuracy, %", by_change, range=(0, 100))
-
-
-def steps_needed(group: Group) -> Table:
-    """The step at which the loss first falls below half a nat."""
-    rows = []
-    for one in group.values():
-        found = one.steps_below(0.5)
-        steps = [step for step in found if step is not None]
-        text = spread(steps, 0) if len(steps) == len(found) else f"{len(steps)} of {len(found)} seeds get there"
-        rows.append([one.arm.label, text, one.mean_accuracy(one.arm.toy.length)])
-    return table(
-        "As models are built: steps until the loss is below 0.5", ["", "steps", "accuracy at the end, %"], rows
-    )

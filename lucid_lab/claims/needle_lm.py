@@ -35,8 +35,8 @@ CONTEST = Contest(
     trial_steps=400,
     pairs=(("softmax", "lucid"), ("path", "lucid_path")),
 )
-# The task is learned from this percentage of single needles on, at the length of training; and needles are told apart
-# from this many points on above picking any of them.
+# The task counts as learned from this percentage of single needles on, at the length of training; and needles count as
+# distinguished from this many points above a random pick.
 ONE_NEEDLE, APART = 90.0, 10.0
 
 

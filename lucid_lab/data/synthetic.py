@@ -76,28 +76,22 @@ class Needles(Dataset[dict[str, Tensor]]):
 
     n: number of pairs in an item; or several numbers, from which each item draws one.
     length: T, with the n questions and the end token.
-    keys, values, fillers: numbers of tokens of each kind.
     size: number of items.
     """
 
+    # Numbers of tokens of each kind.
+    KEYS, VALUES, FILLERS = 64, 64, 32
+    first_value = 1 + KEYS
+    first_filler = first_value + VALUES
+    vocab_size = first_filler + FILLERS
+
     def __init__(
-        self,
-        n: int | Sequence[int] = (2, 4, 8, 16),
-        length: int = 65,
-        *,
-        keys: int = 64,
-        values: int = 64,
-        fillers: int = 32,
-        size: int = 1 << 20,
-        seed: int = 0,
+        self, n: int | Sequence[int] = (2, 4, 8, 16), length: int = 65, *, size: int = 1 << 20, seed: int = 0
     ) -> None:
         self.choices = (n,) if isinstance(n, int) else tuple(n)
         self.length, self.size, self.seed = length, size, seed
-        self.first_value = 1 + keys
-        self.first_filler = self.first_value + values
-        self.vocab_size = self.first_filler + fillers
-        if not self.choices or min(self.choices) < 1 or max(self.choices) > keys:
-            raise ValueError(f"an item must have 1 to {keys} keys, the number of key tokens, got {n}")
+        if not self.choices or min(self.choices) < 1 or max(self.choices) > self.KEYS:
+            raise ValueError(f"an item must have 1 to {self.KEYS} keys, the number of key tokens, got {n}")
         needed = 3 * max(self.choices) + 1
         if length < needed:
             raise ValueError(f"length must be at least {needed} for {max(self.choices)} keys, got {length}")

@@ -120,7 +120,7 @@ def explained_errors(source: str) -> Iterator[None]:
 
 
 def explained(source: str, rows: Iterable[Any]) -> Iterator[Any]:
-    """The rows, with errors of reading explained. Errors of those who use the rows pass by."""
+    """The rows, with errors of reading explained. Errors of the consumer are not touched."""
     with explained_errors(source):
         yield from rows
 
@@ -128,7 +128,7 @@ def explained(source: str, rows: Iterable[Any]) -> Iterator[Any]:
 def find_files(source: str) -> list[str]:
     """The files and addresses of a source, sorted; those of a list in its order."""
     if source == "stdlib":
-        return _standard_library()
+        return [*map(str, library_files()), *sorted(glob.glob(PYTHON_DOCS, recursive=True))]
     if source.startswith("@"):
         return _listed(source.removeprefix("@"))
     if _is_address(source):
@@ -151,14 +151,14 @@ def find_files(source: str) -> list[str]:
     return files
 
 
-def _standard_library() -> list[str]:
-    """Python's own source files, without its tests: some of those have broken encodings on purpose."""
+def library_files() -> list[Path]:
+    """Source files of Python's library, without its tests: some of those have broken encodings on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
     inside = sorted((file.relative_to(root) for file in root.rglob("*.py")), key=Path.as_posix)
-    files = [str(root / file) for file in inside if not SKIPPED_FOLDERS.intersection(file.parts)]
+    files = [root / file for file in inside if not SKIPPED_FOLDERS.intersection(file.parts)]
     if not files:
         raise DataError(f"SOURCE 'stdlib': no Python sources in {str(root)!r}, give a folder of text instead")
-    return files + sorted(glob.glob(PYTHON_DOCS, recursive=True))
+    return files
 
 
 def _listed(name: str) -> list[str]:

@@ -39,7 +39,6 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 KNOWN_ENDS = (EOS, "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
 # All bytes and BOS, EOS, PAD.
 SMALLEST_VOCABULARY = 256 + 3
-LARGEST_VOCABULARY = 1_000_000
 # In characters. Encoding needs some hundred bytes of memory per token: a longer document is encoded in pieces.
 LONGEST = 1 << 22
 
@@ -54,7 +53,6 @@ def tokenize(
     field: str = "text",
     split: str = "train",
     config: str | None = None,
-    limit: int | None = None,
     limit_tokens: int | None = None,
     min_document_tokens: int = 0,
     seed: int | None = None,
@@ -67,7 +65,7 @@ def tokenize(
         several kinds), a folder with a tokenizer.json, or a hub name.
     validation: share of the documents that are held out, chosen by a hash of their text; at least one, unless 0.
     share: of the documents that are read, chosen by another hash of their text; the tokenizer is trained on all.
-    limit, limit_tokens: stop after as many documents, or after the document with this token.
+    limit_tokens: stop after the document with this token.
     min_document_tokens: leave out shorter documents.
     """
     settings = {name: value for name, value in locals().items() if name not in ("out", "skip_bad")}
@@ -75,9 +73,8 @@ def tokenize(
         raise DataError(f"--validation must be from 0 to below 1, got {validation}")
     if not 0 < share <= 1:
         raise DataError(f"--share must be above 0 and at most 1, got {share}")
-    for name, value in (("--limit", limit), ("--limit-tokens", limit_tokens)):
-        if value is not None and value < 1:
-            raise DataError(f"{name} must be at least 1, got {value}")
+    if limit_tokens is not None and limit_tokens < 1:
+        raise DataError(f"--limit-tokens must be at least 1, got {limit_tokens}")
     requested_size(tokenizer)
     folder = Path(out)
     if (folder / MANIFEST).exists():
@@ -86,10 +83,10 @@ def tokenize(
             return manifest, False
         raise DataError(f"{folder} holds tokens of other settings, {manifest['settings']}: choose another OUT")
     files = folder.iterdir() if folder.exists() and not (folder / UNFINISHED).exists() else ()
-    if any(not path.name.startswith(LOCK) for path in files):
+    if any(path.name != LOCK for path in files):
         raise DataError(f"{folder} must be new or empty, or hold tokens, got a folder with other files")
     disable_progress_bar()
-    with locked(folder, "lucid tokenize"):
+    with locked(folder):
         text = open_text(source, field=field, split=split, config=config, seed=seed, skip_bad=skip_bad)
         work, names = folder / UNFINISHED, [] if source.startswith("hf:") else find_files(source)
         states = [Path(name).stat() for name in names if Path(name).is_file()]
@@ -135,7 +132,7 @@ def _sample(text: Iterator[Any]) -> Iterator[str]:
 
 def _encode(text: Any, encoder: "Encoder", work: Path, settings: dict[str, Any]) -> None:
     """Encode from the last saved position to the end or the limit."""
-    limit, limit_tokens = settings["limit"] or float("inf"), settings["limit_tokens"] or float("inf")
+    limit = settings["limit_tokens"] or float("inf")
     counts = {"blocks": 0, "documents": 0, "tokens": 0, "empty": 0, "bad": 0, "short": 0}
     if (work / "state.json").exists():
         saved = read_json(work / "state.json")
@@ -152,17 +149,15 @@ def _encode(text: Any, encoder: "Encoder", work: Path, settings: dict[str, Any])
         state = {"done": done, "counts": counts, "position": text.state_dict()}
         write_whole(work / "state.json", json.dumps(state))
 
-    total = None if limit_tokens == float("inf") else limit_tokens
-    with tqdm(
-        desc="Tokenizing", total=total, initial=counts["tokens"], unit="tok", unit_scale=True, disable=None
-    ) as bar:
+    known = {"total": settings["limit_tokens"], "initial": counts["tokens"]}
+    with tqdm(desc="Tokenizing", unit="tok", unit_scale=True, disable=None, **known) as bar:
         for rows in explained(settings["source"], text.iter(BATCH)):
             batch = rows["text"]
             texts = [document for document in batch if document and hash_share(document, "read") < settings["share"]]
             counts["bad"] += sum(document is None for document in batch)
             counts["empty"] += sum(document == "" for document in batch)
             for document, ids in zip(texts, encoder(texts), strict=True):
-                if counts["documents"] >= limit or counts["tokens"] >= limit_tokens:
+                if counts["tokens"] >= limit:
                     break
                 if len(ids) < settings["min_document_tokens"]:
                     counts["short"] += 1
@@ -173,7 +168,7 @@ def _encode(text: Any, encoder: "Encoder", work: Path, settings: dict[str, Any])
                 counts["tokens"] += len(ids)
                 block_tokens += len(ids)
                 bar.update(len(ids))
-            if counts["documents"] >= limit or counts["tokens"] >= limit_tokens:
+            if counts["tokens"] >= limit:
                 break
             if block_tokens >= BLOCK:
                 save(done=False)
@@ -272,10 +267,8 @@ def requested_size(name: str) -> int | None:
     if not name.startswith("train:"):
         return None
     digits = name.removeprefix("train:").replace("_", "")
-    if not (digits.isdecimal() and len(digits) < 9 and SMALLEST_VOCABULARY <= int(digits) <= LARGEST_VOCABULARY):
-        raise DataError(
-            f"--tokenizer train:N needs a number N from {SMALLEST_VOCABULARY} to {LARGEST_VOCABULARY}, got {name!r}"
-        )
+    if not (digits.isdecimal() and int(digits) >= SMALLEST_VOCABULARY):
+        raise DataError(f"--tokenizer train:N needs a number N from {SMALLEST_VOCABULARY} on, got {name!r}")
     return int(digits)
 
 

@@ -31,7 +31,7 @@ from lucid_attention.messages import did_you_mean, text_table
 from lucid_attention.models.checkpoint import check_checkpoint, checkpoint_name, load_model
 
 from ..locks import locked
-from . import babi, longqa, needles
+from . import babilong, longqa, needles
 from .tokens import load_tokenizer
 
 # For `lm_eval --include_path`.
@@ -81,7 +81,7 @@ FAMILIES = {
     ),
     "babilong": Family(
         "lucid_babilong", "stories of bAbI in a long text: the original's strict score, the harness's lax one",
-        {"story": tuple(babi.TASKS), "length": (0, 2048, 4096)}, (*TEXTS, "babilong_hub"), "strict",
+        {"story": tuple(babilong.TASKS), "length": (0, 2048, 4096)}, (*TEXTS, "babilong_hub"), "strict",
     ),
     "longbench": Family(
         "lucid_{name}", "2WikiMQA, HotpotQA, MultifieldQA (F1, 0 to 1), from the hub or --data-dir",
@@ -256,7 +256,7 @@ def evaluate(
     lm = EvaluatedModel(model, loaded, batch_size)
     # What identifies an answer: the checkpoint, the tokenizer and the dtype, and in the harness the request.
     answers = hashlib.sha256(f"{digest} {identity(tokenizer_folder)} {dtype}".encode()).hexdigest()[:16]
-    with locked(out, "lucid eval") if lm.rank == 0 else nullcontext():
+    with locked(out) if lm.rank == 0 else nullcontext():
         results: Any = simple_evaluate(
             model=lm,
             tasks=made,
@@ -363,8 +363,6 @@ def compare(
 
     tasks, options, how: as for `evaluate`. Returns the table; None in all processes but the first.
     """
-    if len(folders) < 2:
-        raise ValueError(f"expected two folders or more to compare, got {len(folders)}")
     checkpoints = [folder for folder in folders if not (folder / RESULTS).is_file()]
     if not checkpoints and (tasks or options):
         raise ValueError("--tasks and their options are for checkpoints, and these folders hold results")

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from lucid_attention.files import finish, partial_path
 
-from .babi import TASKS as STORIES
+from .babilong import TASKS as STORIES
 from .babilong import make_story_sample, published_samples
 from .haystacks import warn_of_repeats
 from .longqa import HALVED, documents

@@ -87,12 +87,6 @@ class NeedleSample:
         """The tokens of the answers in the prompt."""
         return [needle.value_span for needle in self.asked]
 
-    def asking(self, key: str) -> "NeedleSample":
-        """The same context with a question for another key. For samples with a single answer."""
-        if not self.single or key not in {needle.key for needle in self.needles}:
-            raise ValueError(f"key must be one of a sample with a single answer, got {key!r}")
-        return replace(self, query=(key,))
-
     def _worded(self, template: str) -> str:
         query = ", ".join(self.query[:-1]) + ", and " + self.query[-1] if len(self.query) > 1 else self.query[0]
         some, are, are_all = ("A", "is", "is") if self.single else ("Some", "are", "are all")
@@ -101,7 +95,7 @@ class NeedleSample:
 
 
 def _word(random: Random) -> str:
-    adjectives, nouns = _words()
+    adjectives, nouns = ruler_words()
     return f"{random.choice(adjectives)}-{random.choice(nouns)}"
 
 
@@ -113,7 +107,8 @@ MAKERS: dict[str, Callable[[Random], str]] = {
 
 
 @cache
-def _words() -> tuple[list[str], list[str]]:
+def ruler_words() -> tuple[list[str], list[str]]:
+    """The adjectives and nouns of RULER's keys."""
     from wonderwords import RandomWord
 
     generator = RandomWord()
@@ -144,7 +139,6 @@ def make_needles(
     keys: str = "words",
     kind: str = "numbers",
     answer_tokens: int = 0,
-    fill: float = 1.0,
 ) -> NeedleSample:
     """Sample `index` of a seed. It depends on the arguments alone.
 
@@ -153,7 +147,6 @@ def make_needles(
     haystack: "noise", "needles" (more sentences like needles), or a name that `read_prose` knows.
     keys, kind: the kind of the keys and of the values: "numbers", "words" or "uuids".
     answer_tokens: room for the answer; 0 for RULER's 128, fewer in a short context, more if the answers need more.
-    fill: share of the haystack that fits, 0 to 1.
     """
     if not 1 <= length <= LONGEST:
         raise ValueError(f"--lengths must be 1 to {LONGEST}, got {length}")
@@ -162,8 +155,8 @@ def make_needles(
             f"--needles must be 1 to --lengths {length}, got {needles}; queries 1 to needles, got {queries}; values at "
             f"least 1, got {values}"
         )
-    if answer_tokens < 0 or not 0 <= fill <= 1:
-        raise ValueError(f"--answer-tokens must not be negative and fill be 0 to 1, got {answer_tokens} and {fill}")
+    if answer_tokens < 0:
+        raise ValueError(f"--answer-tokens must not be negative, got {answer_tokens}")
     if keys not in MAKERS or kind not in MAKERS:
         raise ValueError(f"keys and kind must be one of {', '.join(MAKERS)}, got {keys!r} and {kind!r}")
     random = Random(f"{seed}/{length}/{needles}/{index}")
@@ -197,7 +190,7 @@ def make_needles(
             f"{length}: take fewer needles, or a length of at least {base + room}"
         ),
     )
-    sample = written(int(fill * units))
+    sample = written(units)
     prompt, tokens, places = sample.prompt, count_tokens(tokenizer, sample.prompt), []
     for (_, value), text in zip(pairs, sentences, strict=True):
         end = prompt.index(text) + len(text)  # Values are unique, and so are the sentences.

@@ -65,8 +65,8 @@ STYLE: dict[Any, Any] = {
 SEQUENTIAL, DIVERGING = "Blues", "RdBu"
 # Inches of a picture: at the width of a phone its letters have ten pixels.
 WIDTH = 4.2
-# Longer names are cut in pictures; larger values would overflow in the computation of axes.
-MOST_LETTERS, BAR_NAME, LARGEST = 44, 28, 1e100
+# Longer names are cut in pictures.
+MOST_LETTERS, BAR_NAME = 44, 28
 # A map of more cells becomes plain text on the page: thousands of table cells make a page slow.
 MOST_CELLS = 400
 MISSING = "–"
@@ -174,10 +174,10 @@ def _plot_lines(axes: Any, figure: Figure) -> None:
             "linewidth": 2.2 if role == "lucid" and not earlier else 1.5,
             "markersize": 4.5 if len(line["x"]) <= 40 else 0,
         }
-        x, y = _values(line["x"], figure["x"]), _values(line["y"], figure["y"])
+        x, y = (_values(line[name], bool(figure[name].get("log"))) for name in ("x", "y"))
         axes.plot(x, y, label=_short(line["name"]), **style)
         if line.get("spread"):
-            around = [math.nan if by is None else min(by, LARGEST) for by in line["spread"]]
+            around = _values(line["spread"])
             low = [value - by for value, by in zip(y, around, strict=True)]
             high = [value + by for value, by in zip(y, around, strict=True)]
             if figure["y"].get("log"):
@@ -198,8 +198,9 @@ def _scale_axis(axes: Any, figure: Figure, name: str) -> None:
 
     description, axis = figure[name], getattr(axes, f"{name}axis")
     axis.set_label_text(_short(description.get("label") or "", 60))
-    values = sorted({value for line in figure["series"] for value in _values(line[name], description) if value > 0})
-    if description.get("log") and values:
+    is_log = bool(description.get("log"))
+    values = sorted({value for line in figure["series"] for value in _values(line[name], is_log) if value > 0})
+    if is_log and values:
         getattr(axes, f"set_{name}scale")("log")
         apart = all(low * 1.6 <= high for low, high in pairwise(values))
         if name == "x" and len(values) <= 9 and apart:
@@ -212,50 +213,32 @@ def _scale_axis(axes: Any, figure: Figure, name: str) -> None:
     elif name == "x":
         whole = all(isinstance(x, int) for line in figure["series"] for x in line["x"])
         axis.set_major_locator(MaxNLocator(6, integer=whole))
-    if description.get("range"):
-        _limit(axes, name, description["range"], bool(description.get("log") and values))
-
-
-def _limit(axes: Any, name: str, ends: Sequence[float], log: bool = False) -> None:
-    low, high = (max(-LARGEST, min(LARGEST, end)) for end in ends)
-    if low < high and (low > 0 or not log):
-        margin = 0 if log else 0.02 * (high - low)
+    low, high = description.get("range") or (0, 0)
+    if low < high and not (is_log and low <= 0):
+        margin = 0 if is_log else 0.02 * (high - low)
         getattr(axes, f"set_{name}lim")(low - margin, high + margin)
 
 
-def _values(values: Sequence[float | None], axis: Mapping[str, Any]) -> list[float]:
-    """Values that can be drawn: NaN for a missing one, for one that overflows, and on a log axis for zero."""
-    least = 1e-100 if axis.get("log") else -LARGEST
-    return [math.nan if value is None or not least <= value <= LARGEST else float(value) for value in values]
+def _values(values: Sequence[float | None], log: bool = False) -> list[float]:
+    """Values that can be drawn: NaN for a missing one, and on a log axis for zero."""
+    return [math.nan if value is None or (log and value <= 0) else float(value) for value in values]
 
 
 def _bar_limits(figure: Figure) -> tuple[float, float]:
-    """One scale for all groups, with room for the numbers after the bars."""
-    bars = [bar for group in figure["groups"] for bar in group["bars"]]
-    values = [value for value in _values([bar.get("value") for bar in bars], {}) if not math.isnan(value)]
-    values += _values([reference["value"] for reference in figure.get("references") or []], {})
-    low, high = figure["value"].get("range") or (min([0.0, *values]), max([0.0, *values]))
-    # A letter has about 5.2 points. Names take their part of the width, numbers theirs of what is left.
-    names = max((len(_short(bar["name"], BAR_NAME)) for bar in bars), default=0)
-    texts = max((len(with_spread(bar.get("value"), bar.get("spread"), _places(figure))) for bar in bars), default=0)
-    share = min(0.6, (5.2 * texts + 10) / (72 * WIDTH - 5.2 * names - 16))
-    room = share / (1 - share) * ((high - low) or 1.0)
-    return (low - (room if low < 0 else 0.0), high + room)
+    """One scale for all groups."""
+    found = [bar.get("value") for group in figure["groups"] for bar in group["bars"]]
+    found += [reference["value"] for reference in figure.get("references") or []]
+    low, high = figure["value"].get("range") or (min([0.0, *filter(None, found)]), max([0.0, *filter(None, found)]))
+    return (low, high) if low < high else (0.0, 1.0)
 
 
 def _plot_bars(axes: Any, figure: Figure, group: Mapping[str, Any], ends: tuple[float, float]) -> None:
     bars, places = group["bars"], _places(figure)
-    drawn = [0.0 if math.isnan(value) else value for value in _values([bar.get("value") for bar in bars], {})]
-    spreads = [min(bar.get("spread") or 0.0, LARGEST) for bar in bars]
-    axes.barh(range(len(bars)), drawn, color=[colour_of(bar["role"]) for bar in bars], height=0.68)
-    axes.errorbar(drawn, range(len(bars)), xerr=spreads, fmt="none", ecolor=INK, elinewidth=1, capsize=2)
-    for at, (bar, value, spread) in enumerate(zip(bars, drawn, spreads, strict=True)):
-        side = -1 if value < 0 else 1
-        text = with_spread(bar.get("value"), bar.get("spread"), places)
-        where = (max(ends[0], min(ends[1], value + side * spread)), at)
-        align = "right" if side < 0 else "left"
-        offset = {"xytext": (4 * side, 0), "textcoords": "offset points"}
-        axes.annotate(text, where, ha=align, va="center", **offset)
+    drawn, spreads = ([bar.get(key) or 0.0 for bar in bars] for key in ("value", "spread"))
+    around = {"ecolor": INK, "elinewidth": 1, "capsize": 2}
+    colours = [colour_of(bar["role"]) for bar in bars]
+    container = axes.barh(range(len(bars)), drawn, xerr=spreads, error_kw=around, color=colours, height=0.68)
+    axes.bar_label(container, [with_spread(bar.get("value"), bar.get("spread"), places) for bar in bars], padding=4)
     for reference in figure.get("references") or []:
         axes.axvline(reference["value"], color=MUTED, linewidth=1, linestyle="--")
     axes.set_yticks(range(len(bars)), [_short(bar["name"], BAR_NAME) for bar in bars])
@@ -265,19 +248,17 @@ def _plot_bars(axes: Any, figure: Figure, group: Mapping[str, Any], ends: tuple[
     axes.spines["left"].set_visible(False)
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlim(*ends)
-    if limits := figure["value"].get("range"):
-        axes.set_xticks([tick for tick in axes.get_xticks() if limits[0] <= tick <= limits[1]])
     axes.set_xlabel(_short(figure["value"].get("label") or "", 60))
 
 
 def _plot_panel(axes: Any, figure: Figure, panel: Mapping[str, Any]) -> None:
-    low, high = (max(-LARGEST, min(LARGEST, end)) for end in figure["range"])
+    low, high = figure["range"]
     if figure.get("signed"):
         low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
     high = high if high > low else low + 1.0
     colours = DIVERGING if figure.get("signed") else SEQUENTIAL
     numbers = figure.get("numbers", True)
-    values = [_values(row, {}) for row in panel["values"]]
+    values = [_values(row) for row in panel["values"]]
     axes.set_facecolor(GRID)
     image = axes.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     if numbers:

@@ -17,8 +17,10 @@ VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judg
 TEXTS = ("name", "scale", "title", "section", "claim", "paper", "ours", "because", "command", "machine", "finished")
 # Transformers' implementations of softmax attention.
 SOFTMAX = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
-# Folders with the files of an experiment's jobs, and of trial runs that judge nothing.
+# Folders with the files of an experiment's jobs.
 LEFT_OUT = {"kept"}
+# Larger numbers would overflow in the computation of axes.
+LARGEST = 1e100
 
 Result = dict[str, Any]
 
@@ -124,10 +126,7 @@ def _expect(holder: Any, key: str, expected: type, where: str) -> Any:
 
 def is_finite(value: Any) -> bool:
     """Whether a value is a number that a figure can show."""
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond the largest float
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 def _clean(value: Any) -> Any:
@@ -298,9 +297,9 @@ def _read_analysis(file: Path) -> Result:
     checkpoint, source = (_expect(content, key, dict, str(file)) for key in ("checkpoint", "input"))
     name = _expect(checkpoint, "name", str, f"{file}: checkpoint")
     facts = _facts({key: checkpoint.get(key) for key in ("model_type", "attention")} | {"tokens": source.get("tokens")})
-    figures, command = (_expect(content, key, kind, str(file)) for key, kind in (("figures", list), ("command", str)))
-    about = f"{file.stem}: {source.get('about', '')}"
-    return _run("analysis", name, about, command, facts=facts, figures=figures)
+    figures = _expect(content, "figures", list, str(file))
+    titles = ", ".join(dict.fromkeys(str(figure.get("title", "")) for figure in figures[:4]))
+    return _run("analysis", name, f"{file.stem}: {source.get('about', '')}", titles, facts=facts, figures=figures)
 
 
 # Name of a file, or pattern of names, and the function that reads it.

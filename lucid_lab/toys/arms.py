@@ -176,14 +176,12 @@ def accuracy_table(title: str, group: Group, length: int, note: str = "") -> Tab
     return table(title, ["", "steps", *(f"n = {n}" for n in ns)], rows, note=note)
 
 
-def accuracy_bars(title: str, group: Group, length: int, *, guess: bool = False, note: str = "") -> Figure:
-    """A group of bars for every number of keys. guess: with a bar for `chance_of_guessing`."""
+def accuracy_bars(title: str, group: Group, length: int) -> Figure:
+    """A group of bars for every number of keys."""
     groups = {}
     for n in next(iter(group.values())).arm.toy.test_n:
-        arms = [bar(trained.arm.label, trained.arm.role, trained.accuracy(n, length)) for trained in group.values()]
-        guesses = [bar("a guess without order", "control", chance_of_guessing(n, length))] if guess else []
-        groups[f"n = {n}"] = [*arms, *guesses]
-    return bars(title, "accuracy, %", groups, range=(0, 100), note=note)
+        groups[f"n = {n}"] = [bar(one.arm.label, one.arm.role, one.accuracy(n, length)) for one in group.values()]
+    return bars(title, "accuracy, %", groups, range=(0, 100))
 
 
 def length_lines(title: str, group: Group, n: int, note: str = "") -> Figure:
@@ -214,13 +212,3 @@ def learning_curves(title: str, group: Group, y: str = "loss, nats per answer", 
         steps, losses = trained.curve()
         drawn.append(series(trained.arm.label, trained.arm.role, steps, losses, dashed=bool(trained.arm.change)))
     return lines(title, "training step", y, drawn, note=note)
-
-
-def chance_of_guessing(n: int, length: int) -> float:
-    """Accuracy, in percent, of naming any value that was written under the asked key: the best guess without the order.
-
-    The n keys are written length − n times in all: each once, the rest at random.
-    """
-    # E[1 / (1 + X)] for X writes beyond the first, X ~ Binomial(m, 1/n): (1 − (1 − 1/n)^(m + 1)) n / (m + 1).
-    m = length - 2 * n
-    return 100 * (1 - (1 - 1 / n) ** (m + 1)) * n / (m + 1)

@@ -1,18 +1,11 @@
 """The conclusion of a claim: numbers, figures and tables as JSON. `lucid report` draws them."""
 
 import math
-import os
-import platform
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from lucid_attention.files import write_record
-
-FORMAT = 1
-RESULT = "result.json"
 VERDICTS = ("holds", "partly", "does not hold", "incomplete", "too small to judge")
 
 Figure = dict[str, Any]
@@ -226,56 +219,3 @@ def _cell(cell: Any) -> Any:
 def finite(values: Iterable[float | None]) -> list[float | None]:
     """The values with None for NaN and infinity, which JSON does not have."""
     return [None if value is None or not math.isfinite(value) else float(value) for value in values]
-
-
-def save_result(
-    name: str,
-    claim: Claim,
-    conclusion: Conclusion,
-    *,
-    scale: str,
-    out: Path,
-    rule: str,
-    command: str,
-    seconds: float,
-    finished: str,
-) -> dict[str, Any]:
-    """Write OUT/NAME-SCALE/result.json. Returns its content.
-
-    rule: the verdict's rule in words. seconds: of processor time. finished: the day of the newest number.
-    """
-    result = {
-        "format": FORMAT,
-        "name": name,
-        "scale": scale,
-        "title": claim.title,
-        "section": claim.section,
-        "claim": claim.says,
-        "paper": claim.paper,
-        "ours": conclusion.ours,
-        "verdict": conclusion.verdict,
-        "because": conclusion.because,
-        "rule": rule,
-        "command": command,
-        "machine": machine_line(),
-        "finished": finished,
-        "seconds": round(seconds, 1),
-        "seeds": conclusion.seeds,
-        "figures": list(conclusion.figures),
-        "tables": list(conclusion.tables),
-    }
-    write_record(out / f"{name}-{scale}" / RESULT, result, allow_nan=False)
-    return result
-
-
-def machine_line() -> str:
-    """Processor, torch and Python, which the numbers depend on."""
-    import torch
-
-    about = Path("/proc/cpuinfo")
-    lines = about.read_text().splitlines() if about.is_file() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    cpu = models[0] if models else platform.processor() or platform.machine()
-    gpu = f"{torch.cuda.device_count()} × {torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
-    torch_line = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{gpu}{cpu}, cores: {os.cpu_count()}, {torch_line}, Python {platform.python_version()}"

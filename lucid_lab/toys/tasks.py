@@ -1,14 +1,18 @@
-"""The token tasks of toys. A batch depends on its size, the seed and the step alone.
+"""The tasks of toys: tokens, then words. A batch depends on its size, the seed and the step alone.
 
 The output at t is compared with labels[t]; positions with the label IGNORED are left out.
+
+In tasks of words a token is a word and the sign after it, with an embedding each, so that no tokenizer has to be
+trained. An answer is one word. They are trained in stages.
 """
 
-import sysconfig
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import permutations
-from pathlib import Path
-from typing import Protocol
+from random import Random
+from typing import NamedTuple, Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -16,10 +20,25 @@ from torch import Tensor
 
 from ..data import IGNORED as IGNORED
 from ..data.synthetic import Needles, overwrites
+from ..data.text import library_files
+from ..evals.babilong import OBJECTS, PEOPLE, ROOMS, Story, make_story
+from ..evals.haystacks import NOISE
+from ..evals.needles import ruler_words
 
 TEST_SEED = 1_000_003
 # Tokens of the recall tasks.
 VOCABULARY = 512
+TOKEN = re.compile(r"([A-Za-z]+)([.:?]?)")
+SIGNS = {"": 0, ".": 1, ":": 2, "?": 3}
+# RULER's needle without its "is": the key and its value are neighbours. With words between them, a model has to carry
+# the key over them first; in trials of up to 1200 steps it did not get beyond a value of any needle.
+NEEDLE = "One of the special magic words for {key}: {value}."
+# Keys and values of needles are among as many words each.
+WORDS = 60
+# One story in HELD_OUT is for tests.
+HELD_OUT = 5
+# Draw at most this many stories in search of one that fits.
+DRAWS = 1000
 
 Batch = tuple[Tensor, Tensor]
 
@@ -41,7 +60,7 @@ class Overwrites:
     """Keys are written again and again, then asked for: the answer is the latest value. A batch has one of n keys.
 
     A token is a pair of key and value, so one layer is enough, and a score measures the attention and not how layers
-    work together. The task `memory_update` of `lucid train` writes the pair as two tokens.
+    work together.
     """
 
     def __init__(self, n: Sequence[int], length: int) -> None:
@@ -105,12 +124,8 @@ class Characters:
 
 @cache
 def characters() -> tuple[np.ndarray, np.ndarray]:
-    """Bytes for training and for tests. Python's own tests are left out: some have broken encodings on purpose."""
-    skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
-    root = Path(sysconfig.get_path("stdlib"))
-    names = (file.relative_to(root) for file in root.rglob("*.py"))
-    files = sorted(name.as_posix() for name in names if not skipped.intersection(name.parts))
-    text = np.frombuffer("\n".join((root / file).read_text("utf-8") for file in files).encode(), dtype=np.uint8)
+    """Bytes of Python's standard library for training and for tests."""
+    text = np.frombuffer("\n".join(file.read_text("utf-8") for file in library_files()).encode(), dtype=np.uint8)
     border = len(text) * 9 // 10
     return text[:border], text[border:]
 
@@ -152,26 +167,39 @@ class LastBlock(MaskedCharacters):
     hidden_from = -16
 
 
-class RepeatedKeys:
+class DrawnRows:
+    """Tasks whose batches are rows of one of n keys, drawn from a generator."""
+
+    tables: list[int]
+    answers: int
+
+    def __init__(self, n: Sequence[int], length: int) -> None:
+        self.n, self.length = list(n), length
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length], or [size, length, tables], and [size, length]."""
+        random = np.random.default_rng([seed, step])
+        return self.rows(size, int(random.choice(self.n)), self.length, random)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n keys."""
+        return self.rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
+
+    def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        """A batch."""
+        raise NotImplementedError
+
+
+class RepeatedKeys(DrawnRows):
     """Recall in any order. A token is a pair of key and value; n keys, each with one value, repeat by Zipf's law.
 
     Every key is asked once, by a token without its value among the others, and has its value at least once.
     """
 
-    def __init__(self, n: Sequence[int], length: int) -> None:
-        self.n, self.length = list(n), length
-        self.tables, self.answers = [256, 65], 64
+    tables, answers = [256, 65], 64
 
-    def batch(self, size: int, seed: int, step: int) -> Batch:
-        """[size, length, 2] and [size, length]. A batch has one of n keys."""
-        random = np.random.default_rng([seed, step])
-        return self._rows(size, int(random.choice(self.n)), self.length, random)
-
-    def test(self, size: int, n: int, length: int) -> Batch:
-        """Sequences with n keys."""
-        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
-
-    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+    def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        """[size, length, 2] and [size, length]."""
         keys, values = _distinct(size, 256, n, random), random.integers(64, size=(size, n))
         frequency = 1 / np.arange(1, n + 1)
         again = random.choice(n, size=(size, length - 2 * n), p=frequency / frequency.sum())
@@ -184,7 +212,7 @@ class RepeatedKeys:
         return torch.from_numpy(rows), torch.from_numpy(np.where(asked, value, IGNORED))
 
 
-class Recall:
+class Recall(DrawnRows):
     """Multi-query associative recall (MQAR, Arora et al. 2023): n pairs of key and value, then each key is asked once.
 
     Tokens are 1 … VOCABULARY/2 − 1 for keys, the rest for values; keys and values of a row are distinct. Questions
@@ -193,22 +221,11 @@ class Recall:
     another write, so here random tokens are none of the row's keys.
     """
 
+    tables, answers = [VOCABULARY], VOCABULARY
     updates = 0
 
-    def __init__(self, n: Sequence[int], length: int) -> None:
-        self.n, self.length = list(n), length
-        self.tables, self.answers = [VOCABULARY], VOCABULARY
-
-    def batch(self, size: int, seed: int, step: int) -> Batch:
-        """[size, length] and [size, length]. A batch has one of n pairs."""
-        random = np.random.default_rng([seed, step])
-        return self._rows(size, int(random.choice(self.n)), self.length, random)
-
-    def test(self, size: int, n: int, length: int) -> Batch:
-        """Sequences with n pairs."""
-        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
-
-    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+    def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        """[size, length] and [size, length]."""
         updates, half = min(self.updates, n), VOCABULARY // 2
         context = 2 * (n + updates)
         if length % 2 or context + 2 * n > length or n >= half:
@@ -252,7 +269,7 @@ def _distinct(size: int, choices: int, count: int, random: np.random.Generator) 
     return random.random((size, choices)).argsort(1)[:, :count]
 
 
-class FlipFlop:
+class FlipFlop(DrawnRows):
     """The flip-flop language (Liu et al. 2023): write, ignore and read, each with a bit; a read repeats the last write.
 
     n: percent of ignore. The first instruction is a write, the last one a read; the others write and read
@@ -260,20 +277,10 @@ class FlipFlop:
     Tokens: write 0, ignore 1, read 2, bits 3 and 4. Only the bits of reads are asked for: the others are random.
     """
 
-    def __init__(self, n: Sequence[int], length: int) -> None:
-        self.n, self.length = list(n), length
-        self.tables, self.answers = [5], 5
+    tables, answers = [5], 5
 
-    def batch(self, size: int, seed: int, step: int) -> Batch:
+    def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
         """[size, length] and [size, length]."""
-        random = np.random.default_rng([seed, step])
-        return self._rows(size, int(random.choice(self.n)), self.length, random)
-
-    def test(self, size: int, n: int, length: int) -> Batch:
-        """Sequences with n percent of ignore."""
-        return self._rows(size, n, length, np.random.default_rng([TEST_SEED, n, length]))
-
-    def _rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
         pairs = length // 2
         instructions = random.choice(3, size=(size, pairs), p=[0.5 - n / 200, n / 100, 0.5 - n / 200])
         instructions[:, 0], instructions[:, -1] = 0, 2
@@ -286,7 +293,7 @@ class FlipFlop:
         return torch.from_numpy(rows), torch.from_numpy(labels)
 
 
-class Words:
+class Words(DrawnRows):
     """Word problems (Merrill et al. 2024): tokens are even permutations of five things, answers the product so far.
 
     n is not used.
@@ -295,19 +302,16 @@ class Words:
     even, moved = True, 5
 
     def __init__(self, n: Sequence[int], length: int) -> None:
-        self.length = length
+        super().__init__((0,), length)
         self.letters, self.product = permutation_group(self.even, self.moved)
         self.tables, self.answers = [len(self.product)], len(self.product)
 
-    def batch(self, size: int, seed: int, step: int) -> Batch:
-        """[size, length] and [size, length]."""
-        return self._rows(size, self.length, np.random.default_rng([seed, step]))
-
     def test(self, size: int, n: int, length: int) -> Batch:
         """Random words."""
-        return self._rows(size, length, np.random.default_rng([TEST_SEED, length]))
+        return self.rows(size, n, length, np.random.default_rng([TEST_SEED, length]))
 
-    def _rows(self, size: int, length: int, random: np.random.Generator) -> Batch:
+    def rows(self, size: int, n: int, length: int, random: np.random.Generator) -> Batch:
+        """[size, length] and [size, length]."""
         rows = random.choice(self.letters, size=(size, length))
         labels = rows.copy()
         for t in range(1, length):
@@ -348,4 +352,169 @@ TASKS: dict[str, Callable[[Sequence[int], int], Task]] = {
     "flip_flop": FlipFlop,
     "words_a5": Words,
     "words_swaps": Swaps,
+}
+
+
+class Stage(NamedTuple):
+    """A part of the training. length: tokens of its sequences. n: numbers of needles, or tasks; a batch has one."""
+
+    length: int
+    n: tuple[int, ...]
+
+
+def stage_of(stages: Sequence[Stage], steps: int, step: int) -> Stage:
+    """The stage of a step. All stages have equally many steps."""
+    return Stage(*stages[min(len(stages) - 1, step * len(stages) // max(1, steps))])
+
+
+Token = tuple[int, int]
+
+
+class Sentences:
+    """Tasks of words, trained in stages. number: of every word."""
+
+    name = ""
+
+    def __init__(self, stages: Sequence[Stage], steps: int, texts: Sequence[str]) -> None:
+        self.stages, self.steps = stages, steps
+        words = dict.fromkeys(word for text in (*texts, *NOISE) for word, _ in TOKEN.findall(text))
+        self.number: Mapping[str, int] = {word: number for number, word in enumerate(words)}
+        self.tables, self.answers = [len(self.number), len(SIGNS)], len(self.number)
+        self.noise = [self.encode(sentence) for sentence in NOISE]
+
+    def encode(self, text: str) -> list[Token]:
+        """The tokens of a text: (word, sign)."""
+        return [(self.number[word], SIGNS[sign]) for word, sign in TOKEN.findall(text)]
+
+    def batch(self, size: int, seed: int, step: int) -> Batch:
+        """[size, length, 2] and [size, length], of the step's stage."""
+        stage, random = stage_of(self.stages, self.steps, step), Random(f"{self.name}/{seed}/{step}")
+        return self._rows(size, random.choice(stage.n), stage.length, random, test=False)
+
+    def test(self, size: int, n: int, length: int) -> Batch:
+        """Sequences with n needles, or of a task."""
+        return self._rows(size, n, length, Random(f"{self.name}/{TEST_SEED}/{n}/{length}"), test=True)
+
+    def _rows(self, size: int, n: int, length: int, random: Random, *, test: bool) -> Batch:
+        rows = [self.row(n, length, random, test=test) for _ in range(size)]
+        return torch.tensor([tokens for tokens, _ in rows]), torch.tensor([labels for _, labels in rows])
+
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
+        raise NotImplementedError
+
+
+@cache
+def needle_words() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Words for keys and words for values: adjectives and nouns of RULER's."""
+    random = Random("words of needles")
+    keys, values = (
+        random.sample([word for word in words if word.isalpha() and word.isascii()], WORDS) for words in ruler_words()
+    )
+    return tuple(keys), tuple(values)
+
+
+class NeedleSentences(Sentences):
+    """Needles among RULER's noise; then every needle again, in random order, as a question with its right answer.
+
+    A needle is `NEEDLE` with one word as its key and one as its value. The question ends with the key.
+    """
+
+    name = "needles"
+
+    def __init__(self, stages: Sequence[Stage], steps: int) -> None:
+        self.keys, self.values = needle_words()
+        super().__init__(stages, steps, [NEEDLE.format(key="", value=""), *self.keys, *self.values])
+
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
+        keys, values = random.sample(self.keys, n), random.choices(self.values, k=n)
+        pairs = zip(keys, values, strict=True)
+        needles = [self.encode(NEEDLE.format(key=key, value=value)) for key, value in pairs]
+        asked = random.sample(needles, n)
+        room = length + 1 - 2 * sum(map(len, needles))
+        if room < 0:
+            raise ValueError(f"{n} needles and questions must fit into {length} tokens: {-room} are too many")
+        hay = _noise(self.noise, room, random)
+        tokens = [*_mixed(needles, hay, random), *(token for needle in asked for token in needle)]
+        labels = [IGNORED] * length
+        end = len(tokens)
+        for needle in reversed(asked):
+            # The answer is the word that ends the needle, and it is given one token before.
+            labels[end - 2] = tokens[end - 1][0]
+            end -= len(needle)
+        return tokens[:-1], labels
+
+
+class Stories(Sentences):
+    """bAbI's stories QA1 to QA3 among RULER's noise, a question, and one room as its answer. n: 1 for QA1, and so on.
+
+    Facts keep their order and stand between sentences of the noise. BABILong's instructions and examples are left out,
+    because they would be most of a short text. Training and tests have different stories.
+    """
+
+    name = "stories"
+
+    def __init__(self, stages: Sequence[Stage], steps: int) -> None:
+        super().__init__(stages, steps, story_words())
+
+    def row(self, n: int, length: int, random: Random, *, test: bool) -> tuple[list[Token], list[int]]:
+        """Tokens and labels."""
+        for _ in range(DRAWS):
+            story = make_story(f"qa{n}", random)
+            if is_held_out(story) != test:
+                continue
+            facts, question = [self.encode(fact) for fact in story.facts], self.encode(story.question)
+            room = length - len(question) - sum(map(len, facts))
+            if room >= 0:
+                break
+        else:
+            raise ValueError(f"a story of QA{n} must fit into {length} tokens, and none of {DRAWS} does")
+        hay = _noise(self.noise, room, random)
+        labels = [IGNORED] * length
+        labels[-1] = self.number[story.answer]
+        return [*_mixed(facts, hay, random), *question], labels
+
+
+@cache
+def story_words() -> tuple[str, ...]:
+    """Every word of the stories. Stories draw theirs from short lists, so that a few hundred of them hold all."""
+    random = Random("words of stories")
+    stories = [make_story(f"qa{n}", random) for n in (1, 2, 3) for _ in range(300)]
+    texts = [text for story in stories for text in (*story.facts, story.question)]
+    return tuple(
+        dict.fromkeys([*ROOMS, *OBJECTS, *PEOPLE, *(word for text in texts for word, _ in TOKEN.findall(text))])
+    )
+
+
+def is_held_out(story: Story) -> bool:
+    """Whether a story is for tests. The content decides, the same in every process."""
+    return crc32(" ".join((*story.facts, story.question)).encode()) % HELD_OUT == 0
+
+
+def _noise(sentences: Sequence[list[Token]], tokens: int, random: Random) -> list[list[Token]]:
+    """Sentences in turn, from a random one on, with exactly `tokens` tokens: the last one may be cut."""
+    noise: list[list[Token]] = []
+    number = random.randrange(len(sentences))
+    while tokens > 0:
+        noise.append(sentences[number % len(sentences)][:tokens])
+        tokens -= len(noise[-1])
+        number += 1
+    return noise
+
+
+def _mixed(inserted: Sequence[list[Token]], hay: Sequence[list[Token]], random: Random) -> list[Token]:
+    """The inserted sentences in their order, at random places between the pieces of hay."""
+    places = sorted(random.randrange(len(hay) + 1) for _ in inserted)
+    mixed: list[Token] = []
+    done = 0
+    for place, sentence in zip(places, inserted, strict=True):
+        mixed += [*(token for piece in hay[done:place] for token in piece), *sentence]
+        done = place
+    return [*mixed, *(token for piece in hay[done:] for token in piece)]
+
+
+SENTENCE_TASKS: dict[str, type[NeedleSentences] | type[Stories]] = {
+    "needle_sentences": NeedleSentences,
+    "stories": Stories,
 }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from lucid_attention.nn.attention import ATTENTIONS
 
-from .tasks import IGNORED, TASKS, Batch, Task
+from .tasks import IGNORED, SENTENCE_TASKS, TASKS, Batch, Stage, Task
 
 WEIGHTS = "model.safetensors"
 # Points of a learning curve.
@@ -80,8 +80,6 @@ class Toy:
     def make_task(self) -> Task:
         """The task of these settings."""
         if self.stages:
-            from .sentences import SENTENCE_TASKS, Stage
-
             return SENTENCE_TASKS[self.task]([Stage(*stage) for stage in self.stages], self.steps)
         return TASKS[self.task](self.n, self.length)
 

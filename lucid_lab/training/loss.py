@@ -1,7 +1,7 @@
 """Cross entropy over a large vocabulary without holding all logits at once.
 
-At 65 536 tokens and a vocabulary of 32 000 the logits alone take 8 GB. Here logits and their gradients are computed a
-few rows at a time. The head costs three matrix products, as usual; nothing is computed twice.
+At 65 536 tokens and a vocabulary of 32 000 the logits alone take 8 GB. Here they are computed a few rows at a time, and
+again in the backward pass: a fourth product with the head instead of memory.
 """
 
 import types
@@ -10,65 +10,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from ..data import IGNORED
-
-
-class _SummedCrossEntropy(torch.autograd.Function):
-    """Σ over rows of −log softmax(cap(h Wᵀ + b))[label]; h: [N, D], W: [V, D], b: [V] or None, labels: [N]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, labels: Tensor, rows: int, cap: float | None
-    ) -> Tensor:
-        needed = [ctx.needs_input_grad[i] for i in range(3)]
-        # Sums over many rows are float32, also for weights in bfloat16.
-        dh = torch.empty_like(h) if needed[0] else None
-        dW = torch.zeros(W.shape, dtype=torch.float32, device=W.device) if needed[1] else None
-        db = torch.zeros(W.shape[:1], dtype=torch.float32, device=W.device) if b is not None and needed[2] else None
-        total = torch.zeros((), dtype=torch.float32, device=h.device)
-        for start in range(0, h.shape[0], rows):
-            part = slice(start, min(start + rows, h.shape[0]))
-            logits = F.linear(h[part], W, b).float()
-            if cap is not None:
-                logits = cap * torch.tanh(logits / cap)
-            total += F.cross_entropy(logits, labels[part], ignore_index=IGNORED, reduction="sum")
-            if not any(needed):
-                continue
-            dlogits = _gradient_of_logits(logits, labels[part], cap).to(h.dtype)
-            if dh is not None:
-                torch.mm(dlogits, W, out=dh[part])
-            if dW is not None:
-                dW += dlogits.mT @ h[part]
-            if db is not None:
-                db += dlogits.sum(0)
-        ctx.save_for_backward(dh, dW, db)
-        ctx.dtypes = (W.dtype, None if b is None else b.dtype)
-        return total
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, scale: Tensor) -> Any:
-        dh, dW, db = ctx.saved_tensors
-        return (
-            None if dh is None else dh * scale.to(dh.dtype),
-            None if dW is None else (dW * scale).to(ctx.dtypes[0]),
-            None if db is None else (db * scale).to(ctx.dtypes[1]),
-            None,
-            None,
-            None,
-        )
-
-
-def _gradient_of_logits(logits: Tensor, labels: Tensor, cap: float | None) -> Tensor:
-    """softmax − one-hot, times the derivative of the cap; zero for ignored rows. logits: after the cap."""
-    gradient = logits.softmax(-1)
-    gradient.scatter_add_(1, labels.clamp(min=0)[:, None], torch.full_like(gradient[:, :1], -1))
-    if cap is not None:
-        gradient *= 1 - (logits / cap).square()
-    return gradient.masked_fill_((labels == IGNORED)[:, None], 0)
 
 
 def summed_cross_entropy(
@@ -79,7 +25,17 @@ def summed_cross_entropy(
     h: [N, D]. W: [V, D]. b: [V]. labels: [N]. rows: how many rows have logits at a time.
     cap: logits become cap · tanh(logits / cap).
     """
-    return _SummedCrossEntropy.apply(h, W, b, labels, rows, cap)
+    # The gradients of all parts are summed in float32, also for weights in bfloat16.
+    wide = W.float() if W.dtype == torch.bfloat16 else W
+
+    def part(h: Tensor, wide: Tensor, b: Tensor | None, labels: Tensor) -> Tensor:
+        logits = F.linear(h, wide.to(h.dtype), b).float()
+        if cap is not None:
+            logits = cap * torch.tanh(logits / cap)
+        return F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+
+    parts = zip(h.split(rows), labels.split(rows), strict=True)
+    return torch.stack([checkpoint(part, x, wide, b, y, use_reentrant=False) for x, y in parts]).sum()
 
 
 def use_chunked_loss(model: PreTrainedModel, rows: int = 1024) -> None:

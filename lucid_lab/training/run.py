@@ -30,7 +30,7 @@ from transformers import (
 from transformers.utils import logging
 
 from lucid_attention import enable_lucid
-from lucid_attention.files import finish_folder, is_device, partial_path, read_json, write_whole
+from lucid_attention.files import finish_folder, partial_path, read_json, write_whole
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import uses_lucid
@@ -48,7 +48,6 @@ from .loss import use_chunked_loss
 from .recipes import Recipe, find_recipe
 
 RECIPE, METRICS, SUMMARY, MODEL = "recipe.json", "metrics.jsonl", "summary.json", "model"
-TENSORBOARD = "tensorboard"
 # Fields that may change when a run is resumed: none of them affects what the model learns.
 MAY_CHANGE = {"about", "log_every", "evaluate_every", "save_every", "keep", "workers", "micro_batch_size"}
 SYNTHETIC: dict[str, Any] = {"needles": Needles, "latest_value": LatestValue}
@@ -65,7 +64,6 @@ LONG = 4096
 def machine_memory() -> int:
     """Memory that this process can have at most, in bytes: of its GPU if there is one, else of the machine."""
     import psutil
-    import torch
 
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[1])
@@ -383,9 +381,9 @@ def train(recipe: Recipe, out: str | Path, *, parallel: str = "ddp", restart: bo
         if (run / SUMMARY).exists():
             print(f"{run}: finished already. --restart trains again, another --out starts another run")
             return dict(read_json(run / SUMMARY))
-    with locked(run, "lucid train") if state.is_main_process else nullcontext():
+    with locked(run) if state.is_main_process else nullcontext():
         if restart and state.is_main_process and (run / RECIPE).exists():
-            for path in [path for path in run.iterdir() if not path.name.startswith(LOCK)]:
+            for path in [path for path in run.iterdir() if path.name != LOCK]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         state.wait_for_everyone()
         return _train(recipe, run, parallel)
@@ -399,11 +397,7 @@ def _check_folder(recipe: Recipe, run: Path) -> None:
         if keys:
             changes = ", ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in keys)
             raise ValueError(f"{run} holds a run of another recipe: {changes}. Choose another --out, or give --restart")
-        if (run / TENSORBOARD).is_symlink():
-            raise ValueError(f"{run / TENSORBOARD} must be a folder, got a link, which leads out of the run: remove it")
-        if devices := [path for path in run.rglob("*") if is_device(path)]:
-            raise ValueError(f"{run} must hold files, got the pipe or device {str(devices[0])!r}")
-    elif run.exists() and any(not path.name.startswith(LOCK) for path in run.iterdir()):
+    elif run.exists() and any(path.name != LOCK for path in run.iterdir()):
         raise ValueError(
             f"{run} must be new, empty or the folder of a run, got a folder with other files: choose another --out"
         )
@@ -418,7 +412,7 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
     model = make_model(recipe, inputs)
     if recipe.loss_rows:
         use_chunked_loss(model, recipe.loss_rows)
-    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / TENSORBOARD)
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     stop = StopAfterStep()
     trainer = LucidTrainer(
         recipe,
@@ -577,12 +571,6 @@ def _line(step: int, logs: dict[str, Any]) -> str:
     return json.dumps({"step": step, **dict(sorted(numbers.items()))}) + "\n"
 
 
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The entries of a metrics file. A line that a kill cut off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-
-
 class StopAfterStep(TrainerCallback):
     """On Ctrl-C or SIGTERM, in any process: finish the step, save a checkpoint, stop."""
 
@@ -653,7 +641,7 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(partial))
-    entries = read_metrics(run / METRICS)
+    entries = trainer.state.log_history
     speeds = [entry["tokens_per_second"] for entry in entries if "tokens_per_second" in entry]
     summary = {
         "steps": trainer.state.global_step,
@@ -668,32 +656,9 @@ def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -
     if trainer.args.should_save:
         # A pickle that nothing reads.
         (partial / "training_args.bin").unlink(missing_ok=True)
-        (partial / "README.md").write_text(model_card(recipe, summary), encoding="utf-8")
         finish_folder(partial, run / MODEL)
         role = recipe.attention if isinstance(recipe.attention, str) else "hybrid"
         write_png(loss_figure(entries, role, recipe.about), run / "loss.png")
         write_whole(run / SUMMARY, json.dumps(summary, indent=1))
     trainer.accelerator.wait_for_everyone()
     return summary
-
-
-def model_card(recipe: Recipe, summary: dict[str, Any]) -> str:
-    """The README.md of a trained model."""
-    attention = recipe.attention if isinstance(recipe.attention, str) else ", ".join(recipe.attention)
-    return f"""---
-library_name: transformers
-tags: [lucid-attention]
----
-{recipe.about[0].upper()}{recipe.about[1:]}.
-
-- Attention: {attention} {recipe.attention_options or ""}
-- Trained by `lucid train`: {summary["steps"]} steps, {summary["tokens"]:,} tokens of {recipe.data}, seed {recipe.seed}
-- Parameters: {summary["parameters"]:,}; validation loss: {summary["validation_loss"]:.3f} nats
-
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from lucid_attention import enable_lucid
-
-    enable_lucid()
-    model = AutoModelForCausalLM.from_pretrained(FOLDER)
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
-"""

@@ -91,13 +91,11 @@ def test_questions_of_synthetic_tasks_are_found_with_the_place_of_their_answer()
         # The latest write of the key before the question.
         writes = (ids[query.row, : query.position] == key).nonzero()[:, 0]
         assert first == writes[-1]
-    values = synthetic_queries(task, ids[0], whole_pair=False)
-    assert [query.spans for query in values] == [((q.spans[0][1] - 1, q.spans[0][1]),) for q in queries if q.row == 0]
 
 
 def test_bad_queries_are_refused():
-    for spans, message in (((), "at least one"), (((4, 4),), "first, last"), (((9, 10),), "before the query at 8")):
-        with pytest.raises(ValueError, match=message):
+    for spans in ((), ((4, 4),), ((9, 10),)):
+        with pytest.raises(ValueError, match="before the query at 8"):
             Query(8, spans)
     with pytest.raises(ValueError, match="row of a query must be 0 to 1, the rows of the batch, got 2"):
         hit_rates(Plain("lucid"), tokens(2, T), [Query(8, ((0, 1),), 2)])

@@ -51,7 +51,7 @@ BUILDS = {
 @pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
 def test_both_measures_of_a_model(build, monkeypatch):
     # More than one block of rows, for both.
-    monkeypatch.setattr(layer_module, "NUMBERS", 2 * 5 * T)
+    monkeypatch.setattr(layer_module, "ELEMENTS", 2 * 5 * T)
     model, ids, rows = build(), tokens(2, T), [0, 7, 22]
     layers = layers_of(model, ids)
     records = jacobians(model, ids, rows=rows)

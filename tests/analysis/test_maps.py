@@ -25,7 +25,7 @@ def dense(layer) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("build", [decoder, lambda: llama("lucid"), lambda: llama("eager")])
 @pytest.mark.parametrize(("bins", "rows_at_once"), [(5, 2), (5, 8), (23, 8), (100, 1000)])
 def test_maps_are_means_over_squares(build, bins, rows_at_once, monkeypatch):
-    monkeypatch.setattr(layer_module, "NUMBERS", 2 * T * rows_at_once)
+    monkeypatch.setattr(layer_module, "ELEMENTS", 2 * T * rows_at_once)
     model, ids = build(), tokens(2, T)
     layers = layers_of(model, ids)
     truths = [dense(layer) for layer in layers]

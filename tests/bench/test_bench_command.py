@@ -15,7 +15,6 @@ from lucid_lab.bench.memory import Job, measure_cost
 from lucid_lab.bench.records import CaseFile, Result, Settings, page, read_case, table
 from lucid_lab.bench.run import CASES
 from lucid_lab.bench.solve import LUCID, SDPA
-from lucid_lab.locks import locked
 from tests.bench.conftest import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +68,7 @@ def test_a_quick_run_of_the_family(bench: Bench, tmp_path: Path, monkeypatch: py
         assert {f"{name}, N over N/2" for name in linear.MEMBERS} <= result.ratios.keys()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"records": [{}]}', '{"case": "solve", "rec'])
+@pytest.mark.parametrize("content", ["[]", '{"records": [{}]}', '{"case": "solve", "rec'])
 def test_damaged_records_are_refused(content: str, bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "solve.json").write_text(content)
     code, printed = bench("solve", "--quick", "--resume")
@@ -161,13 +160,6 @@ def test_arguments_that_cannot_be_obeyed_are_refused(words: str, bench: Bench, t
     assert not list(tmp_path.glob("*.json"))
 
 
-def test_a_folder_that_another_run_writes_is_refused(bench: Bench, tmp_path: Path) -> None:
-    with locked(tmp_path, "lucid bench"):
-        code, printed = bench("decode", "--quick")
-    assert code == 1
-    assert f"{tmp_path} is being written by another `lucid bench`" in printed
-
-
 def test_help_needs_no_torch_and_names_every_case() -> None:
     program = "import sys; sys.modules['torch'] = None; from lucid_lab.cli import main; main(['bench', '-h'])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -188,6 +180,7 @@ def test_every_case_has_points_of_different_sizes() -> None:
             assert all(isinstance(list(point.sizes.values())[-1], int) for point in points)
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     """Forward of 2048 tokens: the output takes 1 MB, the matrices would take 34 MB."""
     megabytes, seconds = measure_cost(Job(LUCID, Shape(64, 2, 2), 2048, backward=False))

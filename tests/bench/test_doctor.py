@@ -20,6 +20,7 @@ from lucid_lab.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
+PROBE = doctor.PROBE
 CASES = (
     Case("precondition", torch.float32, T=40, D=16, E=8, options=("beta",)),
     Case("precondition", torch.bfloat16, T=40, S=10, D=16, E=8, options=("mask", "sharpness")),
@@ -34,6 +35,7 @@ CASES = (
 @pytest.fixture(autouse=True)
 def small_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "QUICK", CASES)
+    monkeypatch.setattr(doctor, "PROBE", "")
     monkeypatch.setenv(dispatch.FOLDER, str(tmp_path / "cache"))
     monkeypatch.delenv(dispatch.SWITCH, raising=False)
 
@@ -44,7 +46,10 @@ def diagnosis(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any], 
     return code, json.loads(captured.out), captured.err
 
 
-def test_on_a_healthy_machine_everything_is_right(capsys: pytest.CaptureFixture[str]):
+def test_on_a_healthy_machine_everything_is_right(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "PROBE", PROBE)
     code, found, text = diagnosis(capsys)
     assert code == 0
     assert all(check["ok"] and check["error"] <= check["allowed"] for check in found["checks"])
@@ -154,13 +159,6 @@ def test_repeated_sequences_share_a_learned_sharpness():
     assert doctor.check(case, "blockwise", CPU).ok
 
 
-def test_timings_are_those_of_softmax_and_of_what_can_run(monkeypatch):
-    monkeypatch.setattr(doctor, "TIMED", ((1, 2, 40, 16),))
-    (found,) = doctor.timings(CPU)
-    assert all(min(found[name]) > 0 for name in ("softmax", "blockwise"))
-    assert "triton" not in found
-
-
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which kernels run on the CPU instead."""
@@ -223,19 +221,11 @@ def test_broken_kernels_are_refused_with_the_reason(monkeypatch):
 
 
 @pytest.mark.usefixtures("a_gpu")
-@pytest.mark.parametrize("content", ["{", "[]", '{"passed": true}', '{"passed": true, "torch": "1.0"}'])
-def test_a_damaged_proof_is_no_proof(content):
+def test_a_damaged_proof_is_no_proof():
     assert doctor.diagnose(GPU)
-    dispatch.proof_file(GPU).write_text(content)
-    assert "not proved" in dispatch.unproven(GPU)
-
-
-@pytest.mark.usefixtures("a_gpu")
-def test_a_folder_that_cannot_be_written_is_reported(monkeypatch, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv(dispatch.FOLDER, str(tmp_path / "file" / "below"))
-    assert doctor.diagnose(GPU)
-    assert "cannot be written" in capsys.readouterr().out
+    for content in ("{", "[]", '{"passed": true}', '{"passed": true, "torch": "1.0"}'):
+        dispatch.proof_file(GPU).write_text(content)
+        assert "not proved" in dispatch.unproven(GPU)
 
 
 @pytest.mark.usefixtures("a_gpu")

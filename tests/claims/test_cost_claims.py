@@ -122,7 +122,6 @@ def test_decoding_is_judged_against_the_fastest_attention_and_against_transforme
     assert "Gemma-3-1B +0.2 %" in conclusion.ours
     assert conclusion.verdict == "holds"
     assert conclusion.figures[0]["references"] == [{"name": "paper", "value": 1.3}]
-    assert [curve["y"][0] for curve in conclusion.figures[1]["series"]] == pytest.approx([200.0, 100.0])
     assert conclusion.tables[1]["rows"][1][:5] == ["Qwen-2.5-1.5B", 28, decode.PRODUCTS, 0.5, 0.55]
     # Slower steps: with 28 and 22 layers it is too much, with 4 it is not.
     slower = decode_latency.run(decoding(step=0.0008, static=0.9))
@@ -131,12 +130,3 @@ def test_decoding_is_judged_against_the_fastest_attention_and_against_transforme
     # A token that is slower in Transformers counts as well, up to the border.
     assert decode_latency.run(decoding(step=0.00055, static=1.0429)).verdict == "holds"
     assert decode_latency.run(decoding(step=0.00055, static=1.0431)).verdict == "does not hold"
-
-
-def test_counted_overheads_are_those_of_the_published_shapes() -> None:
-    """Qwen-2.5-1.5B: 28 layers, hidden 1536, 12/2 heads of 128, MLP 8960, vocabulary 151 936."""
-    for length in training_overhead.COUNTED:
-        weights = 28 * (1536 * 128 * (2 * 12 + 2 * 2) + 3 * 1536 * 8960) + 1536 * 151_936
-        solves = 28 * 2 * 14 * (length * (length + 1) / 2) * 128
-        expected = 100 * solves / (6 * length * weights + 6 * solves)
-        assert training_overhead.counted(models.QWEN, length) == pytest.approx(expected, rel=1e-6)

@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lucid_lab.claims import language_model
-from lucid_lab.claims.language_model import FULL, loss_by_position, range_ends
+from lucid_lab.claims.language_model import FULL
 from lucid_lab.toys.lab import SMALL, Record
-from lucid_lab.toys.training import TINY_CHARACTER_MODEL, Toy, load_model, score, train, uniform_loss
+from lucid_lab.toys.training import Toy
 
 from .made_up import MadeUpLab, timed, trained
 
@@ -24,9 +23,6 @@ def lab_with(loss: Loss) -> MadeUpLab:
     """A lab in which losses are a function of the settings of a toy."""
 
     def rule(name: str, item: Any) -> Record:
-        if name == "loss_by_position":
-            ends = range_ends(item["toy"].length)
-            return {"ends": ends, "losses": [uniform_loss(loss(item["toy"]))] * len(ends)}
         return timed(RATIO) if name == "time_steps" else trained(item, 50.0, loss(item))
 
     return MadeUpLab(SMALL, rule)
@@ -127,17 +123,4 @@ def test_tables_show_gaps_seed_by_seed_and_softmax_gets_the_time_of_lucid() -> N
     assert rows["4 heads of 16, 256 tokens; 500 steps each"][1:4] == ["2.000 ± 0.000", "1.950 ± 0.010", "0.050 ± 0.010"]
     assert rows["equal time: 750 steps of softmax"][1:4] == ["1.980 ± 0.000", "1.950 ± 0.010", "0.030 ± 0.010"]
     assert conclusion.tables[1]["rows"] == [[1.0, RATIO, RATIO]]
-    assert [figure["kind"] for figure in conclusion.figures] == ["lines", "lines", "lines", "heatmaps"]
-
-
-def test_the_loss_by_position_is_the_loss_of_the_trained_model(tmp_path: Path) -> None:
-    toy = TINY_CHARACTER_MODEL.but(length=40)
-    (tmp_path / "model").mkdir()
-    train(tmp_path / "model", toy)
-    record = loss_by_position(tmp_path / "positions", {"toy": toy, "trained": "model"})
-    assert record["ends"] == [8, 16, 32, 40]
-    mean = sum(length * loss for length, loss in zip((8, 8, 16, 8), record["losses"], strict=True)) / toy.length
-    batch = toy.make_task().test(2 * toy.test_batch, 0, toy.length)
-    assert mean == pytest.approx(score(load_model(tmp_path / "model", toy), batch)["loss"], rel=1e-5)
-    assert len(set(record["losses"])) == 4
-    assert range_ends(8) == [8]
+    assert [figure["kind"] for figure in conclusion.figures] == ["lines"]

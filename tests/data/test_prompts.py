@@ -78,14 +78,6 @@ def test_every_line_is_in_one_split_for_any_order_of_the_file(tokenizer: Any, tm
     assert 15 < len(splits[0][1]) < 45
 
 
-def test_the_seed_decides_the_order(tokenizer: Any, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", LINES)
-    orders = [[line["prompt"] for line in PromptAnswers(path, tokenizer, 40, seed=seed).lines] for seed in (0, 0, 1)]
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[2])
-    assert PromptAnswers(path, tokenizer, 40).vocab_size == len(tokenizer)
-
-
 def test_unicode_line_separators_do_not_split_a_line(tokenizer: Any, tmp_path: Path) -> None:
     prompts = ["a\u2028b", "a\u2029b", "a\x85b", "漢字 é", "a\nb", "a\x1eb"]
     path = write_lines(
@@ -110,16 +102,3 @@ def test_a_line_that_is_wrong_is_named(kind: str, tokenizer: Any, tmp_path: Path
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(ValueError, match=complaint):
         PromptAnswers(tmp_path / "a.jsonl", tokenizer, 40)
-
-
-def test_a_split_without_lines_is_named(tokenizer: Any, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", LINES[:2])
-    with pytest.raises(ValueError, match=r"none of its 2 lines is in split 'validation'"):
-        PromptAnswers(path, tokenizer, 40, split="validation", validation=0.0)
-
-
-def test_a_tokenizer_without_an_end_of_sequence_token_is_refused(tmp_path: Path) -> None:
-    without_end = train(["text"], 300)
-    without_end.eos_token = None
-    with pytest.raises(ValueError, match="end-of-sequence token"):
-        PromptAnswers(write_lines(tmp_path / "a.jsonl", LINES), without_end, 40)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lucid_lab.data import IGNORED
-from lucid_lab.data.synthetic import LatestValue, Needles, overwrites
+from lucid_lab.data.synthetic import LatestValue, Needles
 
 TASKS: dict[str, dict[str, Any]] = {
     "mixed": {"n": (2, 4, 8, 16), "length": 65},
-    "no room": {"n": 4, "length": 13, "fillers": 1},
+    "no room": {"n": 4, "length": 13},
     "one needle": {"n": 1, "length": 256},
 }
 
@@ -73,55 +73,3 @@ def test_items_depend_on_seed_and_index_alone(make: Any) -> None:
 def test_a_task_that_cannot_be_made_is_refused(make: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make()
-
-
-OVERWRITES = {
-    "one key": (4, 1, 5),
-    "few keys": (16, 3, 20),
-    "as many writes as keys": (16, 8, 16),
-    "many": (8, 16, 64),
-    "one write": (2, 1, 2),
-}
-
-
-def make_overwrites(case: str, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, keys, length = OVERWRITES[case]
-    return overwrites(batch, keys, length, torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("case", OVERWRITES)
-def test_the_answer_to_an_overwritten_key_is_its_latest_value(case: str) -> None:
-    batch, keys, length = OVERWRITES[case]
-    inputs, labels = make_overwrites(case)
-    assert inputs.shape == (batch, length, 2)
-    assert labels.shape == (batch, length)
-    for tokens, answers in zip(inputs.tolist(), labels.tolist(), strict=True):
-        memory: dict[int, int] = {}
-        questions = []
-        for position, (key, value) in enumerate(tokens):
-            if position < length - keys:
-                assert answers[position] == IGNORED
-                assert 0 <= value < 64
-                memory[key] = value
-            else:
-                assert value == 64
-                assert answers[position] == memory[key]
-                questions.append(key)
-        assert len(memory) == keys
-        assert sorted(questions) == sorted(memory)
-
-
-def test_keys_values_and_positions_are_spread_evenly() -> None:
-    inputs, labels = overwrites(2000, 4, 20, torch.Generator().manual_seed(0))
-    keys = inputs[:, 16:, 0].flatten().bincount(minlength=64)
-    assert keys.min() > 70  # 125 expected
-    assert labels[:, 16:].flatten().bincount(minlength=64).min() > 70
-    # Each write is for the key of the first question in a quarter of the sequences, at any position.
-    matches = (inputs[:, :16, 0] == inputs[:, 16, None, 0]).float()
-    assert (matches.mean(0) - 0.25).abs().max() < 0.05
-
-
-@pytest.mark.parametrize(("keys", "length"), [(0, 10), (6, 10), (65, 200)])
-def test_a_number_of_keys_that_does_not_fit_is_refused(keys: int, length: int) -> None:
-    with pytest.raises(ValueError, match=rf"keys must be 1 to .*, got {keys}"):
-        overwrites(1, keys, length, torch.Generator())

@@ -61,8 +61,6 @@ def test_every_document_is_in_one_split_and_the_manifest_counts_them(texts: Path
 def test_limits_and_lengths_choose_documents(texts: Path, tmp_path: Path) -> None:
     train(TEXTS, 300).save_pretrained(tmp_path / "tokenizer")
     options: dict[str, Any] = {"tokenizer": str(tmp_path / "tokenizer"), "validation": 0}
-    tokenize(str(texts), tmp_path / "few", limit=3, **options)
-    assert decoded(tmp_path / "few") == TEXTS[:3]
     manifest, _ = tokenize(str(texts), tmp_path / "tokens", limit_tokens=100, **options)
     documents = decoded(tmp_path / "tokens")
     assert documents == TEXTS[: len(documents)]
@@ -179,7 +177,7 @@ def test_a_split_that_is_too_short_is_refused(texts: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--tokenizer", "train:10"], "needs a number N from 259 to 1000000, got 'train:10'"),
+        (["--tokenizer", "train:10"], "needs a number N from 259 on, got 'train:10'"),
         (["--tokenizer", "./nowhere"], "--tokenizer './nowhere' cannot be loaded"),
         (["--validation", "1"], "--validation must be from 0 to below 1"),
         (["--limit-tokens", "0"], "--limit-tokens must be at least 1"),

@@ -1,7 +1,6 @@
 """Models without weights for the harness, which say nothing or know the answer, and a way to ask them a task."""
 
 import re
-from collections import Counter
 from typing import Any
 
 import lm_eval
@@ -49,44 +48,17 @@ class AnswerKey(Mute):
 
 
 class PromptReader(Mute):
-    """Finds the answer of a RULER task in the prompt, as a person would."""
+    """Finds the values of the keys that the last line asks for, as a person would."""
 
     def answer(self, request: Any) -> str:
-        return self.read(request.args[0])
-
-    def read(self, prompt: str) -> str:
-        if "special magic" in prompt:
-            return needles(prompt)
-        if "VAR" in prompt:
-            return tracked(prompt)
-        if "numbered list" in prompt:
-            words = re.findall(r"\d+\. (\S+)", prompt.rsplit("numbered list of words", 1)[1].split("\nQuestion")[0])
-            return " ".join(word for word, _ in Counter(words).most_common(10))
-        coded = prompt.split("coded words. ", 1)[1].split("\nQuestion")[0].split()
-        return " ".join(word for word, _ in Counter(word for word in coded if word != "...").most_common(3))
-
-
-def needles(prompt: str) -> str:
-    """The values of the keys that the last line asks for."""
-    context, question = prompt.rsplit("\n", 1)
-    asked = re.search(r"for (.*?) mentioned", question)
-    assert asked is not None
-    keys = re.split(r", and |, ", asked[1])
-    return ", ".join(
-        value for key in keys for value in re.findall(rf"special magic \w+ for {re.escape(key)} is: (\S+)\.", context)
-    )
-
-
-def tracked(prompt: str) -> str:
-    """The variables that have the value in the question."""
-    # The prompt begins with an example, which has variables of its own.
-    text = prompt.rsplit("Memorize and track", 1)[1]
-    asked = re.search(r"assigned the value (\d+)", text)
-    assert asked is not None
-    variables = re.findall(rf"VAR (\w+) = {asked[1]}\b", text)
-    for variable in variables:
-        variables += re.findall(rf"VAR (\w+) = VAR {variable}\b", text)
-    return " ".join(variables)
+        context, question = request.args[0].rsplit("\n", 1)
+        asked = re.search(r"for (.*?) mentioned", question)
+        assert asked is not None
+        found = [
+            re.findall(rf"special magic \w+ for {re.escape(key)} is: (\S+)\.", context)
+            for key in re.split(r", and |, ", asked[1])
+        ]
+        return ", ".join(value for values in found for value in values)
 
 
 def leaves(names: str, tokenizer: object, **options: Any) -> list[Any]:

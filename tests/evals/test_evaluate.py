@@ -14,7 +14,6 @@ import pytest
 import torch
 from accelerate import PartialState
 from accelerate.state import AcceleratorState
-from filelock import FileLock
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import AutoModelForCausalLM
@@ -44,16 +43,6 @@ def test_a_perfect_model_scores_1_and_a_mute_one_0(ruler_tasks: list[Any]) -> No
     for task in ruler_tasks:
         assert [sample["score"] for sample in ask(task, PromptReader())] == [1.0] * 3, task.task_name
         assert [sample["score"] for sample in ask(task, Mute())] == [0.0] * 3, task.task_name
-
-
-def test_a_model_that_names_every_needle_but_the_right_one_scores_0(ruler_tasks: list[Any]) -> None:
-    class Distracted(PromptReader):
-        def read(self, prompt: str) -> str:
-            key = re.findall(r"for (\S+) mentioned", prompt)[-1]
-            return " ".join(value for name, value in re.findall(r"for (\S+) is: (\S+)\.", prompt) if name != key)
-
-    (task,) = (task for task in ruler_tasks if task.task_name == "mniah-multikey_1-needles_4-2048")
-    assert {sample["score"] for sample in ask(task, Distracted())} == {0.0}
 
 
 def test_prompts_and_answers_have_the_length_of_their_task(ruler_tasks: list[Any], tokenizer_folder: Path) -> None:
@@ -234,21 +223,16 @@ def test_a_wrong_command_is_refused_before_the_model_is_loaded(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_in_use_and_another_tokenizer_are_refused(
+def test_the_checkpoint_as_out_and_another_tokenizer_are_refused(
     llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    with FileLock(out / ".lock"):
-        assert lucid("eval", llama_folder, *SMALL, "--out", out) == 1
-    assert "is being written by another process" in capsys.readouterr().err
     assert lucid("eval", llama_folder, *SMALL, "--out", llama_folder) == 1
     assert "--out must be another folder than the checkpoint" in capsys.readouterr().err
     small = write_checkpoint(tmp_path / "small", llama_folder, "llama")
     model = AutoModelForCausalLM.from_pretrained(small)
     model.resize_token_embeddings(300)
     model.save_pretrained(small)
-    assert lucid("eval", small, *SMALL, "--out", out) == 1
+    assert lucid("eval", small, *SMALL, "--out", tmp_path / "out") == 1
     assert "the model knows 300 tokens, and the tokenizer has 900" in capsys.readouterr().err
 
 
@@ -321,7 +305,6 @@ def test_a_comparison_is_paired(
     assert lucid("compare", folders[0], tmp_path / "other") == 1
     assert "perplexity-64: the samples differ" in capsys.readouterr().err
     for wrong, message in {
-        (folders[0],): "expected two folders or more to compare, got 1",
         (lucid_folder, llama_folder): "to evaluate checkpoints, give --tasks",
         (*folders, "--lengths", 2): "are for checkpoints, and these folders hold results",
         (folders[0], tmp_path): "CHECKPOINT must hold a config.json",

@@ -263,16 +263,3 @@ def test_an_unreachable_hub_names_the_files_to_give_instead(monkeypatch: pytest.
             ValueError, match=rf"{file} cannot be read: no route\. .* a folder with {file} as --data-dir"
         ):
             documents(name, "held_out")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"part": "half"}, "--part must be one of held_out, all, got 'half'"),
-        ({"max_length": 40}, "--max-length must be at least 64 for 2wikimqa, got 40"),
-        ({"data_dir": "nowhere"}, "--data-dir: there is no file 'nowhere/2wikimqa.jsonl'"),
-    ],
-)
-def test_a_wrong_option_is_named(changes: dict[str, Any], message: str, data: str, tokenizer: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tasks(**{"data": changes.pop("data_dir", data), "tokenizer": tokenizer, "names": "longbench", **changes})

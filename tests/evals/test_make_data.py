@@ -105,11 +105,3 @@ def test_an_error_is_a_message_and_leaves_no_file(
     assert lucid("make-data", *(places.get(word, word) for word in words)) == 1
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_that_exists_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out.jsonl"
-    out.write_text("mine")
-    assert lucid("make-data", "qasper", out, "--data-dir", "nowhere") == 1
-    assert "OUT must be new" in capsys.readouterr().err
-    assert out.read_text() == "mine"

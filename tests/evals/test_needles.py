@@ -92,23 +92,6 @@ def test_spans_decode_to_needles_and_answers(
     assert sample.answer_spans == [needle.value_span for needle in sample.asked]
 
 
-def test_another_key_of_the_same_context_can_be_asked_for(tokenizer: Any) -> None:
-    sample = make_needles(tokenizer, 512, 3, haystack="noise")
-    (other,) = [needle for needle in sample.needles if needle.key not in sample.query][:1]
-    asked = sample.asking(other.key)
-    assert asked.answer == f" {other.value}."
-    assert asked.context == sample.context
-    assert other.value in tokenizer.decode(tokenizer(asked.prompt)["input_ids"][slice(*asked.answer_spans[0])])
-    with pytest.raises(ValueError, match="key must be one of"):
-        sample.asking("no-such-key")
-
-
-def test_a_share_of_the_haystack_makes_a_shorter_sample(tokenizer: Any) -> None:
-    none, half, whole = (make_needles(tokenizer, 1024, 2, fill=fill).tokens for fill in (0, 0.5, 1))
-    assert none < half < whole
-    assert "\n" not in make_needles(tokenizer, 1024, 1, haystack="noise", fill=0).context
-
-
 def constants(file: str) -> dict[str, Any]:
     """The strings of a harness module. It is parsed, not imported: an import takes seconds and a download."""
     source = (Path(lm_eval.tasks.__file__).parent / "ruler" / file).read_text()

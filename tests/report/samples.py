@@ -77,7 +77,7 @@ def nasty() -> dict[str, Any]:
     huge = [bar(NASTY, "lucid", 1e308, 1e308), bar("a", "b", -1e308), bar("c", "d", None), bar("e", "f", 10**400)]
     bars = {"kind": "bars", "title": "Huge", "value": {"label": "ΔL"}, "groups": [{"name": NASTY, "bars": huge}]}
     panel = {"name": NASTY, "rows": ["a"], "columns": [1, 2], "values": [[1e308, float("inf")]]}
-    map_ = {"kind": "heatmaps", "title": "Map", "rows": {"label": ""}, "columns": {"label": ""}, "range": [0, 1e308]}
+    map_ = {"kind": "heatmaps", "title": "Map", "rows": {"label": ""}, "columns": {"label": ""}, "range": [0, 1]}
     empty = {"kind": "bars", "title": "Empty", "value": {"label": ""}, "groups": [{"name": "", "bars": []}]}
     figures = [lines, bars, empty, map_ | {"panels": [panel]}, {"kind": "pie", "title": "Broken"}]
     table = {"title": NASTY, "note": NASTY, "columns": [NASTY, "b"], "rows": [[None, 65536], [1e-9, -2.5]]}
@@ -122,5 +122,5 @@ def write_evaluation(file: Path, model: str, accuracy: float) -> None:
 
 def write_analysis(file: Path) -> None:
     figure = memory_update()["figures"][2]
-    content = {"command": "lucid analyze ./model", "checkpoint": {"name": "model"}, "input": {"about": "a text"}}
+    content = {"checkpoint": {"name": "model"}, "input": {"about": "a text"}}
     write_json(file, content | {"figures": [figure], "results": {}})

@@ -91,20 +91,3 @@ def test_a_click_opens_the_numbers_and_links_lead_to_sections(browser: Browser, 
     links = "[...document.querySelectorAll('.overview a')]"
     assert browser.run(f"{links}.length") == 10
     assert browser.run(f"{links}.every(each => document.querySelector(each.hash).matches('section'))")
-
-
-FAULTS = {
-    "a message": "<script>console.warn('careful')</script>",
-    "an exception": "<script>throw new Error('stop')</script>",
-    "a picture that is not there": "<img src='missing.png'>",
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_the_browser_notices(fault: str, browser: Browser, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(f"<!DOCTYPE html><meta charset=utf-8><body>{fault}<div style='width:700px'>wide</div>")
-    browser.open(page, 390, 844, "light")
-    assert browser.complaints()
-    assert browser.run("document.documentElement.scrollWidth") > 390
-    assert len(browser.run(OUTSIDE.replace("WIDTH", "390"))) == 1

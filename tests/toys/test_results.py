@@ -2,15 +2,12 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
-from lucid_attention.files import read_json
 from lucid_lab.report.records import checked
 from lucid_lab.toys.results import (
     VERDICTS,
-    Claim,
     Conclusion,
     Spread,
     bar,
@@ -21,7 +18,6 @@ from lucid_lab.toys.results import (
     lines,
     mean_of,
     outcome,
-    save_result,
     series,
     spread,
     table,
@@ -88,16 +84,3 @@ def test_tables_show_spreads_as_text_and_what_json_cannot_write_becomes_nothing(
     assert finite([1, math.nan, -math.inf, None, 2.5]) == [1.0, None, None, None, 2.5]
     diverged = bar("LUCID", "lucid", spread([1.0, math.nan]))
     assert (diverged["value"], diverged["spread"]) == (None, None)
-
-
-def test_a_result_is_written_whole_with_what_the_report_needs(tmp_path: Path) -> None:
-    conclusion = Conclusion("1 run", "partly", "of this", 3, tables=[table("T", ["a"], [[1]])])
-    claim = Claim("Probes run", "A.4", "They do.", "2 runs")
-    result = save_result(
-        "probe", claim, conclusion, scale="small", out=tmp_path, rule="two runs", command="lucid experiment probe",
-        seconds=1.25, finished="2026-11-18",
-    )  # fmt: skip
-    assert read_json(tmp_path / "probe-small" / "result.json") == json.loads(json.dumps(result))
-    assert {"claim", "verdict", "ours", "because", "seeds", "figures", "tables", "machine", "command"} <= set(result)
-    assert (result["paper"], result["rule"], result["seconds"]) == ("2 runs", "two runs", 1.2)
-    assert "torch" in result["machine"]

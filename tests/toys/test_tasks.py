@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_lab.toys import sentences
-from lucid_lab.toys.sentences import NeedleSentences, Stage, Stories, is_held_out, stage_of
-from lucid_lab.toys.tasks import IGNORED, TASKS, characters, overwrites
+from lucid_lab.toys import tasks
+from lucid_lab.toys.tasks import (
+    IGNORED,
+    TASKS,
+    NeedleSentences,
+    Stage,
+    Stories,
+    characters,
+    is_held_out,
+    overwrites,
+    stage_of,
+)
 
 STAGES = [Stage(72, (2,)), Stage(144, (4, 8))]
 
@@ -174,7 +183,7 @@ def test_characters_are_the_next_byte_and_tests_the_last_tenth() -> None:
 
 
 def words(task: NeedleSentences | Stories, row: Tensor) -> list[str]:
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     return [names[int(word)] for word in row[:, 0]]
 
 
@@ -182,7 +191,7 @@ def test_a_needle_is_asked_for_once_and_its_answer_follows_the_key_in_the_contex
     task = NeedleSentences(STAGES, steps=10)
     inputs, labels = task.test(4, 3, 100)
     assert inputs.shape == (4, 100, 2)
-    names = {number: word for word, number in task.vocabulary.number.items()}
+    names = {number: word for word, number in task.number.items()}
     for row, answers in zip(inputs, labels, strict=True):
         text = words(task, row)
         asked = (answers != IGNORED).nonzero()[:, 0].tolist()
@@ -206,11 +215,11 @@ def test_the_stages_of_a_training_follow_each_other() -> None:
 def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
 
-    def keep(story: sentences.Story) -> bool:
+    def keep(story: tasks.Story) -> bool:
         drawn.append(story)
         return is_held_out(story)
 
-    monkeypatch.setattr(sentences, "is_held_out", keep)
+    monkeypatch.setattr(tasks, "is_held_out", keep)
     task = Stories([Stage(96, (1, 2))], steps=4)
     for n, held_out in ((1, True), (2, True), (1, False)):
         inputs, labels = task.test(1, n, 128) if held_out else task.batch(1, 0, 0)
@@ -221,5 +230,5 @@ def test_stories_keep_their_facts_in_order_and_end_with_the_question(monkeypatch
         places = [text.index(fact) for fact in story.facts if story.facts.count(fact) == 1]
         assert places == sorted(places)
         assert text.endswith(story.question)
-        assert int(labels[0, -1]) == task.vocabulary.number[story.answer]
+        assert int(labels[0, -1]) == task.number[story.answer]
         assert (labels[0, :-1] == IGNORED).all()

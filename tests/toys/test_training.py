@@ -236,22 +236,3 @@ def test_steps_are_timed_in_turn_and_their_medians_compared(monkeypatch: pytest.
     found = time_in_turn([training("slow", (50, 50, 3, 3, 99)), training("fast", (50, 50, 2, 2, 99))], warm_up=2)
     assert order == ["slow", "fast"] * 5
     assert found == {"milliseconds": [3000, 2000], "ratio": 1.5}
-
-
-def test_embeddings_of_all_columns_are_added_at_the_size_that_was_asked_for() -> None:
-    for table in small(embedding_std=0.02, width=512, head_dim=16).embeddings:
-        assert float(table.weight.detach().std()) == pytest.approx(0.02, rel=0.1)  # type: ignore[operator]
-    two, x = small(layers=0), tokens()
-    first, second = (table(x[..., i]) for i, table in enumerate(two.embeddings))
-    torch.testing.assert_close(two(x), two.out(two.norm(first + second)))
-
-
-def test_a_layer_is_norm_attention_residual_and_the_same_with_an_mlp() -> None:
-    model, x = small(), torch.randn(2, 6, 16)
-    layer: Any = model.layers[0]
-    after = x + layer.attention(layer.norm(x))[0]
-    torch.testing.assert_close(layer(x), after + layer.mlp(after))
-    assert layer.mlp[1].out_features == 32
-    plain: Any = small(mlp=0.0).layers[0]
-    assert plain.mlp is None
-    torch.testing.assert_close(plain(x), x + plain.attention(plain.norm(x))[0])

@@ -21,7 +21,7 @@ from lucid_lab.data.tokenize import tokenize
 from lucid_lab.data.tokenize import train as train_tokenizer
 from lucid_lab.training import run as runs
 from lucid_lab.training.recipes import Recipe, find_recipe
-from lucid_lab.training.run import METRICS, load_inputs, read_metrics, train
+from lucid_lab.training.run import METRICS, load_inputs, train
 
 SMALL: dict[str, Any] = {
     "steps": 8,
@@ -40,8 +40,12 @@ def small(**changes: Any) -> Recipe:
     return replace(find_recipe("latest_value"), **{**SMALL, **changes})
 
 
+def metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / METRICS).read_text().splitlines()]
+
+
 def losses(run: Path) -> list[float]:
-    return [entry["loss"] for entry in read_metrics(run / METRICS) if "loss" in entry]
+    return [entry["loss"] for entry in metrics(run) if "loss" in entry]
 
 
 def weights(run: Path) -> dict[str, Tensor]:
@@ -143,11 +147,6 @@ def test_a_finished_run_is_not_trained_again_and_another_recipe_is_refused(
     assert summary == json.loads((run / "summary.json").read_text())
     with pytest.raises(ValueError, match=r"a run of another recipe: learning_rate was 0.003, is 0.1\. Choose another"):
         train(small(learning_rate=0.1), run)
-    (run / "tensorboard").rename(tmp_path / "elsewhere")
-    (run / "tensorboard").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="tensorboard must be a folder, got a link"):
-        train(small(), run)
-    (run / "tensorboard").unlink()
     train(small(learning_rate=0.1, steps=2), run, restart=True)
     assert len(losses(run)) == 2
     (tmp_path / "other").mkdir()
@@ -168,9 +167,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(whole: Path, tmp_path: Path) ->
     state.write_text(content)
     optimizer.unlink()
     with pytest.raises(ValueError, match="checkpoint-8 must hold the state of the optimizer"):
-        train(small(), run)
-    os.mkfifo(optimizer)
-    with pytest.raises(ValueError, match=r"must hold files, got the pipe or device '.*optimizer\.pt'"):
         train(small(), run)
 
 
@@ -195,7 +191,7 @@ def test_text_is_packed_and_a_model_goes_on_from_a_checkpoint(tmp_path: Path) ->
     ramp = {"sharpness_steps": 0.5}
     second = train(small(**{**changes, **start, **ramp, "data": str(tmp_path / "answers.jsonl")}), tmp_path / "tuned")
     assert load_model(second["model"]).config.rope_theta == 5000.0
-    assert any("sharpness" in key for entry in read_metrics(tmp_path / "tuned" / METRICS) for key in entry)
+    assert any("sharpness" in key for entry in metrics(tmp_path / "tuned") for key in entry)
     train_tokenizer(["other words"], 280).save_pretrained(tokens)
     with pytest.raises(ValueError, match="another tokenizer"):
         train(small(**{**changes, **start}), tmp_path / "third")
