@@ -95,9 +95,7 @@ def test_two_runs_are_bitwise_equal(small_tiles):
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("k", torch.nan), ("beta", torch.nan), ("v", torch.inf)]
-)
+@pytest.mark.parametrize(("name", "number"), [("k", torch.nan), ("beta", torch.nan), ("v", torch.inf)])
 def test_what_is_not_finite_stays_in_its_document(name, number, small_tiles):
     """Documents that share a block and a strip with it are bitwise as they were."""
     case, options = Case(T=90, H=2, D=8, E=4, keys="close"), {"cu_seqlens": torch.tensor([0, 20, 50, 90])}
