@@ -21,18 +21,15 @@ RECORDS, PAGE = Path("records", "claims"), Path("docs", "results.md")
 INTRODUCTION = """\
 # Results
 
-Every claim of the paper with its verdict, from toys that learn in minutes (*small*), from tasks in words and toys that
-are trained for longer (*hours*), and from a real pretrained model (`pretrained`). ± is the standard deviation over
-seeds. [rules.md](rules.md) names every change of a rule that was made after a result was seen.
+Every claim of the paper with its verdict, from toys that learn in minutes (*small*) and from longer runs (*hours*). ±
+is the standard deviation over seeds. [rules.md](rules.md) names every change of a rule that was made after a result was
+seen; † marks verdicts by such a later rule on older numbers (`records/claims/rejudged.toml` has the reasons).
 
 Written by `python tools/write_results.py` from `records/claims`, which has the tables and figures of each run (`lucid
-report records/claims` draws them). The commits below made them, and `lucid experiment NAME --scale SCALE` runs them
-again. Claims, arms and rules are the same since, but for those marked †: their rule or arms changed, and their verdict
-is by the later rule (`records/claims/rejudged.toml`). Of the runs of 2026-11-16 only the published page was kept.
-Three records need the commit 87cf805: `needle_lm-small`, `babilong-small` (both claims have had the task in words of
-*hours* since) and `longqa-small`, whose claim is gone, because its stand-in for LongBench and SCROLLS taught no
-attention anything; `pretrained-small`, which moved a model with raw keys and a sharpness ramp, needs d07a032: `recipe`
-has replaced it."""
+report records/claims` draws them); `lucid experiment NAME --scale SCALE` makes them again. Of the runs of 2026-11-16
+only the published page was kept. Three records need the commit 87cf805: `needle_lm-small`, `babilong-small` (both
+claims have had the task in words of *hours* since) and `longqa-small`, whose claim is gone, because its stand-in for
+LongBench and SCROLLS taught no attention anything. `pretrained-small` needs d07a032: `recipe` has replaced it."""
 
 
 def page(root: Path = ROOT) -> str:
@@ -47,16 +44,19 @@ def page(root: Path = ROOT) -> str:
     for result in results:
         key = f"{result['name']}-{result['scale']}"
         made = f"{result['finished']}, {commits[key]}, {_minutes(result['seconds'])}"
-        later = rejudged.get(key)
-        verdict = f"{later['verdict']} †" if later else result["verdict"]
+        later = rejudged.get(key, {})
+        verdict = later.get("verdict", result["verdict"])
+        marked = f"{verdict} †" if later else verdict
         record = f"[{key}](../{(RECORDS / key / 'result.json').as_posix()})"
-        rows.append(f"| {result['title']} ({_place(result)}) | {result['scale']} | {verdict} | {made} | {record} |")
+        rows.append(f"| {result['title']} ({_place(result)}) | {result['scale']} | {marked} | {made} | {record} |")
         larger = result["scale"] == "small" and (result["name"], "hours") in scales
-        if larger or result["verdict"] == "too small to judge":
+        if larger or verdict == "too small to judge":
             continue
         paper = "" if result["paper"] in ("none", "no number given") else f" *Paper:* {result['paper']}."
         because = f"{result['because']} *By the later rule:* {later['because']}" if later else result["because"]
-        sections.append(f"**{key}: {verdict}.**{paper} *Here:* {because}")
+        if verdict.startswith("not run yet"):
+            because = later["because"]
+        sections.append(f"**{key}: {marked}.**{paper} *Here:* {because}")
     made = (
         "Made: the day, the commit of the code, the time of one core. Runs that a larger one replaced, or that were "
         "too small to judge, have their numbers in the record alone."
