@@ -3,11 +3,12 @@
     P_bb = I + s/2 · (G_bb − I) on the diagonal blocks,   P_bc = s · G_bc below them,   G_ij = exp(c (cos θ_ij − 1))
 
 All diagonal entries of P are 1, also at a zero key. P_bb is symmetric with eigenvalues of at least 1/2
-(`docs/mathematics.md`, section 8), so Cholesky's factor exists for any keys. By the length m of a block:
+(`docs/mathematics.md`, section 9), so Cholesky's factor exists for any keys. By the length m of a block:
 
-m ≤ SMALL           explicit inverses X of all blocks of a tile at once, then one unit lower triangular solve with X · P
+m ≤ SMALL           explicit inverses X of all blocks of a tile at once, then block substitution, for m < LEAF as one
+                    unit lower triangular solve with X · P
 m ≤ LONGEST_FACTOR  blocked Cholesky. The factor takes m² elements per head, of as many heads at a time as fit into
-                    FACTOR_ELEMENTS: at most 64 MB in float32, however many heads and blocks there are
+                    FACTOR_ELEMENTS: at most 64 MB in float32 per thread, however many heads and blocks there are
 longer              conjugate gradients with tiles made on the fly, in linear memory
 """
 
@@ -33,13 +34,13 @@ from .triangular import (
 Block = int | Tensor | None
 
 SMALL = 64
-# Columns of a panel of the factor: LAPACK, slow here, does the diagonal of a panel and matrix products all the rest.
-PANEL = 64
+# Columns of a panel of the factor. LAPACK, slow here, does squares of LEAF on its diagonal, matrix products the rest.
+PANEL, LEAF = 64, 32
 LONGEST_FACTOR = 4096
 # 8 MB in float32: what comes back from a cache of this size is faster than fewer, larger products.
 FACTOR_ELEMENTS = 2 * 1024**2
-# Conjugate gradients stop where every column of the residual is this much shorter than its right-hand side b. Since
-# ‖P_bb⁻¹‖ ≤ 2, the error of the solution is then at most twice as long as the residual.
+# By default conjugate gradients stop where every column of the residual is this much shorter than its right-hand side.
+# Since ‖P_bb⁻¹‖ ≤ 2, the error of the solution is then at most twice as long as the residual.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 MOST_STEPS = 500
 
@@ -98,20 +99,24 @@ def with_padding_masked(
 class DiagonalBlocks:
     """The diagonal steps of the block solver for blocks of tokens with `borders`; below them it goes on as for L."""
 
-    def __init__(self, borders: list[int], schedule: Schedule) -> None:
-        self.longest = max(b - a for a, b in pairwise(borders))
-        self.borders, self.schedule = borders, schedule
+    def __init__(self, borders: list[int], schedule: Schedule, tolerance: float | None) -> None:
+        self.borders, self.schedule, self.tolerance = borders, schedule, tolerance
+        self._patterns: dict[tuple[int, int], Tensor] = {}
 
     @classmethod
-    def scheduled(cls, borders: list[int], schedule: Schedule, heads: int) -> "DiagonalBlocks":
-        """With as many of `heads` at once as factors may be in memory."""
-        blocks = cls(borders, schedule)
-        if SMALL < blocks.longest <= LONGEST_FACTOR:
-            at_once = max(1, min(heads, FACTOR_ELEMENTS // blocks.longest**2))
-            # More heads at once have smaller tiles.
-            elements = max(schedule.block**2, schedule.elements * schedule.heads // at_once)
-            blocks.schedule = replace(schedule, heads=at_once, elements=elements)
-        return blocks
+    def scheduled(cls, borders: list[int], schedule: Schedule, k: Tensor, tolerance: float | None) -> "DiagonalBlocks":
+        """With as many heads of k: [B, H, *] at once as a thread has and as factors or tiles may be in memory.
+
+        More heads at once have smaller tiles, but whole panels. Steps of small blocks are short for a single head.
+        """
+        longest = max(b - a for a, b in pairwise(borders))
+        if longest <= LONGEST_FACTOR:
+            threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+            tile, elements = schedule.block**2, schedule.elements * schedule.heads
+            room = elements // tile if longest <= SMALL else FACTOR_ELEMENTS // longest**2
+            at_once = max(1, min(k.shape[0] * k.shape[1] // threads, room))
+            schedule = replace(schedule, heads=at_once, elements=max(tile, elements // at_once, longest * PANEL))
+        return cls(borders, schedule, tolerance)
 
     def steps(self) -> list[slice]:
         """Columns that are solved together: one block, or small blocks of one length that fit into a tile."""
@@ -137,78 +142,39 @@ class DiagonalBlocks:
         self, g: Tensor, y: Tensor, tiles: Tiles, cols: slice, S: int, mask: Tensor | None, *, tile_grads: bool
     ) -> None:
         """g ← P⁻ᵀ g, and the gradient −g yᵀ of this part of P to `tiles` if `tile_grads`."""
-        self._apply_(g, tiles, cols, S, mask, transposed=True)
+        tile = self._apply_(g, tiles, cols, S, mask, transposed=True)
         if not tile_grads:
             return
-        length, C = self._lengths[cols.start], cols.stop - cols.start
-        here = _moved(cols, S)
-        if length <= SMALL:
-            tile = tiles.make(here, here)
-            tiles.pull_back(here, here, tile.mul_(_pattern(C, length, tile)), g, y, False)
+        if tile is not None:
+            here = _moved(cols, S)
+            tiles.pull_back(here, here, tile.mul_(self._pattern(tile, self._lengths[cols.start])), g, y, False)
             return
         # P_bb is symmetric: entry (i, j) with i > j stands for (j, i) as well, each with the factor 1/2.
-        left, right = torch.cat([g, y], -1), torch.cat([y, g], -1)
-        for rows, done in self._lower(C):
-            tile = tiles.make(_moved(rows, here.start), _moved(done, here.start)).mul_(0.5)
-            on_diagonal = rows.start == done.start
-            operands = left[:, rows], right[:, done]
-            tiles.pull_back(_moved(rows, here.start), _moved(done, here.start), tile, *operands, on_diagonal)
+        left, right = torch.cat([g, y], -1).mul_(0.5), torch.cat([y, g], -1)
+        for rows, done in self._panels(g.shape[1]):
+            where = _moved(rows, cols.start + S), _moved(done, cols.start + S)
+            diagonal = rows.start == done.start
+            tiles.pull_back(*where, tiles.make(*where), left[:, rows], right[:, done], diagonal)
 
-    def _apply_(self, y: Tensor, tiles: Tiles, cols: slice, S: int, mask: Tensor | None, transposed: bool) -> None:
+    def _apply_(
+        self, y: Tensor, tiles: Tiles, cols: slice, S: int, mask: Tensor | None, transposed: bool
+    ) -> Tensor | None:
+        """y ← P⁻¹ y, or P⁻ᵀ y. Returns the tile of small blocks, with zeros at masked keys."""
         length = self._lengths[cols.start]
         if mask is not None:
             # Rows of earlier blocks were subtracted from masked ones, too.
             y.mul_(mask)
-        if length <= SMALL:
-            self._solve_small_(y, tiles, _moved(cols, S), length, mask, transposed)
-        elif length <= LONGEST_FACTOR:
-            self._solve_by_factor_(y, tiles, cols.start + S, mask)
-        else:
+        if length > LONGEST_FACTOR:
             self._solve_by_gradients_(y, tiles, cols.start + S, mask)
-
-    def _solve_small_(
-        self, y: Tensor, tiles: Tiles, here: slice, w: int, mask: Tensor | None, transposed: bool
-    ) -> None:
-        A = tiles.make(here, here).mul_(tiles.alpha)
-        if mask is not None:
-            A.mul_(mask).mul_(mask.mT)
-        n, C, _ = A.shape
-        count = C // w
-        blocks = A.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).mul(0.5)
-        blocks.diagonal(dim1=2, dim2=3).fill_(1)
-        root = _inverse_root(blocks.reshape(n * count, w, w))
-        X = torch.bmm(root.mT, root)
-        if transposed and count > 1:
-            solve_unit_lower_transposed_(_scaled_rows(X, A, count), y)
-        y.copy_(torch.bmm(X, y.reshape(n * count, w, -1)).view(y.shape))
-        if not transposed and count > 1:
-            solve_unit_lower_(_scaled_rows(X, A, count), y)
-
-    def _solve_by_factor_(self, y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
-        """Left-looking Cholesky by panels, with the forward substitution; then the backward substitution."""
-        n, m, _ = y.shape
-        F = y.new_empty(n, m, m)
-        steps: list[tuple[slice, Tensor]] = []
-        for here in spans(0, m, PANEL):
-            a, b, w = here.start, here.stop, here.stop - here.start
-            panel = y.new_empty(n, m - a, w)
-            for rows in spans(a, m, self.schedule.elements // PANEL):
-                tile = tiles.make(_moved(rows, start), _moved(here, start))
-                torch.mul(tile, 0.5 * tiles.alpha, out=panel[:, _moved(rows, -a)])
+        elif length > SMALL:
+            _solve_by_factor_(y, tiles, cols.start + S, mask)
+        else:
+            tile = tiles.make(_moved(cols, S), _moved(cols, S))
             if mask is not None:
-                panel.mul_(mask[:, a:]).mul_(mask[:, here].mT)
-            panel[:, :w].diagonal(dim1=1, dim2=2).fill_(1)
-            if a:
-                panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1)
-                subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
-            inverse = _inverse_root(panel[:, :w])
-            steps.append((here, inverse))
-            F[:, b:, here] = torch.bmm(panel[:, w:], inverse.mT)
-            y[:, here] = torch.bmm(inverse, y[:, here])
-        for here, inverse in reversed(steps):
-            if here.stop < m:
-                subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
-            y[:, here] = torch.bmm(inverse.mT, y[:, here])
+                tile.mul_(mask).mul_(mask.mT)
+            _solve_small_(y, tile, tiles.alpha, length, transposed)
+            return tile
+        return None
 
     def _solve_by_gradients_(self, y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
         """Conjugate gradients, every column of y with its own steps.
@@ -216,7 +182,7 @@ class DiagonalBlocks:
         The residual is updated from step to step, and rounding moves it away from the true one. So at the end the true
         residual is computed in float64 from the same tiles, and if it is too long the steps start again from it.
         """
-        tolerance = TOLERANCE[y.dtype]
+        tolerance = self.tolerance or TOLERANCE[y.dtype]
         wide = y.dtype if y.device.type == "mps" else torch.float64
         x, r = torch.zeros_like(y, dtype=wide), y.clone()
         b2 = (r * r).sum(1, keepdim=True)
@@ -247,50 +213,102 @@ class DiagonalBlocks:
         raise RuntimeError(
             f"block: conjugate gradients for a block of {y.shape[1]} tokens must reach a relative residual of "
             f"{tolerance:g}, got {reached:.1e} after {MOST_STEPS} steps. Use shorter blocks (up to {LONGEST_FACTOR} "
-            "tokens are solved directly), a larger sharpness, less strength or float64"
+            "tokens are solved directly), a larger sharpness or tolerance, less strength or float64"
         )
 
     def _product(self, x: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> Tensor:
         """P_bb x, each pair of tokens once. x: [n, m, E], zero at masked keys."""
         out, half = x.clone(), -0.5 * tiles.alpha
-        for rows, cols in self._lower(x.shape[1]):
+        for rows, cols in self._panels(x.shape[1]):
             tile = tiles.make(_moved(rows, start), _moved(cols, start)).to(x.dtype)
             if rows.start == cols.start:
-                tile.diagonal(dim1=1, dim2=2).zero_()
-            else:
-                subtract_product_(out[:, cols], tile.mT, x[:, rows], half)
+                tile.tril_(-1)
+            subtract_product_(out[:, cols], tile.mT, x[:, rows], half)
             subtract_product_(out[:, rows], tile, x[:, cols], half)
         return out if mask is None else out.mul_(mask)
 
-    def _lower(self, m: int) -> Iterator[tuple[slice, slice]]:
-        """Tiles (rows, cols) of the lower triangle of m × m, those on the diagonal square."""
-        for cols in spans(0, m, self.schedule.block):
-            yield cols, cols
-            for rows in spans(cols.stop, m, self.schedule.rows):
+    def _panels(self, m: int) -> Iterator[tuple[slice, slice]]:
+        """Tiles (rows, cols) that cover the lower triangle of m × m. Those on the diagonal begin with a square."""
+        for cols in spans(0, m, PANEL):
+            for rows in spans(cols.start, m, self.schedule.elements // PANEL):
                 yield rows, cols
+
+    def _pattern(self, tile: Tensor, w: int) -> Tensor:
+        """[C, C]: the factor of each entry of G in P − I: 1 below the blocks, 1/2 in them, 0 on the diagonal."""
+        key = tile.shape[-1], w
+        if key not in self._patterns:
+            number = torch.arange(key[0], device=tile.device) // w
+            below, inside = number[:, None] > number, number[:, None] == number
+            self._patterns[key] = (below + 0.5 * inside).to(tile.dtype).fill_diagonal_(0)
+        return self._patterns[key]
 
 
 def _moved(where: slice, offset: int) -> slice:
     return slice(where.start + offset, where.stop + offset)
 
 
+def _solve_by_factor_(y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
+    """Left-looking Cholesky by panels, with the forward substitution; then the backward substitution."""
+    n, m, _ = y.shape
+    F = y.new_empty(n, m, m)
+    steps: list[tuple[slice, Tensor]] = []
+    for here in spans(0, m, PANEL):
+        a, b, w = here.start, here.stop, here.stop - here.start
+        panel = tiles.make(slice(start + a, start + m), _moved(here, start))
+        if mask is not None:
+            panel.mul_(mask[:, a:]).mul_(mask[:, here].mT)
+        square = panel[:, :w]
+        square.diagonal(dim1=1, dim2=2).zero_()
+        panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1, beta=0.5 * tiles.alpha)
+        square.diagonal(dim1=1, dim2=2).add_(1)
+        root = _inverse_root(square)
+        steps.append((here, root))
+        F[:, b:, here] = torch.bmm(panel[:, w:], root.mT)
+        subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
+        y[:, here] = torch.bmm(root, y[:, here])
+    for here, root in reversed(steps):
+        subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
+        y[:, here] = torch.bmm(root.mT, y[:, here])
+
+
 def _inverse_root(A: Tensor) -> Tensor:
     """L⁻¹ of A = L Lᵀ: [n, w, w]. NaN in, NaN out."""
-    identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(A)[0], identity, upper=False)
+    w = A.shape[-1]
+    if w <= LEAF:
+        identity = torch.eye(w, dtype=A.dtype, device=A.device)
+        return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(A)[0], identity, upper=False)
+    first, last = slice(0, w // 2), slice(w // 2, w)
+    X = torch.zeros_like(A)
+    X[:, first, first] = _inverse_root(A[:, first, first])
+    below = torch.bmm(A[:, last, first], X[:, first, first].mT)
+    X[:, last, last] = _inverse_root(torch.baddbmm(A[:, last, last], below, below.mT, alpha=-1))
+    X[:, last, first] = torch.bmm(X[:, last, last], torch.bmm(below, X[:, first, first])).neg_()
+    return X
 
 
-def _scaled_rows(X: Tensor, A: Tensor, count: int) -> Tensor:
-    """X · A with zeros in the diagonal blocks, for the block diagonal matrix X: [n · count, w, w]; A: [n, C, C]."""
-    n, C, _ = A.shape
-    w = C // count
-    M = torch.bmm(X, A.view(n * count, w, C)).view(n, C, C)
-    M.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).zero_()
-    return M
-
-
-def _pattern(C: int, w: int, like: Tensor) -> Tensor:
-    """[C, C]: the factor of each entry of G in P − I: 1 below the blocks, 1/2 in them, 0 on the diagonal."""
-    number = torch.arange(C, device=like.device) // w
-    below, inside = number[:, None] > number, number[:, None] == number
-    return (below + 0.5 * inside).to(like.dtype).fill_diagonal_(0)
+def _solve_small_(y: Tensor, tile: Tensor, alpha: float, w: int, transposed: bool) -> None:
+    """y ← P⁻¹ y, or P⁻ᵀ y, for blocks of w tokens in a tile: [n, C, C]; y: [n, C, E]."""
+    n, C, E = y.shape
+    count = C // w
+    blocks = tile.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).mul(0.5 * alpha)
+    blocks.diagonal(dim1=2, dim2=3).fill_(1)
+    root = _inverse_root(blocks.reshape(n * count, w, w))
+    X = torch.bmm(root.mT, root)
+    if w < LEAF:
+        # Steps of single blocks are too short: L of the whole tile is scaled, and unit lower triangular.
+        M = torch.bmm(X, tile.view(n * count, w, C)).view(n, C, C).mul_(alpha)
+        M.view(n, count, w, count, w).diagonal(dim1=1, dim2=3).zero_()
+        if transposed:
+            solve_unit_lower_transposed_(M, y)
+        y.copy_(torch.bmm(X, y.reshape(n * count, w, E)).view(y.shape))
+        if not transposed:
+            solve_unit_lower_(M, y)
+        return
+    X = X.view(n, count, w, w)
+    for i in reversed(range(count)) if transposed else range(count):
+        here, before, after = slice(i * w, i * w + w), slice(0, i * w), slice(i * w + w, C)
+        if transposed:
+            subtract_product_(y[:, here], tile[:, after, here].mT, y[:, after], alpha)
+        else:
+            subtract_product_(y[:, here], tile[:, here, before], y[:, before], alpha)
+        y[:, here] = torch.bmm(X[:, i], y[:, here])

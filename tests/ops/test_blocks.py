@@ -203,10 +203,13 @@ def test_operators_pass_opcheck_and_compile_whole() -> None:
     torch.testing.assert_close(torch.compile(attend, fullgraph=True, backend="aot_eager")(*new), attend(*new))
 
 
-def test_unreached_tolerances_are_refused(monkeypatch) -> None:
+def test_tolerances_are_reached_or_refused(monkeypatch) -> None:
     monkeypatch.setattr(blocks, "LONGEST_FACTOR", 100)
-    monkeypatch.setattr(blocks, "MOST_STEPS", 3)
     _, k, v, _ = inputs(150)
+    y = precondition(k, v, block=None, tolerance=1e-3)
+    residual = (preconditioner(k, block=None) @ y - v).norm(dim=2) / v.norm(dim=2)
+    assert 1e-9 < residual.max() <= 1e-3
+    monkeypatch.setattr(blocks, "MOST_STEPS", 3)
     with pytest.raises(
         RuntimeError, match=r"block of 150 tokens must reach a relative residual of 1e-12, got .* after 3"
     ):
@@ -227,6 +230,7 @@ def test_what_blocks_cannot_do_is_refused() -> None:
         ("exclude each other", {"block": torch.tensor([0, 12]), "cu_seqlens": torch.tensor([0, 12])}),
         ("is_causal=False is block=None", {"block": 4, "is_causal": False}),
         ("kernels solve causal systems", {"block": 4, "impl": "triton"}),
+        ("tolerance must be a positive finite number", {"block": None, "tolerance": 0.0}),
     ]
     for message, options in refused:
         with pytest.raises(ValueError, match=message):

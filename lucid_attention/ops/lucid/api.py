@@ -49,6 +49,7 @@ def lucid_attention(
     key_map: KeyMap | None = None,
     block: Block = 1,
     is_causal: bool = True,
+    tolerance: float | None = None,
     scale: float | None = None,
     impl: str = "auto",
     **sdpa: Unpack[SdpaNames],
@@ -77,8 +78,10 @@ def lucid_attention(
             blocks before; P is block-triangular with ½(I + exp(…)) on the diagonal (at strength s, I + s (P − I)), so
             that ‖P⁻¹‖ ≤ 2. None: one block, as in an encoder. int32 or int64 [m + 1]: borders of m blocks, from 0 to
             T. Masked positions count, packed documents start anew, and a past must end at a border. Blocks beyond
-            4096 tokens are solved by conjugate gradients to a residual of 1e-5 (float64: 1e-12) of V, or refused.
+            4096 tokens are solved by conjugate gradients.
         is_causal: False is block=None, by the name of `scaled_dot_product_attention`.
+        tolerance: the residual, relative to each column of V, that conjugate gradients must reach; otherwise the call
+            is refused. Y is at most twice as far off, and rounding comes on top. Default 1e-5, in float64 1e-12.
         scale: of the softmax scores, default 1/√D.
         impl: "auto", "blockwise" (linear memory), "reference" (the dense equation) or, on CUDA and ROCm devices,
             "triton" (kernels for bfloat16, float16 and float32; `docs/guides/gpu.md`).
@@ -102,6 +105,7 @@ def lucid_attention(
         key_map=key_map,
         block=block,
         is_causal=is_causal,
+        tolerance=tolerance,
     )
     checks.check_q(q, k, SHORTER)
     checks.check_scale(scale)
@@ -147,7 +151,7 @@ def precondition(k: Tensor, v: Tensor, *, impl: str = "auto", **options: Unpack[
     """Y = P⁻¹ V: the values that softmax attention reads in LUCID, and what a cache keeps instead of V.
 
     k: [B, H, T, D], v: [B, H, T, E] -> y: [B, H, T, E], zero at masked keys. Options past, key_mask, cu_seqlens, beta,
-    norm, sharpness, strength, key_map, block and is_causal as in `lucid_attention`.
+    norm, sharpness, strength, key_map, block, is_causal and tolerance as in `lucid_attention`.
 
     With block=n or None it is a product of its own: values in which similar keys of a block share what they hold, the
     ridge regression of V on the keys, for any read-out.

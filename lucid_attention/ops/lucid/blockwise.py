@@ -161,8 +161,8 @@ def _diagonal_blocks(system: System, schedule: Schedule) -> tuple[DiagonalBlocks
     """The diagonal steps of blocks of tokens that see each other, None for a causal system; and their schedule."""
     if is_causal(system.block):
         return None, schedule
-    B, H, T, _ = system.k.shape
-    blocks = DiagonalBlocks.scheduled(borders(system.block, T), schedule, B * H)
+    cuts = borders(system.block, system.k.shape[2])
+    blocks = DiagonalBlocks.scheduled(cuts, schedule, system.k, system.tolerance)
     return blocks, blocks.schedule
 
 

@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     key_map: KeyMap | None
     block: blocks.Block
     is_causal: bool
+    tolerance: float | None
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class System:
     k: [B, H, T, D], mapped if there is a key_map; of the past k_past: [B, H, S, D], mapped as well, and
     y_past: [B, H, S, E]; key_mask: [B, S + T]; cu_seqlens: [n + 1]; beta: [B, H, T]; norm: "key", "qk" or "row_max";
     sharpness: c, a number or [B, H]; strength: s; block: 1 if causal, or the blocks of tokens that see each
-    other.
+    other; tolerance: of conjugate gradients, None for the default of the dtype.
     """
 
     k: Tensor
@@ -57,6 +58,7 @@ class System:
     sharpness: float | Tensor = 1.0
     strength: float = 1.0
     block: blocks.Block = 1
+    tolerance: float | None = None
 
     @property
     def past_length(self) -> int:
@@ -106,23 +108,24 @@ class System:
         # Multiply, so that torch.compile does not specialise on the value.
         s = None if self.strength == 1 else torch.ones((), dtype=torch.float64, device="cpu") * self.strength
         past = self.k_past, self.y_past
-        where = blocks.as_inputs(self.block)
+        where = *blocks.as_inputs(self.block), self.tolerance
         return (self.k, *past, self.beta, learned, self.key_mask, self.cu_seqlens, s, fixed, *where, self.norm)
 
 
 INPUTS = (
     "Tensor k, Tensor? k_past, Tensor? y_past, Tensor? beta, Tensor? sharpness, Tensor? key_mask, "
     "Tensor? cu_seqlens, Tensor? strength, float fixed_sharpness, "
-    "Tensor? borders, int block, str norm"
+    "Tensor? borders, int block, float? tolerance, str norm"
 )
 
 
 def from_operator(*inputs: Any) -> System:
     """The system from `INPUTS` of the operator."""
-    k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength, fixed_sharpness, *where, norm = inputs
+    k, k_past, y_past, beta, sharpness, key_mask, cu_seqlens, strength, fixed_sharpness, *where = inputs
     c = fixed_sharpness if sharpness is None else sharpness
     s = 1.0 if strength is None else strength.item()
-    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s, blocks.from_inputs(*where))
+    *block, tolerance, norm = where
+    return System(k, k_past, y_past, key_mask, cu_seqlens, beta, norm, c, s, blocks.from_inputs(*block), tolerance)
 
 
 class Gradients(NamedTuple):
@@ -150,6 +153,7 @@ def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     checks.check_beta(system.beta, k)
     checks.check_norm(system.norm)
     checks.check_strength(system.strength)
+    checks.check_positive("tolerance", system.tolerance, optional=True)
     checks.check_block(system.block, k, system.past_length, system.cu_seqlens, system.beta, system.norm)
     checks.check_key_map(key_map, k)
     if key_map is None:

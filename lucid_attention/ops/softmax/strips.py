@@ -27,8 +27,9 @@ ROWS = 512
 # The square root of float32's largest number: the product of two such entries is finite.
 LARGEST_QUERY = 1.8e19
 LARGEST_FLASH_HEAD = 192
-# Rows of several blocks that share a strip with a mask: few, for each score after its block is wasted.
-BLOCK_ROWS = 128
+# Rows of several blocks that share a strip with a mask. Each score after its block is wasted, but torch's kernel is
+# slower for fewer rows.
+BLOCK_ROWS = 256
 
 
 # Older releases have the kernel too, but it reads out of bounds when queries have more heads than keys.
