@@ -76,8 +76,7 @@ class Shape:
 
     @property
     def title(self) -> str:
-        heads = f"{self.H}/{self.queries} key/value and query heads"
-        return f"{self.name}: B = {self.B}, {heads}, T = {self.T}, D = {self.D}"
+        return f"{self.name}: B = {self.B}, {self.H}/{self.queries} heads, T = {self.T}, D = {self.D}"
 
 
 SHAPES = (
@@ -352,7 +351,7 @@ def page(found: list[dict[str, Any]]) -> str:
         lines.append(f"| {attention} | {name} | {' | '.join(ratios)} | {host} |")
     shapes = [f"- {shape.title}" for shape in SHAPES]
     note = PATH_NOTE.format(gap=GAP_SECONDS * 1e6)
-    return "\n".join([*lines, "", *shapes, "", note]).rstrip() + "\n"
+    return "\n".join([*lines, "", "Heads are key/value and query heads:", "", *shapes, "", note]).rstrip() + "\n"
 
 
 def main() -> None:
