@@ -431,7 +431,7 @@ def _check_model(model: Any) -> None:
     if isinstance(model, LucidModel):
         return
     if config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder with a decoder; LUCID is for models of causal attention alone")
+        raise ValueError(f"{name} is an encoder with a decoder; LUCID is for decoders alone and encoders alone")
     if config.get_text_config(decoder=True) is not config:
         raise ValueError(f"{name} has several parts; LUCID is for models of text: give its text model")
     if type(config).model_type not in CONFIG_MAPPING:

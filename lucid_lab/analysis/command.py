@@ -141,6 +141,8 @@ def _tokenized(text: str, about: str, tokenizer: Any, length: int, phrases: list
     ids, offsets = encoded["input_ids"][:length], encoded["offset_mapping"][:length]
     if len(ids) < 2:
         raise ValueError(f"the {about} must have at least two tokens, got {len(ids)}")
+    if not set(ids) - {tokenizer.pad_token_id, tokenizer.unk_token_id}:
+        raise ValueError(f"the {about} must have tokens that the model knows, got {len(ids)} unknown or padding ones")
     spans = tuple(span for phrase in phrases for span in find(phrase, text, offsets))
     return ModelInput(torch.tensor([ids]), [Query(len(ids) - 1, spans)] if spans else [], about)
 

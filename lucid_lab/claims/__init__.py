@@ -71,7 +71,7 @@ def load(name: str) -> Experiment:
     """A claim by its name."""
     if name not in CLAIMS:
         hint = did_you_mean(name, CLAIMS)
-        raise ValueError(f"there is no experiment {name!r}{hint}: {', '.join(CLAIMS)}, all or list")
+        raise ValueError(f"there is no experiment {name!r}{hint}: expected one of {', '.join(CLAIMS)}, all or list")
     return cast("Experiment", import_module(f"{__name__}.{name}"))
 
 

@@ -1,6 +1,7 @@
 """`lucid analyze`, from the command line to the files, and to the page of `lucid report`."""
 
 import json
+import shutil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from lucid_lab import cli
 from lucid_lab.analysis.command import find
@@ -130,6 +132,16 @@ def test_errors_name_what_was_expected_and_what_it_got(words, message, checkpoin
     assert error.splitlines()[-1].startswith("lucid analyze: error: ")
     assert message in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_text_of_unknown_words_alone_is_refused(checkpoints, tmp_path, capsys):
+    folder = shutil.copytree(checkpoints["lucid"], tmp_path / "model")
+    words = Tokenizer(models.WordLevel({"known": 0, "[PAD]": 1}, unk_token="[PAD]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]").save_pretrained(folder)
+    assert analyze(folder, "--text", "no such words", "--out", tmp_path / "out") == 1
+    assert "must have tokens that the model knows, got 3 unknown or padding ones" in capsys.readouterr().err
+    assert analyze(folder, "--text", "a known word", "--out", tmp_path / "out") == 0
 
 
 def test_phrases_are_found_wherever_they_are():
