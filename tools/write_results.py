@@ -29,7 +29,8 @@ Written by `python tools/write_results.py` from `records/claims`, which has the 
 report records/claims` draws them); `lucid experiment NAME --scale SCALE` makes them again. Of the runs of 2026-11-16
 only the published page was kept. Three records need the commit 87cf805: `needle_lm-small`, `babilong-small` (both
 claims have had the task in words of *hours* since) and `longqa-small`, whose claim is gone, because its stand-in for
-LongBench and SCROLLS taught no attention anything. `pretrained-small` needs d07a032, `warm_start-small` 2830945: `recipe` has replaced both."""
+LongBench and SCROLLS taught no attention anything. `recipe` has replaced two claims, whose records need d07a032
+(`pretrained-small`) and 2830945 (`warm_start-small`)."""
 
 
 def page(root: Path = ROOT) -> str:
