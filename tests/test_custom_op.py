@@ -13,7 +13,7 @@ from tests.test_torch_integration import B, D, H, S, correlated, options, qkv
 # Arguments of `precondition_op`. fixed: the sharpness as a number; borders, length: of blocks.
 NAMES = (
     *("v", "k", "k_past", "y_past", "beta", "sharpness", "key_mask", "cu_seqlens", "strength"),
-    *("fixed", "borders", "length", "norm"),
+    *("fixed", "borders", "length", "tolerance", "norm"),
 )
 
 

@@ -71,21 +71,14 @@ def test_the_decoder_trains_and_decodes_without_waiting(name: str):
     assert waits_of(training_step, model, tokens()) == []
 
 
-@names("lucid", "softmax", "diff")
-def test_a_static_cache_waits_once_for_a_prompt_and_never_for_a_token(name: str):
-    """The length of the past: known to be 0 for the first prompt."""
-    model = decoder(name).double()
-    assert ours(waits_of(decoding, model, tokens(), places=T + STEPS)) == []
-    mask = torch.ones(2, T + STEPS, dtype=torch.long)
-    mask[0, :2] = 0
-    assert len(ours(waits_of(decoding, model, tokens(), mask, places=T + STEPS + 2))) == 1
-
-
 @names("llama", "qwen2", "gemma2", "gpt_neox")
 def test_a_model_with_the_drop_in_trains_and_decodes_without_waiting(name: str):
     model = lucid_model(name).double()
     assert ours(waits_of(decoding, model, tokens())) == []
-    assert ours(waits_of(decoding, model, tokens(), places=T + STEPS + 1)) == []
+    mask = torch.ones(2, T + STEPS, dtype=torch.long)
+    mask[0, :2] = 0
+    for shown in (None, mask):
+        assert ours(waits_of(decoding, model, tokens(), shown, places=T + STEPS + 1)) == []
     assert ours(waits_of(training_step, model, tokens())) == []
     assert ours(waits_of(training_step, model, tokens(), use_cache=False)) == []
 
@@ -128,11 +121,10 @@ def in_chunks(model: Any, ids: Tensor, places: int) -> list[Tensor]:
 
 
 def test_the_waits_that_are_left_are_those_of_the_guide():
-    model, own = lucid_model("llama").double(), decoder("lucid").double()
+    model = lucid_model("llama").double()
     layers = model.config.num_hidden_layers
     # Transformers describes the documents by a function of positions, which has to be tried.
     assert len(ours(waits_of(training_step, model, tokens(1), position_ids=POSITIONS, use_cache=False))) == 5
     dense = torch.ones(1, 1, T + STEPS, T + STEPS, dtype=torch.bool).tril()
     assert len(ours(waits_of(training_step, model, tokens(1), attention_mask=dense))) == layers
     assert len(ours(waits_of(in_chunks, model, tokens(), 14))) == 2 * layers
-    assert len(ours(waits_of(in_chunks, own, tokens(), 14))) == 2
