@@ -226,7 +226,7 @@ def _given(**options: Any) -> dict[str, Any]:
 
 
 def _task_options(arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of the arguments of `lucid eval`: the options of tasks that were given, and how to run."""
+    """The arguments of `lucid eval`: the options of tasks that were given, and how to run."""
     how = {name: arguments.pop(name) for name in ("tokenizer", "batch_size", "limit", "dtype")}
     others = ("folders", "tasks", "out", "task_path")
     return _given(**{name: value for name, value in arguments.items() if name not in others}), how

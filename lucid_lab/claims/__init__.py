@@ -140,7 +140,7 @@ def run_experiments(
                     raise ValueError(f"{name} cannot run: {reason}")
                 print(f"  skipped: {reason}")
                 continue
-            options = f" --model {model} --texts {texts}" if model else ""
+            options = f" --model {Path(model).name} --texts {Path(texts).name}" if model and texts else ""
             show(run_claim(name, lab, f"lucid experiment {name} --scale {scale}{options}"))
             print(f"  {out / f'{name}-{scale}' / RESULT}; `lucid report {out}` draws it")
 

@@ -1,4 +1,4 @@
-"""A pretrained model moves to LUCID (not in the paper): overwrites and needles, against softmax attention tuned alike.
+"""A pretrained model moves to LUCID (not in the paper): overwrites and needles, against softmax attention.
 
 The upper layers of a checkpoint learn logs, "Anna now has the key.", at whose end the latest thing counts, and keep
 ordinary text: a step has some logs, with the loss of their answers, and a sequence of text, with the loss of every
