@@ -86,11 +86,11 @@ def inputs(batch: int = B, length: int = T) -> Tensor:
     return torch.randn(batch, length, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) + 1
 
 
-def gradients(module: CausalAttention, output: Tensor) -> dict[str, Tensor]:
+def gradients(module: CausalAttention, output: Tensor, retain_graph: bool = True) -> dict[str, Tensor]:
     """The gradients of a fixed weighted sum of the output, for every parameter."""
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(3)).to(output.dtype)
     names, parameters = zip(*module.named_parameters(), strict=True)
-    grads = torch.autograd.grad((output * weight).sum(), parameters, retain_graph=True)
+    grads = torch.autograd.grad((output * weight).sum(), parameters, retain_graph=retain_graph)
     return dict(zip(names, grads, strict=True))
 
 

@@ -25,7 +25,8 @@ def test_inductor_compiles_it_with_its_gradients(dynamo: Any) -> None:
         x, key_mask = inputs(2, length), torch.arange(length) >= torch.tensor([[0], [2]])
         expected, output = module(x, key_mask=key_mask)[0], compiled(x, key_mask=key_mask)[0]
         torch.testing.assert_close(output, expected)
-        torch.testing.assert_close(gradients(module, output), gradients(module, expected))
+        # Inductor's graphs reuse the memory of what they saved.
+        torch.testing.assert_close(gradients(module, output, retain_graph=False), gradients(module, expected))
 
 
 @pytest.mark.slow
