@@ -50,13 +50,14 @@ def is_causal(block: Block) -> bool:
     return isinstance(block, int) and block == 1
 
 
-def resolved(block: Block, is_causal: bool) -> Block:
-    """`block` of a public function, for which is_causal=False is another name of block=None."""
-    if is_causal:
+def resolved(block: Block, causal: bool | None) -> Block:
+    """`block` of a public function, where is_causal=True is another name of block=1, and False of block=None."""
+    if causal is None:
         return block
-    if not (block is None or (isinstance(block, int) and block == 1)):
-        raise ValueError(f"is_causal=False is block=None: expected one of is_causal and block, got block = {block!r}")
-    return None
+    same = 1 if causal else None
+    if not (is_causal(block) or (block is None and not causal)):
+        raise ValueError(f"is_causal={causal} is block={same}: expected one of is_causal and block, got block = {block!r}")
+    return same
 
 
 def as_inputs(block: Block) -> tuple[Tensor | None, int]:
