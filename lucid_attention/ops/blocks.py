@@ -56,7 +56,9 @@ def resolved(block: Block, causal: bool | None) -> Block:
         return block
     same = 1 if causal else None
     if not (is_causal(block) or (block is None and not causal)):
-        raise ValueError(f"is_causal={causal} is block={same}: expected one of is_causal and block, got block = {block!r}")
+        raise ValueError(
+            f"is_causal={causal} is block={same}: expected one of is_causal and block, got block = {block!r}"
+        )
     return same
 
 
