@@ -2,7 +2,7 @@
 
 Not in the paper. Bytes of the standard library, six layers of width 384, heads of 64, one rate, one seed: two cores
 cannot show how a difference grows with the model, nor tell one below 0.01 nats from chance. All arms get the time of
-the slowest one, by steps in turn; a training is cut into pieces, so that a stopped run resumes. About an hour of a
+the slowest one, by steps in turn; a training is cut into pieces, so that a stopped run resumes. 50 minutes of a
 core: softmax attention alone, given half of its rows as logs of assignments, named the latest digit by chance after 150
 steps, so overwrites may show nothing.
 
@@ -51,7 +51,7 @@ TOY = CHARACTER_MODEL.but(
     mlp=4.0,
     embedding_std=0.3,
     rate=1e-3,
-    steps=400,
+    steps=300,
     batch=4,
     test_lengths=(512,),
 )
