@@ -162,7 +162,7 @@ def test_help_needs_no_torch_and_names_every_case() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in CASES)
-    assert len(CASES) == 9
+    assert len(CASES) == 8
 
 
 def test_every_case_has_points_of_different_sizes() -> None:
