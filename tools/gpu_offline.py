@@ -95,8 +95,8 @@ class Compiled:
 
     two_bytes: loads of two bytes; zero_products: products of three or more parts of which one operand has a single one;
     late_copies: loops that wait for all copies of the iteration before; issued: instructions of a warp in one iteration
-    of the outermost loop with matrix instructions (the mean, if there are several), 0 without one; inner: those of the
-    loops inside it, 0 without one.
+    of the outermost loop with matrix instructions (the median, if there are several), 0 without one; inner: the mean of
+    those of the loops inside it, 0 without one.
     """
 
     registers: int
@@ -203,7 +203,7 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
         len(TWO_BYTES.findall(text)),
         zero_products(kernel.asm["ttir"]),
         sum(launch.stages > 2 and waits_for_all(loop) for loop in outer),
-        round(statistics.mean(map(len, outer))) if outer else 0,
+        statistics.median_low(map(len, outer)) if outer else 0,
         round(statistics.mean(map(len, loops))) if loops and outer != loops else 0,
     )
 
