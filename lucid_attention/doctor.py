@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, TextIO
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .files import write_whole
 from .messages import text_table
@@ -61,7 +62,7 @@ class Case:
     """One call. B batch, H key/value heads, G query heads per key/value head, T new and S past tokens, D, E sizes.
 
     options: of "mask", "packed", "beta", "sharpness" (learned), "strength", "static" (a cache of fixed size).
-    copies: how often the batch is repeated on the device; runs: how often the call is. All must give the same bits.
+    copies: how often the heads are repeated on the device; runs: how often the call is. All must give the same bits.
     """
 
     operator: str
@@ -127,9 +128,12 @@ PROOF: tuple[Case, ...] = tuple(
     for case in (
         *(replace(LONG, D=size, E=size) for size in (64, 128, 256)),
         replace(LONG, D=128, S=600, options=("mask", "beta", "sharpness")),
-        replace(LONG, H=32, copies=1, E=128, options=("packed", "beta", "strength")),
+        replace(LONG, E=128, options=("packed", "beta", "strength")),
         replace(LONG, operator="lucid_decode", T=1, S=1700, G=4, D=128, E=128),
-        replace(LONG, operator="lucid_path_attention", T=600, options=("mask",)),
+        *(replace(LONG, operator="lucid_path_attention", D=size, E=size) for size in (64, 128, 256)),
+        replace(LONG, operator="lucid_path_attention", D=128, S=600, options=("mask", "sharpness")),
+        replace(LONG, operator="lucid_path_attention", E=128, options=("packed",)),
+        replace(LONG, operator="path_decode", T=1, S=1700, G=4, D=128, E=128),
     )
 )
 # Of timings: key/value heads, query heads per key/value head, T, D.
@@ -198,6 +202,8 @@ def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
 
 def _path(case: Case, x: dict[str, Any], impl: str) -> Results:
     options = {name: value for name, value in _solve_options(case, x).items() if name != "beta"}
+    if case.S:
+        options["past"] = x["k_past"], x["y_past"], inverse_key_norms(x["k_past"])
     return {"o": lucid_path_attention(x["q"], x["k"], x["v"], x["w"], x["beta"], impl=impl, **options)}
 
 
@@ -208,7 +214,7 @@ def _path_decode(case: Case, x: dict[str, Any], impl: str) -> Results:
         past = (x["k_past"], x["y_past"], norms[:, :, : case.S])
         y = path_precondition(*new, past=past, impl=impl)
         return {"o": lucid_path_attention(x["q"], *new, past=past, impl=impl), "y": y}
-    product = torch.eye(case.D, device=norms.device, dtype=norms.dtype).expand(case.B, case.H, -1, -1)
+    product = torch.eye(case.D, device=norms.device, dtype=norms.dtype).expand(*norms.shape[:2], -1, -1)
     k = torch.cat([x["k_past"], x["k"]], 2)
     step = path_decode(x["q"], k, *new[1:], x["y_past"], product.clone(), case.S, inverse_norms=norms, impl=impl)
     return {"o": step.o, "y": step.y}
@@ -272,8 +278,8 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
     """Outputs and gradients on the CPU in float64."""
     operator, copies = OPERATORS[case.operator], 1 if impl == REFERENCE else case.copies
     x = {name: t.clone().to(device, dtype if t.is_floating_point() else t.dtype) for name, t in inputs.items()}
-    # Sharpness and borders are of all sequences.
-    x = {name: t.repeat(copies, *[1] * (t.ndim - 1)) if t.ndim > 1 else t for name, t in x.items()}
+    # Masks and borders are of all heads.
+    x = {name: torch.cat([t] * copies, min(1, t.ndim - 1)) if t.is_floating_point() else t for name, t in x.items()}
     tracked = {name: t.requires_grad_() for name, t in x.items() if t.is_floating_point() and name != "weight"}
     with torch.set_grad_enabled(operator.backward):
         results = operator.run(case, x, impl)
@@ -281,12 +287,11 @@ def evaluate(case: Case, inputs: dict[str, Any], impl: str, device: torch.device
             weight = x["weight"][:, : results[next(iter(results))].shape[1]]
             sum((out * weight).sum() for out in results.values()).backward()
             results |= {f"d{name}": t.grad for name, t in tracked.items() if t.grad is not None}
-    for name, t in results.items():
-        if t.ndim == 1:
-            results[name] = (t / copies).repeat(copies)
-        elif copies > 1 and not torch.equal(t, t[: t.shape[0] // copies].repeat(copies, *[1] * (t.ndim - 1))):
-            raise RuntimeError(f"equal sequences of one batch have different {name}")
-    return {name: t.detach()[: t.shape[0] // copies].double().cpu() for name, t in results.items()}
+    parts = {name: t.detach().chunk(copies, min(1, t.ndim - 1)) for name, t in results.items()}
+    for name, (first, *others) in parts.items():
+        if not all(torch.equal(first, other) for other in others):
+            raise RuntimeError(f"equal heads of one batch have different {name}")
+    return {name: part[0].double().cpu() for name, part in parts.items()}
 
 
 class Finding(NamedTuple):
@@ -417,10 +422,12 @@ def diagnose(device: torch.device, *, quick: bool = False, json_file: str | None
 
 
 def timings(device: torch.device) -> Iterator[dict[str, Any]]:
-    """Milliseconds of LUCID attention and of torch's softmax attention in bfloat16, forward and with gradients."""
+    """Milliseconds in bfloat16, forward and with gradients: LUCID attention, torch's softmax attention, and its flash
+    attention, which is one of the kernels that the latter may choose."""
     for H, G, T, D in TIMED:
         x = [torch.randn(1, heads, T, D, device=device, dtype=BF16).requires_grad_() for heads in (H * G, H, H)]
-        calls = {"softmax": partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)}
+        softmax = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        calls = {"softmax": softmax, "flash": sdpa_kernel(SDPBackend.FLASH_ATTENTION)(softmax)}
         for impl in ("triton", "blockwise"):
             if cannot_run(impl, device, BF16) is None:
                 calls[impl] = partial(lucid_attention, impl=impl)

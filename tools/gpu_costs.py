@@ -140,11 +140,13 @@ def blocks(a: dict[str, Any]) -> Cost:
 
 
 def inverse(a: dict[str, Any]) -> Cost:
-    return Cost(vector=4 * 16**3, traffic=8 * 16**2)
+    """Of blocks of 64: what four warps could do in the slots of their 3300 instructions."""
+    return Cost(vector=3300 * 64 * a["SIZE"] / 16, traffic=8 * a["SIZE"] ** 2)
 
 
 def copy(a: dict[str, Any]) -> Cost:
-    return Cost(traffic=a["ROWS"] * (a.get("PIECE") or a["FEATURES"]) * 6)
+    source, result = (a["k"], a["keys"]) if "k" in a else (a["v"], a["values"])
+    return Cost(traffic=a["ROWS"] * a["PIECE"] * (source.element_size() + result.element_size()))
 
 
 def product(a: dict[str, Any]) -> Cost:
@@ -152,7 +154,9 @@ def product(a: dict[str, Any]) -> Cost:
     if a["A_LOWER"] or a["B_LOWER"]:
         depth = (depth + (rows if a["A_LOWER"] else columns)) / 2
     matrix = 2 * rows * columns * depth * PIECES[a["PRECISION"]]
-    traffic = 4 * rows * (columns * (1 + a["ADDS"]) + depth)
+    # The programs of a row of tiles share what they read on the left, those of a column what they read on the right.
+    across, along = a["b"].shape[-1] / columns, a["a"].shape[-2] / rows
+    traffic = 4 * (rows * columns * (1 + a["ADDS"]) + rows * depth / across + columns * depth / along)
     return Cost(depth / a["DEPTH"], 0, matrix, 4 * depth * (rows + columns), 0, traffic)
 
 
@@ -235,8 +239,10 @@ class TorchWork(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view and "empty" not in func.name() and func.name() != "aten::detach":
-            tensors = [x for x in tree_leaves((args, kwargs, out)) if isinstance(x, Tensor)]
+        # What a new tensor is modelled on is not read.
+        read = () if "::new_" in func.name() else (args, kwargs)
+        tensors = [x for x in tree_leaves((*read, out)) if isinstance(x, Tensor)]
+        if tensors and not func.is_view and "empty" not in func.name() and func.name() != "aten::detach":
             if "flash_attention" in func.name():
                 backward = "backward" in func.name()
                 q, k = args[backward : backward + 2]

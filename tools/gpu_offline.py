@@ -62,7 +62,7 @@ TARGETS = {
 TENSOR_MEMORY_COLUMNS = 512
 # Loads of two bytes that are single numbers: a step size, a key's own norm.
 FEW = 8
-TWO_BYTES = re.compile(r"LDG\.E\.[US]16|load_ushort|load_sshort|load_short_d16")
+TWO_BYTES = re.compile(r"LDG\.E\.[US]16|ld\.global(?:\.\w+|::\w+)*\.[bsu]16|load_ushort|load_sshort|load_short_d16")
 LABEL, BRANCH = re.compile(r"(\.L\w+):"), re.compile(r"(?:BRA(?:\.\w+)*|s_c?branch\w*) .*?(\.L\w+)")
 INSTRUCTION = re.compile(r"\s+(?:/\*[0-9a-f]{4,}\*/\s+\S|[sv]_\w+ |ds_\w+ |buffer_|global_|s_barrier|s_waitcnt)")
 MATRIX_CODE = re.compile(r"[A-Z]MMA|v_mfma")
@@ -95,8 +95,8 @@ class Compiled:
 
     two_bytes: loads of two bytes; zero_products: products of three or more parts of which one operand has a single one;
     late_copies: loops that wait for all copies of the iteration before; issued: instructions of a warp in one iteration
-    of the outermost loop with matrix instructions (the mean, if there are several), 0 without one; inner: those of the
-    loops inside it, 0 without one.
+    of the outermost loop with matrix instructions (the median, if there are several), 0 without one; inner: the mean of
+    those of the loops inside it, 0 without one.
     """
 
     registers: int
@@ -182,8 +182,10 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
     if launch.most_registers:
         options["maxnreg"] = launch.most_registers
     kernel = triton.compile(source, target=target, options=options)
+    has_product = "tt.dot" in kernel.asm["ttir"]
     if target.backend == "cuda":
-        text = _sass(kernel.asm["cubin"])
+        # A third of a second; without products only the loads are looked at, which are the same before the assembler.
+        text = _sass(kernel.asm["cubin"]) if has_product else kernel.asm["ptx"]
         registers, stack = _cubin_usage(kernel.asm["cubin"])
     else:
         text = kernel.asm["amdgcn"]
@@ -199,11 +201,11 @@ def compiled(launch: Launch, architecture: str) -> Compiled:
         kernel.metadata.shared,
         getattr(kernel.metadata, "tmem_size", None) or 0,
         instruction.group(1) if instruction else "",
-        "tt.dot" in kernel.asm["ttir"],
+        has_product,
         len(TWO_BYTES.findall(text)),
         zero_products(kernel.asm["ttir"]),
         sum(launch.stages > 2 and waits_for_all(loop) for loop in outer),
-        round(statistics.mean(map(len, outer))) if outer else 0,
+        statistics.median_low(map(len, outer)) if outer else 0,
         round(statistics.mean(map(len, loops))) if loops and outer != loops else 0,
     )
 
@@ -253,7 +255,7 @@ def _nvidia(tool: str, cubin: bytes, *options: str) -> str:
 
 
 def _sass(cubin: bytes) -> str:
-    return _nvidia("nvdisasm", cubin, "-c")
+    return _nvidia("nvdisasm", cubin, "-c", "-ndf")
 
 
 def _cubin_usage(cubin: bytes) -> tuple[int, int]:

@@ -64,20 +64,36 @@ def path_product_kernel(
 
 
 @triton.jit(do_not_specialize=["blocks"])
-def inverse_kernel(matrix, blocks):
-    """Diagonal blocks of 16 of matrices of `blocks` blocks become (I + block)⁻¹ by forward substitution: powers of L
-    would grow although the inverse is bounded."""
-    rows = tl.arange(0, SIXTEEN)[:, None]
-    columns = tl.arange(0, SIXTEEN)[None, :]
+def inverse_kernel(matrix, blocks, SIZE: tl.constexpr, LEVELS: tl.constexpr, PRECISION: tl.constexpr):
+    """Diagonal blocks of SIZE = 16 · 2^LEVELS of matrices of `blocks` blocks become (I + block)⁻¹.
+
+    Blocks of 16 by forward substitution, all at once: powers of L would grow although the inverse is bounded. Then
+    neighbours are joined by products: the corner of their inverse is −X₁ L₁₀ X₀.
+    """
+    MANY: tl.constexpr = SIZE // SIXTEEN
     pid = tl.program_id(0)
-    size = blocks * SIXTEEN
-    here = matrix + (pid // blocks).to(tl.int64) * size * size + (pid % blocks) * (SIXTEEN * (size + 1))
-    # Read as its transpose, whose column i is row i of the matrix.
-    upper = tl.load(here + rows + columns * size)
-    x = tl.where(rows == columns, 1.0, 0.0)
+    size = blocks * SIZE
+    here = matrix + (pid // blocks).to(tl.int64) * size * size + (pid % blocks) * (SIZE * (size + 1))
+    block = tl.arange(0, MANY)[:, None, None] * (SIXTEEN * (size + 1))
+    inner = tl.arange(0, SIXTEEN)[None, :, None]
+    outer = tl.arange(0, SIXTEEN)[None, None, :]
+    # Read as their transposes, whose columns i are rows i of the blocks.
+    upper = tl.load(here + block + inner + outer * size)
+    x = tl.where((inner == outer) & (block >= 0), 1.0, 0.0)
     for i in range(1, SIXTEEN):
-        row = tl.sum(tl.where(columns == i, upper, 0.0), 1)
-        x -= tl.where(rows == i, tl.sum(row[:, None] * x, 0)[None, :], 0.0)
+        row = tl.sum(tl.where(outer == i, upper, 0.0), 2)
+        change = tl.sum(row[:, :, None] * x, 1)
+        x -= tl.where(inner == i, change[:, None, :], 0.0)
+    rows = tl.arange(0, SIZE)[:, None]
+    columns = tl.arange(0, SIZE)[None, :]
+    x = tl.broadcast_to(tl.reshape(x, (SIZE, 1, SIXTEEN)), (SIZE, MANY, SIXTEEN))
+    x = tl.where(rows // SIXTEEN == columns // SIXTEEN, tl.reshape(x, (SIZE, SIZE)), 0.0)
+    for level in tl.static_range(LEVELS):
+        half = SIXTEEN * 2**level
+        corners = (rows // half % 2 == 1) & (columns // half == rows // half - 1)
+        corner = tl.where(corners, tl.load(here + rows * size + columns), 0.0)
+        corner = tl.dot(corner, x, input_precision=PRECISION)
+        x -= tl.dot(x, corner, input_precision=PRECISION)
     tl.store(here + rows * size + columns, x)
 
 
@@ -111,12 +127,15 @@ class TritonAlgebra(Algebra):
     def inverse_(self, matrix: Tensor) -> Tensor:
         """matrix ← (I + matrix)⁻¹, contiguous [m, N, N], zero on and above the diagonal, N = 16 · 2^i.
 
-        Blocks of 16 are joined by products: the corner of the inverse of two neighbours is −X₁ L₁₀ X₀. Tiles above the
-        diagonal are neither read nor written.
+        Blocks as large as a tile are joined as in `inverse_kernel`. Tiles above the diagonal are neither read nor
+        written.
         """
         m, N, _ = matrix.shape
-        size = SIXTEEN.value
-        inverse_kernel[(m * (N // size),)](matrix, N // size, num_warps=1, **registers(inverse_kernel, matrix.device))
+        size = min(self.tile.rows, N)
+        inverse_kernel[(m * (N // size),)](
+            matrix, N // size, SIZE=size, LEVELS=(size // SIXTEEN.value).bit_length() - 1, PRECISION=self.precision,
+            num_warps=size // SIXTEEN.value, **registers(inverse_kernel, matrix.device),
+        )  # fmt: skip
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
             first, last, corner = pairs[..., :size, :size], pairs[..., size:, size:], pairs[..., size:, :size]

@@ -477,12 +477,20 @@ def key_gradient_kernel(
         low = tl.load(system.documents + target) // COLUMNS * COLUMNS
         high = tl.load(system.documents + P + target + ROWS - 1)
     # Rows of the past belong to no equation here.
-    low_end = tl.where(target >= first_new, target + ROWS, low)
+    own = (target >= first_new).to(tl.int32) * ROWS
     sums = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(low, low_end, COLUMNS):
+    for j in range(low, target if own > 0 else low, COLUMNS):
+        w, below_one = gradient_tile(
+            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
+        )  # fmt: skip
+        if CONST.SHARPNESS:
+            sums += tl.sum(w * below_one, 1)
+        acc = column_product(system, w, acc, base, j, CONST)
+    # Of the tile's own columns some are before a row, and some after it.
+    for j in range(target, target + own, COLUMNS):
         w, below_one = gradient_tile(
             system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
         )  # fmt: skip
@@ -491,11 +499,15 @@ def key_gradient_kernel(
             sums += tl.sum(w * below_one, 1)
         acc = column_product(system, w, acc, base, j, CONST)
     row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(tl.maximum(target // COLUMNS * COLUMNS, first_new), high, COLUMNS):
+    for j in range(target, target + own, COLUMNS):
         w, _ = gradient_tile(
             system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
         )  # fmt: skip
-        w = tl.where(j + columns > rows, w, 0.0)
+        acc = column_product(system, tl.where(j + columns > rows, w, 0.0), acc, base, j, CONST)
+    for j in range(tl.maximum(target + ROWS, first_new), high, COLUMNS):
+        w, _ = gradient_tile(
+            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
+        )  # fmt: skip
         acc = column_product(system, w, acc, base, j, CONST)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
@@ -715,9 +727,9 @@ class _Launches:
 
 
 def scales_of(largest: Tensor) -> Tensor:
-    """The powers of two, from 2^-120 to 2^120, that bring float32 numbers to between 1 and 2; 1 for zero."""
+    """The powers of two, from 2^-120 to 2^120, that bring float32 numbers to between 1 and 2."""
     exponents = (largest.view(torch.int32) >> 23).clamp(7, 247)
-    return ((254 - exponents) << 23).view(torch.float32).masked_fill_(largest == 0, 1)
+    return ((254 - exponents) << 23).view(torch.float32)
 
 
 def forward(system: System, v: Tensor, y: Tensor, z: Tensor | None, tiles: SolveTiles | None = None) -> None:
