@@ -250,7 +250,7 @@ def _moved(where: slice, offset: int) -> slice:
 
 
 def _solve_by_factor_(y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
-    """Left-looking Cholesky by panels. Below P_bb are rows yᵀ, which become (L⁻¹ y)ᵀ; then the backward substitution."""
+    """Left-looking Cholesky by panels. Below P_bb are rows yᵀ, which become (L⁻¹ y)ᵀ; then backward substitution."""
     n, m, E = y.shape
     F, room = y.new_empty(n, m + E, m), y.new_empty(n * (m + E) * min(m, PANEL))
     roots: list[tuple[slice, Tensor]] = []

@@ -196,7 +196,7 @@ def _attend(
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
         for rows, hidden in later:
-            _read_later_(*(x[:, :, rows] for x in (q, k, y, o, lse)), scale, hidden)
+            _read_later_(*(x[:, :, rows] for x in (q, k, y, o, lse)), scale=scale, hidden=hidden)
 
 
 def _later_parts(q: Tensor, k: Tensor, key_mask: Tensor | None, block: Block) -> list[tuple[slice, Tensor]]:
@@ -336,7 +336,8 @@ def _attend_backward(
             for total_grad, grad in zip(sums, grads[1:], strict=True):
                 total_grad[seen] += grad
         for rows, hidden in later:
-            _add_later_grads_(*(x[:, :, rows] for x in (do, o, lse, q, k, y, dq, *sums)), scale, hidden)
+            tensors = (x[:, :, rows] for x in (do, o, lse, q, k, y, dq, *sums))
+            _add_later_grads_(*tensors, scale=scale, hidden=hidden)
     for out, total_grad in zip((dk, dy), sums, strict=True):
         if key_mask is not None:
             total_grad.masked_fill_(~key_mask[:, None, :, None], 0)
