@@ -170,9 +170,12 @@ def machine() -> dict[str, str]:
 
 def cpu_model() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        lines = (line.partition(":") for line in Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines())
+        about = {name.strip(): value.strip() for name, _, value in lines}
+        if name := about.get("model name"):
+            # A virtual machine may hide which one it is.
+            number = f" family {about.get('cpu family')} model {about.get('model')}"
+            return name if any(letter.isdigit() for letter in name) else name + number
     return platform.processor() or platform.machine()
 
 

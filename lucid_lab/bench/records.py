@@ -173,7 +173,7 @@ def page(folder: Path, cases: Iterable[Case]) -> str:
         tables: list[str] = []
         shown: set[tuple[str, ...]] = set()
         files = [read_case(path) for path in sorted(folder.glob(f"*/{case.name}.json"))]
-        for data, records in sorted(files, key=lambda file: file[0]["date"], reverse=True):
+        for data, records in sorted(files, key=lambda file: (file[0]["date"], file[0]["machine"]["CPU"]), reverse=True):
             heading, *rows = table(records)
             # What a row measures: its cells up to the name of the ratio.
             end = heading.index("")

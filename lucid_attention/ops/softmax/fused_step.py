@@ -138,34 +138,51 @@ def _run(
     used = None if token.norm == "row_max" else inverse
     norms, norm_strides = (_empty(), (0, 0)) if used is None else _memory(used.float())
     mask, mask_strides = (_empty(dtype=torch.bool), (0,)) if token.key_mask is None else _memory(token.key_mask)
-    moved = recent_rows = recent_keys = _empty(0, 0, D)
+    moved, recent_rows, recent_keys, live = _empty(0, 0, D), _empty(0, 0, D), _empty(0, D), 0
     if rows is not None and recent is not None:
         moved, recent_rows = (torch.nn.functional.pad(x, (0, 0, 0, even - R)).numpy() for x in rows)
-        recent_keys = recent.numpy()
+        recent_keys, live = recent.numpy().reshape(-1, D), recent.shape[1] - 1
+    in_rows = *(x // D for x in key_strides), *(x // E for x in value_strides)
     empty, float32 = module.np.empty, module.np.float32
     o, y, state = empty((n, G, E), float32), empty((n, E), float32), empty((tasks, R, 4), float32)
     # By torch, because its memory starts where a line of the processor's cache does.
-    sums = torch.empty(tasks, even, E, dtype=torch.float32, device="cpu").numpy()
+    sums = torch.empty(tasks, even, E, dtype=torch.float32, device="cpu")
     inputs = (
-        *(o, y, state, sums, q.float().reshape(n, G, D).numpy(), keys, values, v.float().reshape(n, E).numpy()),
-        *(norms, mask, _per_head(token.sharpness, n), _per_head(1.0 if token.beta is None else token.beta, n)),
-        *(moved, recent_rows, recent_keys, (*key_strides, *value_strides, *norm_strides, *mask_strides)),
-        *((H, pieces, cached, place), token.scale, token.strength, (token.norm != "row_max", token.norm == "qk")),
+        *(o, y, state, sums.numpy(), q.float().reshape(n, G, D).numpy(), keys.reshape(-1, D), values.reshape(-1, E)),
+        *(v.float().reshape(n, E).numpy(), norms, mask, _per_head(token.sharpness, n)),
+        *(_per_head(1.0 if token.beta is None else token.beta, n), moved, recent_rows, recent_keys),
+        *((*in_rows, *norm_strides, *mask_strides), (H, pieces, -(-cached // pieces), cached, place, live)),
+        *(token.scale, token.strength, (token.norm != "row_max", token.norm == "qk")),
     )
     count = min(threads, tasks)
 
+    def run(tasks: tuple[int, int], heads: tuple[int, int]) -> None:
+        widened, scores = (module.BLOCK if k.element_size() == 2 else 0), empty((even, module.BLOCK), float32)
+        room = empty((widened, D), float32), empty((widened, E), float32), scores, scores.view("int32")
+        module.step(tasks, heads, *inputs, *room, empty((even, D), float32))
+
     def part(i: int) -> None:
         some = tasks * i // count, tasks * (i + 1) // count
-        module.step(some, some if pieces == 1 else (0, 0), *inputs)
+        run(some, some if pieces == 1 else (0, 0))
 
     in_threads(part, range(count), count)
     if pieces > 1:
-        module.step((0, 0), (0, n), *inputs)
+        _join(torch.from_numpy(state).view(n, pieces, R, 4), sums.view(n, pieces, even, E)[:, :, :R])
+        run((0, 0), (0, n))
     if not norm_known and inverse is not None:
         new = torch.from_numpy(state[::pieces, 0, 3]).view(B, H, 1)
         put_at_position_(inverse, position, new.to(inverse.dtype))
     outputs = torch.from_numpy(o).view(B, H * G, 1, E), torch.from_numpy(y).view(B, H, 1, E)
     return Decoded(*(x.to(v.dtype) for x in outputs))
+
+
+def _join(state: Tensor, sums: Tensor) -> None:
+    """Join the pieces of each head in the first one. state: [n, pieces, R, 4]; sums: [n, pieces, R, E]."""
+    top = state[..., 0].amax(1, keepdim=True)
+    factor = torch.where(state[..., 0] == top, 1.0, (state[..., 0] - top).exp())
+    state[:, 0, :, 1] = (state[..., 1] * factor).sum(1)
+    sums[:, 0] = (sums * factor[..., None]).sum(1)
+    state[:, 0, :, 0] = top[:, 0]
 
 
 @lru_cache(maxsize=64)

@@ -22,6 +22,8 @@ from numba.extending import overload
 
 # Sums may be reordered; NaN and infinities keep their meaning.
 FAST = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy", "nogil": True}
+# For compiled callers only, and compiled faster: Python must not call these.
+INNER = FAST | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 # Keys that are read at a time.
 BLOCK = 2048
 F = np.float32
@@ -69,7 +71,7 @@ def block(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
     """`count` rows of a cache, `step` rows apart, as float32: (array, first row, step). Wide copies go to `room`."""
 
 
-@overload(block, jit_options=FAST)
+@overload(block, jit_options=INNER)
 def _block(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
     def as_it_is(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
         return cache, first, step
@@ -89,7 +91,7 @@ def _block(cache: Any, first: int, step: int, count: int, room: Any) -> Any:
     return {types.float32: as_it_is, types.uint16: from_bfloat16, types.int16: from_float16}[cache.dtype]
 
 
-@njit(**FAST)
+@njit(**INNER)
 def scores_of_two(rows: Any, keys: Any, first: int, step: int, count: int, out: Any) -> None:
     """out[r, j] = rows[r] · key j: rows [2, D], a key of each quarter at a time."""
     row_a, row_b, quarter, last = rows[0], rows[1], -(-count // 4), count - 1
@@ -112,7 +114,7 @@ def scores_of_two(rows: Any, keys: Any, first: int, step: int, count: int, out: 
         out[1, j], out[1, j1], out[1, j2], out[1, j3] = b0, b1, b2, b3
 
 
-@njit(**FAST)
+@njit(**INNER)
 def add_to_four(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
     """sums[r] += Σ_j weights[r, j] · value j: sums [4, E], a value of each quarter at a time.
 
@@ -135,7 +137,7 @@ def add_to_four(weights: Any, values: Any, first: int, step: int, count: int, su
             sum_d[e] += d0 * x + d1 * y + d2 * z + d3 * w
 
 
-@njit(**FAST)
+@njit(**INNER)
 def add_to_two(weights: Any, values: Any, first: int, step: int, count: int, sums: Any) -> None:
     """The same for sums [2, E]."""
     sum_a, sum_b, quarter, last = sums[0], sums[1], -(-count // 4), count - 1
@@ -151,18 +153,18 @@ def add_to_two(weights: Any, values: Any, first: int, step: int, count: int, sum
             sum_b[e] += b0 * x + b1 * y + b2 * z + b3 * w
 
 
-@njit(**FAST)
-def to_weights(scores: Any, top: Any, sums: Any) -> Any:
+@njit(**INNER)
+def to_weights(scores: Any, bits: Any, top: Any, sums: Any) -> Any:
     """Online softmax of one row: scores of a block to weights relative to the largest score so far.
 
-    top: that of the blocks before; sums: [E], weighted values of these. Returns the new one, the sum of the weights and
-    the factor by which the sums before have changed.
+    bits: the same memory as integers; top: the largest of the blocks before; sums: [E], their weighted values. Returns
+    the new one, the sum of the weights and the factor by which the sums before have changed.
     """
     # As integers floats are in order once the negative ones are reversed; NaN is the largest.
     best = np.int32(-(2**31))
-    bits = scores.view(np.int32)
     for j in range(bits.size):
-        best = max(best, bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        ordered = np.int32(bits[j] ^ ((bits[j] >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        best = ordered if ordered > best else best
     largest = np.uint32(best ^ ((best >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
     largest = top if top > largest else largest
     # Before the first visible key, exponentials are those of −∞.
@@ -177,7 +179,7 @@ def to_weights(scores: Any, top: Any, sums: Any) -> Any:
     return largest, total, change
 
 
-@njit(**FAST)
+@njit(**INNER)
 def inverse_norm(x: Any) -> Any:
     """1/‖x‖ of one vector, 0 for zero; not a number stays so."""
     squares = 0.0
@@ -186,7 +188,7 @@ def inverse_norm(x: Any) -> Any:
     return ZERO if squares < SMALLEST else F(1.0 / math.sqrt(squares))
 
 
-@njit(**FAST)
+@njit(**INNER)
 def prepare(rows: Any, state: Any, q: Any, k: Any, c: Any, hidden: bool, scale: Any, kind: Any) -> None:
     """Write the rows of a head, [even, D], and their scores with the new key into `state`: see `step`.
 
@@ -210,80 +212,66 @@ def prepare(rows: Any, state: Any, q: Any, k: Any, c: Any, hidden: bool, scale: 
         state[r, 3] = norm
 
 
-@njit(**FAST)
+@njit(**INNER)
 def finish(o: Any, y: Any, v: Any, state: Any, sums: Any, beta: Any, hidden: bool, strength: Any, known: bool) -> None:
-    """Join the pieces of a head and add the new token: see `step`. o: [G, E]; y, v: [E]; state, sums: its tasks."""
-    pieces, R, (G, E) = state.shape[0], state.shape[1], o.shape
-    for r in range(R):
-        top = state[0, r, 0]
-        for p in range(1, pieces):
-            # The other way round NaN would get lost.
-            top = top if top > state[p, r, 0] else state[p, r, 0]
-        for p in range(pieces):
-            factor = ONE if state[p, r, 0] == top else exponential(state[p, r, 0] - top)
-            state[0, r, 1] = state[p, r, 1] * factor + (state[0, r, 1] if p > 0 else ZERO)
-            for e in range(E):
-                sums[0, r, e] = sums[p, r, e] * factor + (sums[0, r, e] if p > 0 else ZERO)
-        state[0, r, 0] = top
+    """Add the new token: see `step`. o: [G, E]; y, v: [E]; state: [R, 4]; sums: [even, E]."""
+    R, (G, E) = state.shape[0], o.shape
     take = F(strength)
     if R > G and not known:
-        shift = state[0, G, 0] - state[0, G, 2]
-        take *= ZERO if state[0, G, 0] == NOTHING else exponential(ZERO if shift > ZERO else shift)
+        shift = state[G, 0] - state[G, 2]
+        take *= ZERO if state[G, 0] == NOTHING else exponential(ZERO if shift > ZERO else shift)
     for e in range(E):
-        x = v[e] - take * sums[0, G, e] if R > G else v[e]
+        x = v[e] - take * sums[G, e] if R > G else v[e]
         y[e] = ZERO if hidden else x * beta
     for r in range(G):
-        top, own = state[0, r, 0], state[0, r, 2]
+        top, own = state[r, 0], state[r, 2]
         both = own if own > top else top
         past = ONE if top == NOTHING else exponential(top - both)
         weight = ZERO if own == NOTHING else exponential(own - both)
-        divisor = state[0, r, 1] * past + weight
+        divisor = state[r, 1] * past + weight
         # A query that sees no other key sees the new one, whose value is zero if it is masked.
         factor = ZERO if divisor == ZERO else ONE / divisor
         for e in range(E):
-            o[r, e] = (sums[0, r, e] * past + weight * y[e]) * factor
+            o[r, e] = (sums[r, e] * past + weight * y[e]) * factor
 
 
 @kept
 def step(
     tasks: Any, heads: Any, o: Any, y: Any, state: Any, sums: Any, q: Any, keys: Any, values: Any, v: Any,
     inverse: Any, mask: Any, c: Any, beta: Any, moved: Any, recent_rows: Any, recent: Any, strides: Any, sizes: Any,
-    scale: Any, strength: Any, kind: Any,
+    scale: Any, strength: Any, kind: Any, room: Any, value_room: Any, scores: Any, bits: Any, own_rows: Any,
 ) -> None:  # fmt: skip
-    """Read the cache for tasks (first, end), then finish heads (first, end), all of whose tasks are done.
+    """Read the cache for tasks (first, end), then finish heads (first, end), all of whose tasks are done and joined.
 
-    A task is one of the pieces of the cached keys of a head.
+    A task is one of the pieces, of `size` cached keys, of a head.
 
     o: [n, G, E] and y: [n, E], written: the outputs of the queries and the value of the new token.
     state: [tasks, R, 4], written: largest score, sum of weights, score with the new key, 1/‖k‖ of the new key;
     sums: [tasks, even, E], written: weighted values. q: [n, G, D]; v: [n, E]; c, beta: [n].
-    keys, values, inverse (1/‖k‖), mask (False for masked keys; may be empty): the memory of a cache, with strides
-    (batch, head, token), (batch, head, token), (batch, head) and (batch).
-    PaTH has rows of its own: moved, [n, even, D], for cached keys and recent_rows for recent: [n, live + 1, D], which
+    keys [*, D], values [*, E], inverse (1/‖k‖), mask (False for masked keys; may be empty): the memory of a cache, with
+    strides (batch, head, token), (batch, head, token), (batch, head) and (batch).
+    PaTH has rows of its own: moved, [n, even, D], for cached keys and recent_rows for recent: [n (live + 1), D], which
     are read instead of the keys after the cached ones, and end with the new key. Otherwise these are empty.
-    sizes: (H, pieces, cached, place): cached keys are read, place is that of the new key. kind: whether c is the
-    largest exponent of the key's row, and whether queries and keys are normalised for the scores.
+    sizes: (H, pieces, size, cached, place, live): cached keys are read, place is that of the new key. kind: whether c
+    is the largest exponent of the key's row, and whether queries and keys are normalised for the scores. room to
+    own_rows: scratch memory, of each thread. What is not made here takes no time to compile.
     """
-    (H, pieces, cached, place), (known, qk) = sizes, kind
-    (G, D), R, (_, even, E) = q.shape[1:], state.shape[1], sums.shape
-    live, root, size = max(0, recent.shape[1] - 1), F(math.sqrt(D)), -(-cached // pieces)
-    widened = BLOCK if keys.itemsize == 2 else 0
-    room, value_room, scores = np.empty((widened, D), F), np.empty((widened, E), F), np.empty((even, BLOCK), F)
-    own_rows, recent_keys = np.empty((even, D), F), recent.reshape(-1, D)
-    keys, values, key_step, value_step = keys.reshape(-1, D), values.reshape(-1, E), strides[2] // D, strides[5] // E
+    (H, pieces, size, cached, place, live), (known, qk) = sizes, kind
+    G, D, R, even, key_step, value_step = q.shape[1], q.shape[2], state.shape[1], sums.shape[1], strides[2], strides[5]
+    root = F(math.sqrt(D))
     for task in range(tasks[0], tasks[1]):
         h, piece = task // pieces, task % pieces
         b, i = h // H, h % H
-        key_at, value_at = (b * strides[0] + i * strides[1]) // D, (b * strides[3] + i * strides[4]) // E
+        key_at, value_at = b * strides[0] + i * strides[1], b * strides[3] + i * strides[4]
         norm_at, mask_at = b * strides[6] + i * strides[7], b * strides[8]
         hidden = mask.size > 0 and not mask[mask_at + place]
         rows, later, result = own_rows, own_rows, state[task]
-        if recent.shape[1] > 0:
+        if recent.shape[0] > 0:
             rows, later = moved[h], recent_rows[h]
             for r in range(R):
                 result[r, 2] = ZERO
                 for d in range(D):
-                    result[r, 2] += later[r, d] * recent[h, live, d]
+                    result[r, 2] += later[r, d] * recent[h * (live + 1) + live, d]
         else:
             new, first, _ = block(keys, key_at + place * key_step, 1, 1, room)
             prepare(own_rows, result, q[h], new[first], c[h], hidden, scale, kind)
@@ -298,7 +286,7 @@ def step(
             start, stop = (piece * size, min(piece * size + size, cached)) if part == 0 else (cached, cached + live)
             for at in range(start, stop, BLOCK):
                 count = min(BLOCK, stop - at)
-                some, first, apart, these = recent_keys, h * (live + 1) + at - cached, 1, later
+                some, first, apart, these = recent, h * (live + 1) + at - cached, 1, later
                 if part == 0:
                     some, first, apart = block(keys, key_at + at * key_step, key_step, count, room)
                     these = rows
@@ -318,7 +306,7 @@ def step(
                         for j in range(count):
                             row[j] = exponential(row[j] - c[h])
                     else:
-                        result[r, 0], total, change = to_weights(row, result[r, 0], sums[task, r])
+                        result[r, 0], total, change = to_weights(row, bits[r, :count], result[r, 0], sums[task, r])
                         result[r, 1] = result[r, 1] * change + total
                     scores[r, count : count + 4] = ZERO
                 some, first, apart = block(values, value_at + at * value_step, value_step, count, value_room)
@@ -328,5 +316,4 @@ def step(
                     add_to_two(scores[even - 2 :], some, first, apart, count, sums[task, even - 2 :])
     for h in range(heads[0], heads[1]):
         hidden = mask.size > 0 and not mask[h // H * strides[8] + place]
-        some_state, some_sums = state[h * pieces : (h + 1) * pieces], sums[h * pieces : (h + 1) * pieces]
-        finish(o[h], y[h], v[h], some_state, some_sums, beta[h], hidden, strength, known)
+        finish(o[h], y[h], v[h], state[h * pieces], sums[h * pieces], beta[h], hidden, strength, known)

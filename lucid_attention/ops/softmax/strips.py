@@ -196,7 +196,7 @@ def _attend(
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
         for rows, hidden in later:
-            _read_later_(*(x[:, :, rows] for x in (q, k, y, o, lse)), scale, hidden)
+            _read_later_(scale, hidden, *(x[:, :, rows] for x in (q, k, y, o, lse)))
 
 
 def _later_parts(q: Tensor, k: Tensor, key_mask: Tensor | None, block: Block) -> list[tuple[slice, Tensor]]:
@@ -234,8 +234,9 @@ def _later_scores(q: Tensor, k: Tensor, scale: float, hidden: Tensor) -> Tensor:
     return torch.baddbmm(hidden.repeat(q.shape[1] // len(hidden), 1), q, k.mT, alpha=scale * LOG2E)
 
 
-def _read_later_(q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor, scale: float, hidden: Tensor) -> None:
-    """Add the later keys of each block to o and lse, those of causal attention."""
+def _read_later_(scale: float, hidden: Tensor, *tensors: Tensor) -> None:
+    """Add the later keys of each block to o and lse, those of causal attention. tensors: q, k, y, o, lse."""
+    q, k, y, o, lse = tensors
     H, n = k.shape[1], len(hidden)
     queries, keys, values, before, top = (_by_tile(x, H, n) for x in (q, k, y, o, lse[..., None]))
     scores, top = _later_scores(queries, keys, scale, hidden), top * LOG2E
@@ -247,11 +248,9 @@ def _read_later_(q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor, scale:
         _tiles(x, H, n).copy_(new.view(_tiles(x, H, n).shape))
 
 
-def _add_later_grads_(
-    do: Tensor, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, y: Tensor, dq: Tensor, dk: Tensor, dy: Tensor,
-    scale: float, hidden: Tensor,
-) -> None:  # fmt: skip
-    """Add the gradients of the later keys of each block; o and lse are those of the whole rows."""
+def _add_later_grads_(scale: float, hidden: Tensor, *tensors: Tensor) -> None:
+    """Add the gradients of the later keys of each block to dq, dk and dy; o and lse are those of the whole rows."""
+    do, o, lse, q, k, y, dq, dk, dy = tensors
     H, n = k.shape[1], len(hidden)
     do, o, lse, q, k, y = (_by_tile(x, H, n) for x in (do, o, lse[..., None], q, k, y))
     p = _later_scores(q, k, scale, hidden).sub_(lse, alpha=LOG2E).exp2_()
@@ -336,7 +335,7 @@ def _attend_backward(
             for total_grad, grad in zip(sums, grads[1:], strict=True):
                 total_grad[seen] += grad
         for rows, hidden in later:
-            _add_later_grads_(*(x[:, :, rows] for x in (do, o, lse, q, k, y, dq, *sums)), scale, hidden)
+            _add_later_grads_(scale, hidden, *(x[:, :, rows] for x in (do, o, lse, q, k, y, dq, *sums)))
     for out, total_grad in zip((dk, dy), sums, strict=True):
         if key_mask is not None:
             total_grad.masked_fill_(~key_mask[:, None, :, None], 0)
