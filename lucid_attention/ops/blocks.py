@@ -51,13 +51,16 @@ def is_causal(block: Block) -> bool:
     return isinstance(block, int) and block == 1
 
 
-def resolved(block: Block, is_causal: bool) -> Block:
-    """`block` of a public function, for which is_causal=False is another name of block=None."""
-    if is_causal:
+def resolved(block: Block, causal: bool | None) -> Block:
+    """`block` of a public function, where is_causal=True is another name of block=1, and False of block=None."""
+    if causal is None:
         return block
-    if not (block is None or (isinstance(block, int) and block == 1)):
-        raise ValueError(f"is_causal=False is block=None: expected one of is_causal and block, got block = {block!r}")
-    return None
+    same = 1 if causal else None
+    if not (is_causal(block) or (block is None and not causal)):
+        raise ValueError(
+            f"is_causal={causal} is block={same}: expected one of is_causal and block, got block = {block!r}"
+        )
+    return same
 
 
 def as_inputs(block: Block) -> tuple[Tensor | None, int]:
@@ -250,7 +253,7 @@ def _moved(where: slice, offset: int) -> slice:
 
 
 def _solve_by_factor_(y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
-    """Left-looking Cholesky by panels. Below P_bb are rows yᵀ, which become (L⁻¹ y)ᵀ; then backward substitution."""
+    """Left-looking Cholesky by panels. Rows yᵀ below P_bb become (L⁻¹ y)ᵀ; then the backward substitution."""
     n, m, E = y.shape
     F, room = y.new_empty(n, m + E, m), y.new_empty(n * (m + E) * min(m, PANEL))
     roots: list[tuple[slice, Tensor]] = []
