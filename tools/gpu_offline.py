@@ -215,7 +215,8 @@ def matrix_loops(text: str) -> tuple[list[list[str]], list[list[str]]]:
     labels: dict[str, int] = {}
     lines: list[str] = []
     loops: list[tuple[int, int]] = []
-    for line in text.splitlines():
+    # After the exit are waits that jump back to where they belong, and are no loops.
+    for line in (text.rpartition("EXIT ;")[0] or text).splitlines():
         if label := LABEL.match(line):
             labels[label.group(1)] = len(lines)
         elif INSTRUCTION.match(line):
