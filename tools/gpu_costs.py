@@ -205,7 +205,7 @@ class Total:
 
 @cache
 def machine_code(launch: Launch, architecture: str) -> Compiled:
-    return compiled(launch, architecture)
+    return compiled(launch, architecture, loops=True)
 
 
 def total(found: list[Call], gpu: Gpu) -> Total:
@@ -227,7 +227,7 @@ def total(found: list[Call], gpu: Gpu) -> Total:
         charged = max(math.ceil(programs / gpu.processors) * max(ms), 1e3 * moved / gpu.memory)
         each = [programs / gpu.processors * x for x in ms]
         parts = dict(zip(LIMITS, [*each, 1e3 * moved / gpu.memory, charged], strict=True))
-        kernels[call.kernel.__name__].update({"launches": 1} | parts)  # type: ignore[dict-item]
+        kernels[call.kernel.__name__].update({"launches": 1} | parts)
         seconds += GAP_SECONDS + charged / 1e3
         matrix, l2, traffic = matrix + programs * cost.matrix, l2 + programs * cost.l2, traffic + moved
     return Total(len(found), matrix, l2, traffic, seconds, {name: dict(each) for name, each in kernels.items()})

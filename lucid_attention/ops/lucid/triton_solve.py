@@ -482,33 +482,26 @@ def key_gradient_kernel(
     acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(low, target if own > 0 else low, COLUMNS):
-        w, below_one = gradient_tile(
-            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
-        )  # fmt: skip
-        if CONST.SHARPNESS:
-            sums += tl.sum(w * below_one, 1)
-        acc = column_product(system, w, acc, base, j, CONST)
-    # Of the tile's own columns some are before a row, and some after it.
-    for j in range(target, target + own, COLUMNS):
-        w, below_one = gradient_tile(
-            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
-        )  # fmt: skip
-        w = tl.where(j + columns < rows, w, 0.0)
-        if CONST.SHARPNESS:
-            sums += tl.sum(w * below_one, 1)
-        acc = column_product(system, w, acc, base, j, CONST)
+    # Of the tile's own columns, the diagonal, some are before a row, and some after it.
+    for diagonal in tl.static_range(2):
+        begin = target if diagonal else low
+        for j in range(begin, target + own if diagonal else tl.where(own > 0, target, low), COLUMNS):
+            w, below_one = gradient_tile(
+                system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
+            )  # fmt: skip
+            w = tl.where(j + columns < rows, w, 0.0) if diagonal else w
+            if CONST.SHARPNESS:
+                sums += tl.sum(w * below_one, 1)
+            acc = column_product(system, w, acc, base, j, CONST)
     row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(target, target + own, COLUMNS):
-        w, _ = gradient_tile(
-            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
-        )  # fmt: skip
-        acc = column_product(system, tl.where(j + columns > rows, w, 0.0), acc, base, j, CONST)
-    for j in range(tl.maximum(target + ROWS, first_new), high, COLUMNS):
-        w, _ = gradient_tile(
-            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
-        )  # fmt: skip
-        acc = column_product(system, w, acc, base, j, CONST)
+    for diagonal in tl.static_range(2):
+        begin = target if diagonal else tl.maximum(target + ROWS, first_new)
+        for j in range(begin, target + own if diagonal else high, COLUMNS):
+            w, _ = gradient_tile(
+                system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
+            )  # fmt: skip
+            w = tl.where(j + columns > rows, w, 0.0) if diagonal else w
+            acc = column_product(system, w, acc, base, j, CONST)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
         tl.store(row_sums + here, factor * sums)
