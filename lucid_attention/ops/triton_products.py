@@ -106,10 +106,9 @@ class TritonAlgebra(Algebra):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
-        if a.ndim > 4:
-            self._run(None, a.flatten(1, -3), b.flatten(1, -3), out.flatten(1, -3), 1.0, 0.0)
-            return out
-        return self._run(None, a, b, out, 1.0, 0.0)
+        a, b, flat = (x.flatten(1, -3) if x.ndim > 4 else x for x in (a, b, out))
+        self._run(None, a, b, flat, 1.0, 0.0)
+        return out
 
     def plus_product(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
