@@ -477,10 +477,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def _left_out(impl: str, device: torch.device, dtype: torch.dtype, quick: bool) -> str | None:
     """Why an implementation is not run; None if it is."""
-    reason = cannot_run(impl, device, dtype)
-    if reason is None and quick and impl == "numba":
-        return "it may compile for a minute; without --quick it runs"
-    return reason
+    slow = "it may compile for a minute; without --quick it runs" if quick and impl == "numba" else None
+    return cannot_run(impl, device, dtype) or slow
 
 
 def _run_checks(device: torch.device, quick: bool) -> Iterator[Check]:

@@ -1,5 +1,6 @@
 """Products of float32 matrices and inverses of triangular blocks by Triton kernels."""
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -9,8 +10,7 @@ from torch import Tensor
 from .triangular import Algebra
 from .triton_tiles import Tile, registers
 
-# Strides are passed in multiples of it, so that the compiler knows their divisors. Also the size of a triangular block
-# that is inverted by substitution.
+# Strides are passed in multiples of it, so that the compiler knows their divisors; blocks of it are inverted directly.
 SIXTEEN = tl.constexpr(16)
 
 
@@ -153,23 +153,18 @@ class TritonAlgebra(Algebra):
         assert not added.transposed
         assert not result.transposed
         outer, inner = result.batch
-        rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
+        rows, columns = math.gcd(tile.rows, I), math.gcd(tile.cols, J)
         path_product_kernel[(outer * inner * (I // rows), J // columns)](
             a, b, added.x, out, alpha, beta, inner, I // rows, K,
             *(stride for matrix in operands for stride in matrix.strides),
             *(matrix.leading // SIXTEEN.value for matrix in operands),
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, A_LOWER=a_lower,
             B_LOWER=b_lower, ADDS=c is not None,
-            ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
+            ROWS=rows, COLUMNS=columns, DEPTH=math.gcd(tile.keys, K), PRECISION=self.precision,
             num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
             **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out
-
-
-def _power(size: int) -> int:
-    """The largest power of two that divides a size."""
-    return size & -size
 
 
 @dataclass(frozen=True)

@@ -602,8 +602,8 @@ class _Launches:
         if x is None:
             out[:, low:high] = 0
             return
-        scales = self.scales if scales is None else scales
-        self._pack(pack_values_kernel, x, (out, scales), past, self.values, min(64, self.values))
+        outs = out, self.scales if scales is None else scales
+        self._pack(pack_values_kernel, x, outs, past, self.values, min(64, self.values))
 
     def _launch(
         self, kernel: triton.JITFunction, grid: tuple[int, ...], tile: Tile, *arguments: object, **constants: Any
@@ -664,15 +664,12 @@ class _Launches:
             VALUES=self.values, WIDTH=width, COLUMNS=tile.cols, BLOCK=self.tiles.block, ADJOINT=adjoint,
             BETA=z is not None, LOWER=lower is not None, INVERSE=self.multiply.inverse,
         )  # fmt: skip
-
-        def ordered(*borders: int) -> list[int]:
-            return list(reversed(range(*borders))) if adjoint else list(range(*borders))
-
-        for begin in ordered(self.first, self.P, together):
+        order = slice(None, None, -1 if adjoint else 1)
+        for begin in range(self.first, self.P, together)[order]:
             end = min(begin + together, self.P)
             strips = triton.cdiv(end - begin, size)
             inverses = self.inverses(begin, strips, size, adjoint)
-            for low in ordered(begin, end, size):
+            for low in range(begin, end, size)[order]:
                 high = min(low + size, self.P)
                 tiles = (high - low) // self.tiles.block
                 solve_kernel[(self.n * tiles, self.values // width)](
