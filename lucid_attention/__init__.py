@@ -7,8 +7,8 @@ if TYPE_CHECKING:
 
     from .models.decoder.configuration import LucidConfig
     from .models.decoder.modeling import LucidForCausalLM
-    from .models.ramps import Ramp, set_sharpness, set_strength
     from .models.subclasses import enable_lucid
+    from .models.values import set_sharpness, set_strength
     from .nn.attention import ATTENTIONS, LucidAttention
     from .nn.causal import CausalAttention
     from .ops.keys import KeyMap, calibrated_key_map
@@ -27,7 +27,6 @@ __all__ = [
     "LucidAttention",
     "LucidConfig",
     "LucidForCausalLM",
-    "Ramp",
     "calibrated_key_map",
     "delta_attention",
     "diff_attention",
@@ -51,7 +50,7 @@ __version__ = "0.2.0.dev0"
 _NAMES = {
     ".models.decoder.configuration": ["LucidConfig"],
     ".models.decoder.modeling": ["LucidForCausalLM"],
-    ".models.ramps": ["Ramp", "set_sharpness", "set_strength"],
+    ".models.values": ["set_sharpness", "set_strength"],
     ".models.subclasses": ["enable_lucid"],
     ".nn.attention": ["ATTENTIONS", "LucidAttention"],
     ".nn.causal": ["CausalAttention"],

@@ -492,7 +492,7 @@ def bench(
         typer.Argument(
             metavar="CASE",
             show_default=False,
-            help="solve, blocks, decode, path, linear, memory, model_training, model_decode, on_device; without any, a "
+            help="solve, blocks, decode, path, memory, model_training, model_decode, on_device; without any, a "
             "quick look of a minute",
         ),
     ] = None,

@@ -13,9 +13,9 @@ from typing import Any
 from lucid_attention.files import read_json, write_whole
 from lucid_lab.report.figures import write_png
 
-# The picture: accuracy against length, of these arms. FoX had not left the plateau of its loss.
-PICTURE, PICTURED = Path("docs", "images", "forgetting_mqar.png"), "forgetting_mqar-small"
-ARMS = ("softmax", "softmax, equal time", "DeltaFormer", "LUCID")
+# The picture: accuracy against length, of these arms.
+PICTURE, PICTURED = Path("docs", "images", "forgetting_mqar.png"), "forgetting_mqar-hours"
+ARMS = ("softmax, equal time", "FoX", "PaTH", "DeltaFormer", "LUCID", "LUCID-PaTH")
 ROOT = Path(__file__).parents[1]
 RECORDS, PAGE = Path("records", "claims"), Path("docs", "results.md")
 INTRODUCTION = """\

@@ -99,7 +99,7 @@ def enable_lucid(
     Args:
         model: a Transformers model, changed in place; None to register only.
         layers: indices of layers, counted from 0; None for all with full attention.
-        strength: s in P = I + s·L: 0 is the original model, 1 is LUCID. See `Ramp`.
+        strength: s in P = I + s·L: 0 is the original model, 1 is LUCID.
         sharpness: c in P_ij = exp(c (cos θ_ij − 1)), default √D.
         learned: "sharpness", "strength" or both, to be trained, one value per layer and key/value head. A strength that
             begins at 0 is a gate: exactly the original model, with a gradient.

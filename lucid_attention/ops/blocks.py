@@ -8,7 +8,7 @@ All diagonal entries of P are 1, also at a zero key. P_bb is symmetric with eige
 m ≤ SMALL           explicit inverses X of all blocks of a tile at once, then block substitution, for m < LEAF as one
                     unit lower triangular solve with X · P
 m ≤ LONGEST_FACTOR  blocked Cholesky. The factor takes m² elements per head, of as many heads at a time as fit into
-                    FACTOR_ELEMENTS: at most 64 MB in float32 per thread, however many heads and blocks there are
+                    FACTOR_ELEMENTS: about 64 MB in float32 per thread, however many heads and blocks there are
 longer              conjugate gradients with tiles made on the fly, in linear memory
 """
 
@@ -34,7 +34,8 @@ from .triangular import (
 Block = int | Tensor | None
 
 SMALL = 64
-# Columns of a panel of the factor. LAPACK, slow here, does squares of LEAF on its diagonal, matrix products the rest.
+# Columns of a panel of the factor: LAPACK, slow here, does squares on its diagonal, matrix products the rest. Blocks
+# below LEAF are too small for products of their own.
 PANEL, LEAF = 64, 32
 LONGEST_FACTOR = 4096
 # 8 MB in float32: what comes back from a cache of this size is faster than fewer, larger products.
@@ -50,13 +51,16 @@ def is_causal(block: Block) -> bool:
     return isinstance(block, int) and block == 1
 
 
-def resolved(block: Block, is_causal: bool) -> Block:
-    """`block` of a public function, for which is_causal=False is another name of block=None."""
-    if is_causal:
+def resolved(block: Block, causal: bool | None) -> Block:
+    """`block` of a public function, where is_causal=True is another name of block=1, and False of block=None."""
+    if causal is None:
         return block
-    if not (block is None or (isinstance(block, int) and block == 1)):
-        raise ValueError(f"is_causal=False is block=None: expected one of is_causal and block, got block = {block!r}")
-    return None
+    same = 1 if causal else None
+    if not (is_causal(block) or (block is None and not causal)):
+        raise ValueError(
+            f"is_causal={causal} is block={same}: expected one of is_causal and block, got block = {block!r}"
+        )
+    return same
 
 
 def as_inputs(block: Block) -> tuple[Tensor | None, int]:
@@ -105,13 +109,14 @@ class DiagonalBlocks:
 
     @classmethod
     def scheduled(cls, borders: list[int], schedule: Schedule, k: Tensor, tolerance: float | None) -> "DiagonalBlocks":
-        """With as many heads of k: [B, H, *] at once as a thread has and as factors or tiles may be in memory.
+        """With as many heads of k: [B, H, *] at once as factors or tiles may be in memory.
 
-        More heads at once have smaller tiles, but whole panels. Steps of small blocks are short for a single head.
+        More heads at once have smaller tiles, but whole panels. Steps of small blocks are short for a single head, and
+        go to threads of their own. Those of a factor are short for threads: torch divides products over the heads.
         """
         longest = max(b - a for a, b in pairwise(borders))
         if longest <= LONGEST_FACTOR:
-            threads = torch.get_num_threads() if k.device.type == "cpu" else 1
+            threads = torch.get_num_threads() if k.device.type == "cpu" and longest <= SMALL else 1
             tile, elements = schedule.block**2, schedule.elements * schedule.heads
             room = elements // tile if longest <= SMALL else FACTOR_ELEMENTS // longest**2
             at_once = max(1, min(k.shape[0] * k.shape[1] // threads, room))
@@ -248,41 +253,38 @@ def _moved(where: slice, offset: int) -> slice:
 
 
 def _solve_by_factor_(y: Tensor, tiles: Tiles, start: int, mask: Tensor | None) -> None:
-    """Left-looking Cholesky by panels, with the forward substitution; then the backward substitution."""
-    n, m, _ = y.shape
-    F = y.new_empty(n, m, m)
-    steps: list[tuple[slice, Tensor]] = []
+    """Left-looking Cholesky by panels. Rows yᵀ below P_bb become (L⁻¹ y)ᵀ; then the backward substitution."""
+    n, m, E = y.shape
+    F, room = y.new_empty(n, m + E, m), y.new_empty(n * (m + E) * min(m, PANEL))
+    roots: list[tuple[slice, Tensor]] = []
     for here in spans(0, m, PANEL):
         a, b, w = here.start, here.stop, here.stop - here.start
-        panel = tiles.make(slice(start + a, start + m), _moved(here, start))
+        tile = tiles.make(slice(start + a, start + m), _moved(here, start))
         if mask is not None:
-            panel.mul_(mask[:, a:]).mul_(mask[:, here].mT)
+            tile.mul_(mask[:, a:]).mul_(mask[:, here].mT)
+        panel = room[: n * (m - a + E) * w].view(n, m - a + E, w)
         square = panel[:, :w]
-        square.diagonal(dim1=1, dim2=2).zero_()
-        panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1, beta=0.5 * tiles.alpha)
-        square.diagonal(dim1=1, dim2=2).add_(1)
+        torch.mul(tile, 0.5 * tiles.alpha, out=panel[:, : m - a])
+        square.diagonal(dim1=1, dim2=2).fill_(1)
+        panel[:, m - a :] = y[:, here].mT
+        panel.baddbmm_(F[:, a:, :a], F[:, here, :a].mT, alpha=-1)
         root = _inverse_root(square)
-        steps.append((here, root))
+        roots.append((here, root))
         F[:, b:, here] = torch.bmm(panel[:, w:], root.mT)
-        subtract_product_(y[:, here], F[:, here, :a], y[:, :a], 1.0)
-        y[:, here] = torch.bmm(root, y[:, here])
-    for here, root in reversed(steps):
-        subtract_product_(y[:, here], F[:, here.stop :, here].mT, y[:, here.stop :], 1.0)
-        y[:, here] = torch.bmm(root.mT, y[:, here])
+    L, z = F[:, :m], F[:, m:]
+    for here, root in reversed(roots):
+        below = slice(here.stop, m)
+        solved = torch.bmm(torch.baddbmm(z[:, :, here], z[:, :, below], L[:, below, here], alpha=-1), root)
+        z[:, :, here] = solved
+        y[:, here] = solved.mT
 
 
 def _inverse_root(A: Tensor) -> Tensor:
     """L⁻¹ of A = L Lᵀ: [n, w, w]. NaN in, NaN out."""
-    w = A.shape[-1]
-    if w <= LEAF:
-        identity = torch.eye(w, dtype=A.dtype, device=A.device)
-        return torch.linalg.solve_triangular(torch.linalg.cholesky_ex(A)[0], identity, upper=False)
-    first, last = slice(0, w // 2), slice(w // 2, w)
-    X = torch.zeros_like(A)
-    X[:, first, first] = _inverse_root(A[:, first, first])
-    below = torch.bmm(A[:, last, first], X[:, first, first].mT)
-    X[:, last, last] = _inverse_root(torch.baddbmm(A[:, last, last], below, below.mT, alpha=-1))
-    X[:, last, first] = torch.bmm(X[:, last, last], torch.bmm(below, X[:, first, first])).neg_()
+    R = torch.linalg.cholesky_ex(A, upper=True)[0]
+    X = torch.eye(A.shape[1], dtype=A.dtype, device=A.device).expand(A.shape).contiguous()
+    # From the right, as in `solve_unit_lower_`: nothing is copied.
+    torch.linalg.solve_triangular(R, X.mT, upper=True, left=False, out=X.mT)
     return X
 
 

@@ -16,14 +16,14 @@ from lucid_attention.files import write_whole
 from lucid_attention.messages import did_you_mean, text_table
 
 from ..locks import locked
-from . import blocks, decode, linear, memory, models, path, solve
+from . import blocks, decode, memory, models, path, solve
 from .harness import Shape, machine, threads
 from .records import Case, CaseFile, Point, Result, Settings, Sizes, page, spread_text, table
 
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        *(solve.CASE, blocks.CASE, decode.CASE, path.CASE, linear.CASE, memory.CASE),
+        *(solve.CASE, blocks.CASE, decode.CASE, path.CASE, memory.CASE),
         *(models.TRAINING, models.DECODING, models.ON_DEVICE),
     )
 }

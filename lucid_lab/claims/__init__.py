@@ -48,7 +48,9 @@ CLAIMS = (
     "both_directions",
 )
 # The claims that have runs of their own at `--scale hours`.
-HAVE_HOURS = ("needle_lm", "babilong", "variants", "learned_beta", "forgetting_mqar")
+HAVE_HOURS = (
+    *("needle_lm", "babilong", "variants", "learned_beta", "forgetting_mqar", "flip_flop", "word_problems", "centring"),
+)
 # The claims of `lucid demo`.
 DEMONSTRATED = ("memory_update", "needle_grid", "condition_number", "operator_cost")
 RESULT = "result.json"

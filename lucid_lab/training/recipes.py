@@ -45,8 +45,6 @@ class Recipe:
     loss_rows: tokens whose logits exist at a time; 0 for all.
     start: a checkpoint whose weights the run begins with; None for a new model.
     rope_theta: base of the rotary embedding; None for the model's own.
-    strength_steps: steps (below 1: share of the steps) in which LUCID's strength rises from 0 to 1; 0 for no ramp.
-    sharpness_steps: the same for LUCID's sharpness, which falls from sharpness_start to sharpness_end (None: √D).
     log_every, evaluate_every, save_every: intervals in steps; evaluate_every and save_every: 0 for the end only.
     evaluation_sequences: number of sequences of the validation split.
     keep: number of checkpoints.
@@ -79,10 +77,6 @@ class Recipe:
     loss_rows: int = 1024
     start: str | None = None
     rope_theta: float | None = None
-    strength_steps: float = 0
-    sharpness_steps: float = 0
-    sharpness_start: float = 64.0
-    sharpness_end: float | None = None
     log_every: int = 10
     evaluate_every: int = 0
     save_every: int = 0
@@ -105,11 +99,6 @@ class Recipe:
             _expect_one_of(name, getattr(self, name), known)
         for name in [self.attention] if isinstance(self.attention, str) else self.attention:
             _expect_one_of("attention", name, list(ATTENTIONS))
-        if self.strength_steps and self.sharpness_steps:
-            raise ValueError(
-                "strength_steps and sharpness_steps are two ways to move a model to LUCID: expected one of them, got "
-                f"{self.strength_steps:g} and {self.sharpness_steps:g}"
-            )
         if self.batch_size % self.micro_batch_size:
             raise ValueError(
                 f"batch_size must be a multiple of micro_batch_size: got {self.batch_size} and {self.micro_batch_size}"

@@ -34,7 +34,6 @@ from lucid_attention.files import finish_folder, partial_path, read_json, write_
 from lucid_attention.models.checkpoint import load_config, load_model, load_tokenizer
 from lucid_attention.models.decoder.configuration import LucidConfig
 from lucid_attention.models.preconditioner import uses_lucid
-from lucid_attention.models.ramps import Ramp
 
 from ..data import IGNORED, DataError
 from ..data.datasets import PackedTokens, PromptAnswers
@@ -422,8 +421,7 @@ def _train(recipe: Recipe, run: Path, parallel: str) -> dict[str, Any]:
         eval_dataset=inputs.validation,
         data_collator=default_data_collator,
         processing_class=inputs.tokenizer,
-        # The ramp comes first: it adds its value to the entries that the other callbacks write.
-        callbacks=[*_ramps(recipe, model), Record(run), stop],
+        callbacks=[Record(run), stop],
     )
     if parallel == "fsdp" and not trainer.is_fsdp_enabled:
         raise ValueError("--parallel fsdp needs GPUs: accelerate does not divide a model between processes on CPUs")
@@ -619,18 +617,6 @@ def what_is_kept(out: Path) -> str:
     if checkpoint is None:
         return "no checkpoint was saved yet: the same command starts from the beginning"
     return f"{checkpoint} is saved: the same command resumes from it"
-
-
-def _ramps(recipe: Recipe, model: Any) -> list[Any]:
-    """The ramp of a recipe, if it has one, with the model at its start."""
-    if recipe.strength_steps:
-        ramp = Ramp("strength", recipe.strength_steps)
-    elif recipe.sharpness_steps:
-        ramp = Ramp("sharpness", recipe.sharpness_steps, start=recipe.sharpness_start, end=recipe.sharpness_end)
-    else:
-        return []
-    ramp.apply(model, 0, recipe.steps)
-    return [ramp]
 
 
 def _finish(trainer: LucidTrainer, recipe: Recipe, run: Path, vocab_size: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lucid_lab import cli
-from lucid_lab.bench import linear, path, solve
+from lucid_lab.bench import path, solve
 from lucid_lab.bench.records import Settings
 
 Bench = Callable[..., tuple[int, str]]
@@ -25,7 +25,7 @@ def timing_without_filled_memory(uninitialised_memory_is_nan: None) -> Iterator[
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer tokens in the checks before timing (still several blocks, and a part of one); short timing."""
     monkeypatch.setattr(Settings, "budget", 0.01)
-    for module in (solve, path, linear):
+    for module in (solve, path):
         monkeypatch.setattr(module, "GATE_LENGTH", 150)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lucid_lab.bench import decode, harness, linear, memory, path, run, solve
+from lucid_lab.bench import decode, harness, memory, path, run, solve
 from lucid_lab.bench.harness import Shape, Spread, race, ratios
 from lucid_lab.bench.memory import Job, measure_cost
 from lucid_lab.bench.records import CaseFile, Result, Settings, page, read_case, table
@@ -57,15 +57,12 @@ def test_a_quick_run_leaves_records_and_can_be_resumed(
     assert "--resume needs records of the same machine: expected {'CPU': 'another'}" in printed
 
 
-def test_a_quick_run_of_the_family(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_of_path(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "SHAPES", (Shape(64, 8, 2),))
-    monkeypatch.setattr(linear, "RECURRENT_LENGTH", 150)
-    code, printed = bench("path", "linear", "--quick")
+    code, printed = bench("path", "--quick")
     assert code == 0, printed
     passes = [sizes["pass"] for sizes, _ in read_case(tmp_path / "path.json")[1]]
     assert passes == ["forward", "forward+backward", "one token"]
-    for _, result in read_case(tmp_path / "linear.json")[1]:
-        assert {f"{name}, N over N/2" for name in linear.MEMBERS} <= result.ratios.keys()
 
 
 @pytest.mark.parametrize("content", ["[]", '{"records": [{}]}', '{"case": "solve", "rec'])
@@ -165,7 +162,7 @@ def test_help_needs_no_torch_and_names_every_case() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in CASES)
-    assert len(CASES) == 9
+    assert len(CASES) == 8
 
 
 def test_every_case_has_points_of_different_sizes() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lucid_lab.bench import decode, linear, path, solve
+from lucid_lab.bench import decode, path, solve
 from lucid_lab.bench.harness import Shape, WrongAnswer
 from lucid_lab.bench.path import LUCID_PATH, PATH
 from lucid_lab.bench.records import Settings
@@ -49,10 +49,6 @@ def path_without_gradient(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tens
     return path.path_attention(q, k, v, w.detach() + 0 * w, beta)
 
 
-def without_decay(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_decay: Tensor) -> Any:
-    return linear.delta_attention(q, k, v, beta)
-
-
 SOLVE, PASS = solve.check_truth.__wrapped__, path.check_truth.__wrapped__
 # A table of contestants, a name in it, a wrong contestant, the check, and the part that must be found wrong.
 Wrong = tuple[dict[str, Any], str, Any, Callable[[], None], str]
@@ -74,10 +70,6 @@ WRONG: dict[str, Wrong] = {
     ),
     "PaTH for LUCID-PaTH": (
         path.ATTENTIONS, LUCID_PATH, path.path_attention, partial(PASS, GROUPED, 150, False), "its output",
-    ),
-    "no decay": (
-        linear.MEMBERS, "gated_delta", without_decay,
-        partial(linear.check_truth.__wrapped__, GROUPED, 150, False), "its output",
     ),
 }  # fmt: skip
 

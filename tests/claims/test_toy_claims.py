@@ -162,7 +162,8 @@ def test_centring_holds_if_a_map_is_ahead_on_needles_and_text(mapped: float, los
         has_map = item.options.get("whiten", False)
         return trained(item, mapped if has_map else 40, loss if has_map else 1.0)
 
-    assert centring.run(MadeUpLab(SMALL, rule)).verdict == expected
+    for scale in (SMALL, HOURS):
+        assert centring.run(MadeUpLab(scale, rule)).verdict == expected
 
 
 def test_every_arm_of_a_study_takes_its_rate_from_the_same_grid() -> None:

@@ -229,6 +229,7 @@ def test_what_blocks_cannot_do_is_refused() -> None:
         (r"expected block\[-1\] = 12, got 10", {"block": torch.tensor([0, 10])}),
         ("exclude each other", {"block": torch.tensor([0, 12]), "cu_seqlens": torch.tensor([0, 12])}),
         ("is_causal=False is block=None", {"block": 4, "is_causal": False}),
+        ("is_causal=True is block=1", {"block": None, "is_causal": True}),
         ("kernels solve causal systems", {"block": 4, "impl": "triton"}),
         ("tolerance must be a positive finite number", {"block": None, "tolerance": 0.0}),
     ]

@@ -44,7 +44,7 @@ def test_a_change_has_the_type_of_its_field(change: str, field: str, value: obje
         ("steps=true", "steps must be of type int, got True"),
         ("learning_rate=nan", "learning_rate must be of type float, got 'nan'"),
         ("learning_rate=-1", "learning_rate must be a finite number from 0, got -1"),
-        ("sharpness_steps=1e999", "sharpness_steps must be a finite number from 0, got inf"),
+        ("warmup=1e999", "warmup must be a finite number from 0, got inf"),
         ("attention=lucidd", r"attention must be one of .*did you mean 'lucid'"),
         ("preset=tinny", r"preset must be one of .*did you mean 'tiny'"),
         ("precision=bf16", "precision must be one of float32, bfloat16"),
@@ -77,11 +77,6 @@ def test_the_optimiser_gets_every_number_of_the_recipe(tmp_path: Path) -> None:
     names = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm")
     assert [getattr(arguments, name) for name in names] == [5e-6, 0.9, 0.99, 1e-12, 0.01, 1.0]
     assert arguments.warmup_steps == 30
-
-
-def test_two_ramps_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected one of them, got 5 and 7"):
-        replace(find_recipe("tiny_lm"), strength_steps=5, sharpness_steps=7)
 
 
 @pytest.mark.parametrize(("batch_size", "processes", "expected"), [(8, 1, 8), (12, 1, 6), (12, 2, 6), (7, 1, 7)])

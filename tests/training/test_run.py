@@ -196,10 +196,8 @@ def test_text_is_packed_and_a_model_goes_on_from_a_checkpoint(tmp_path: Path) ->
         "".join(json.dumps({"prompt": f"{i} reads ", "answer": f"value {i}"}) + "\n" for i in range(200))
     )
     start = {"start": first["model"], "model": {}, "rope_theta": 5000.0, "sequence_length": 48}
-    ramp = {"sharpness_steps": 0.5}
-    second = train(small(**{**changes, **start, **ramp, "data": str(tmp_path / "answers.jsonl")}), tmp_path / "tuned")
+    second = train(small(**{**changes, **start, "data": str(tmp_path / "answers.jsonl")}), tmp_path / "tuned")
     assert load_model(second["model"]).config.rope_theta == 5000.0
-    assert any("sharpness" in key for entry in metrics(tmp_path / "tuned") for key in entry)
     train_tokenizer(["other words"], 280).save_pretrained(tokens)
     with pytest.raises(ValueError, match="another tokenizer"):
         train(small(**{**changes, **start}), tmp_path / "third")

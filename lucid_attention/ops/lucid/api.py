@@ -48,7 +48,7 @@ def lucid_attention(
     strength: float = 1.0,
     key_map: KeyMap | None = None,
     block: Block = 1,
-    is_causal: bool = True,
+    is_causal: bool | None = None,
     tolerance: float | None = None,
     scale: float | None = None,
     impl: str = "auto",
@@ -79,7 +79,7 @@ def lucid_attention(
             that ‖P⁻¹‖ ≤ 2. None: one block, as in an encoder. int32 or int64 [m + 1]: borders of m blocks, from 0 to
             T. Masked positions count, packed documents start anew, and a past must end at a border. Blocks beyond
             4096 tokens are solved by conjugate gradients.
-        is_causal: False is block=None, by the name of `scaled_dot_product_attention`.
+        is_causal: True is block=1, False is block=None, by the name of `scaled_dot_product_attention`.
         tolerance: the residual, relative to each column of V, that conjugate gradients must reach; otherwise the call
             is refused. Y is at most twice as far off, and rounding comes on top. Default 1e-5, in float64 1e-12.
         scale: of the softmax scores, default 1/√D.

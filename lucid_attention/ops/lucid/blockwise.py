@@ -33,7 +33,10 @@ class KeyFeatures:
     def __init__(self, k: Tensor, system: System, sharpness: float | Tensor) -> None:
         self.sharpness, self.strength, self.row_max = sharpness, system.strength, system.row_max
         root = math.sqrt(sharpness) if isinstance(sharpness, float) else sharpness.sqrt()
-        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if self.row_max else inverse_norms(k)
+        # Head by head on a CPU: the float64 copy of one stays in the cache.
+        heads = k.split(1 if k.device.type == "cpu" else len(k))
+        norms = torch.cat([inverse_norms(head) for head in heads])
+        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if self.row_max else norms
         self.slope = self.slope * root
         self.u = k.mul_(self.slope)
 

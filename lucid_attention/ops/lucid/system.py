@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
     strength: float
     key_map: KeyMap | None
     block: blocks.Block
-    is_causal: bool
+    is_causal: bool | None
     tolerance: float | None
 
 
@@ -143,7 +143,7 @@ def checked_system(k: Tensor, v: Tensor, **options: Unpack[Options]) -> System:
     """The system of the arguments of a public function; raises where one of them is wrong."""
     fields: dict[str, Any] = {**options}
     past, sharpness, key_map = (fields.pop(name, None) for name in ("past", "sharpness", "key_map"))
-    fields["block"] = blocks.resolved(fields.get("block", 1), fields.pop("is_causal", True))
+    fields["block"] = blocks.resolved(fields.get("block", 1), fields.pop("is_causal", None))
     checks.check_kv(k, v)
     k_past, y_past = checks.check_past(past, k, v) or (None, None)
     checks.check_sharpness(sharpness, k)

@@ -90,26 +90,11 @@ def lucid_path_attention(
 
 
 def lucid_path_pass(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    w: Tensor,
-    beta: Tensor,
-    *,
-    past: LucidPast | None = None,
-    key_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    sharpness: float | Tensor | None = None,
-    scale: float | None = None,
-    impl: str = "auto",
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, *, impl: str = "auto", **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """o of `lucid_path_attention` and y of `path_precondition`, on one tree, for modules with a cache."""
+    """o of `lucid_path_attention`, with its options, and y of `path_precondition`, on one tree, for a cache."""
     checks.check_tensor("q", q)
-    system = checked_path_system(
-        q, k, v, w, beta, solves=True, past=past, key_mask=key_mask, cu_seqlens=cu_seqlens, sharpness=sharpness,
-        scale=scale,
-    )  # fmt: skip
-    return _run(system, impl)
+    return _run(checked_path_system(q, k, v, w, beta, solves=True, **options), impl)
 
 
 def path_precondition(

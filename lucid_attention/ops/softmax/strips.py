@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import packing
-from ..blocks import Block, borders, from_inputs, is_causal, with_padding_masked
+from ..blocks import LEAF, SMALL, Block, borders, from_inputs, is_causal, with_padding_masked
 from ..precision import no_autocast, working_dtype
-from ..triangular import spans
+from ..triangular import LOG2E, spans
 
 # Elements of a strip's mask, which torch widens to the dtype of the scores; of a strip's scores where they are plain.
 MASK_ELEMENTS = 4 * 1024 * 1024
@@ -176,8 +176,9 @@ def _attend(
     q: Tensor, k: Tensor, y: Tensor, key_mask: Tensor | None, scale: float, block: Block, o: Tensor, lse: Tensor
 ) -> None:
     q, k, y = clean(q, k, y, key_mask)
+    later = _later_parts(q, k, key_mask, block)
     with no_autocast(q):
-        for strip in _strips(q, k, key_mask, block):
+        for strip in _strips(q, k, key_mask, 1 if later else block):
             here, seen = strip.queries, strip.keys
             if flash_kernel_for(q):
                 o[here], lse[here] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -194,6 +195,69 @@ def _attend(
                 lse[here] = 0  # not needed: the plain backward computes the weights again
             if strip.sees_none is not None:
                 o[here].masked_fill_(strip.sees_none, 0)
+        for rows, hidden in later:
+            _read_later_(*(x[:, :, rows] for x in (q, k, y, o, lse)), scale, hidden)
+
+
+def _later_parts(q: Tensor, k: Tensor, key_mask: Tensor | None, block: Block) -> list[tuple[slice, Tensor]]:
+    """Where small blocks are read as causal attention, then each block's later keys: rows and, for tiles of them, −∞
+    at all other keys.
+
+    Torch's kernel needs no mask for the first, and the second is little work. 16 bits would be rounded twice.
+    """
+    T, parts = q.shape[2], []
+    if key_mask is not None or k.shape[2] > T or not (isinstance(block, int) and 1 < block <= SMALL):
+        return []
+    if not flash_kernel_for(q) or q.dtype != working_dtype(q):
+        return []
+    tile = block * max(1, LEAF // block)
+    for rows in (slice(0, T - T % tile), slice(T - T % tile, T)):
+        if rows.stop > rows.start:
+            key = torch.arange(min(tile, rows.stop - rows.start))
+            later = (key > key[:, None]) & (key // block == key[:, None] // block)
+            parts.append((rows, torch.zeros(later.shape, dtype=q.dtype).masked_fill_(~later, -math.inf)))
+    return parts
+
+
+def _tiles(x: Tensor, H: int, n: int) -> Tensor:
+    """x: [B, H·G, T, *] as a view [B, H, T/n, G, n, *]."""
+    return x.unflatten(1, (H, -1)).unflatten(3, (-1, n)).transpose(2, 3)
+
+
+def _by_tile(x: Tensor, H: int, n: int) -> Tensor:
+    """x: [B, H·G, T, *] as [B·H·T/n, G·n, *]."""
+    return _tiles(x, H, n).flatten(0, 2).flatten(1, 2)
+
+
+def _later_scores(q: Tensor, k: Tensor, scale: float, hidden: Tensor) -> Tensor:
+    """Scores of tiles of queries and keys."""
+    return torch.baddbmm(hidden.repeat(q.shape[1] // len(hidden), 1), q, k.mT, alpha=scale * LOG2E)
+
+
+def _read_later_(q: Tensor, k: Tensor, y: Tensor, o: Tensor, lse: Tensor, scale: float, hidden: Tensor) -> None:
+    """Add the later keys of each block to o and lse, those of causal attention."""
+    H, n = k.shape[1], len(hidden)
+    queries, keys, values, before, top = (_by_tile(x, H, n) for x in (q, k, y, o, lse[..., None]))
+    scores, top = _later_scores(queries, keys, scale, hidden), top * LOG2E
+    best = torch.maximum(top, scores.amax(-1, keepdim=True))
+    weights, weight = scores.sub_(best).exp2_(), top.sub_(best).exp2_()
+    total = weights.sum(-1, keepdim=True).add_(weight)
+    read = torch.baddbmm(before * weight, weights, values).div_(total)
+    for x, new in ((o, read), (lse, best.add_(total.log2()).div_(LOG2E))):
+        _tiles(x, H, n).copy_(new.view(_tiles(x, H, n).shape))
+
+
+def _add_later_grads_(
+    do: Tensor, o: Tensor, lse: Tensor, q: Tensor, k: Tensor, y: Tensor, dq: Tensor, dk: Tensor, dy: Tensor,
+    scale: float, hidden: Tensor,
+) -> None:  # fmt: skip
+    """Add the gradients of the later keys of each block; o and lse are those of the whole rows."""
+    H, n = k.shape[1], len(hidden)
+    do, o, lse, q, k, y = (_by_tile(x, H, n) for x in (do, o, lse[..., None], q, k, y))
+    p = _later_scores(q, k, scale, hidden).sub_(lse, alpha=LOG2E).exp2_()
+    ds = torch.bmm(do, y.mT).sub_((do * o).sum(-1, keepdim=True)).mul_(p).mul_(scale)
+    for x, grad in ((dq, torch.bmm(ds, k)), (dk, torch.bmm(ds.mT, q)), (dy, torch.bmm(p.mT, do))):
+        _tiles(x, H, n).add_(grad.view(_tiles(x, H, n).shape))
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -253,9 +317,11 @@ def _attend_backward(
     broken = None if key_mask is None else _broken(q, key_mask)
     q, k, y = clean(q, k, y, key_mask)
     # Gradients of keys add up over strips: in working precision, narrowed once.
-    sums = [torch.zeros(k.shape, dtype=working_dtype(k), device=k.device) for _ in range(2)]
+    wide = working_dtype(k)
+    sums = [x.zero_() if x.dtype == wide else torch.zeros_like(x, dtype=wide) for x in (dk, dy)]
+    later = _later_parts(q, k, key_mask, block)
     with no_autocast(q):
-        for strip in _strips(q, k, key_mask, block):
+        for strip in _strips(q, k, key_mask, 1 if later else block):
             here, seen = strip.queries, strip.keys
             strip_do = do[here] if strip.sees_none is None else do[here].masked_fill(strip.sees_none, 0)
             args = strip_do, q[here], k[seen], y[seen]
@@ -269,6 +335,8 @@ def _attend_backward(
             dq[here] = grads[0]
             for total_grad, grad in zip(sums, grads[1:], strict=True):
                 total_grad[seen] += grad
+        for rows, hidden in later:
+            _add_later_grads_(*(x[:, :, rows] for x in (do, o, lse, q, k, y, dq, *sums)), scale, hidden)
     for out, total_grad in zip((dk, dy), sums, strict=True):
         if key_mask is not None:
             total_grad.masked_fill_(~key_mask[:, None, :, None], 0)

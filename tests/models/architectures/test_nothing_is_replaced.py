@@ -37,7 +37,7 @@ before, finders = functions(), list(sys.meta_path)
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from peft import LoraConfig, PeftModel, get_peft_model
 import lucid_attention
-from lucid_attention import LucidConfig, LucidForCausalLM, Ramp, enable_lucid
+from lucid_attention import LucidConfig, LucidForCausalLM, enable_lucid
 
 lucid_attention.enable_lucid()
 shape = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=20)
@@ -49,7 +49,7 @@ with tempfile.TemporaryDirectory() as folder:
         target_modules="all-linear", modules_to_save=["lucid"], task_type="CAUSAL_LM"))
     arguments = TrainingArguments(folder, max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
     data = [{"input_ids": ids[0], "labels": ids[0]}]
-    Trainer(model, arguments, train_dataset=data, callbacks=[Ramp("sharpness", steps=1)]).train()
+    Trainer(model, arguments, train_dataset=data).train()
     model.generate(input_ids=ids, max_new_tokens=2, cache_implementation="static", disable_compile=True)
 LucidForCausalLM(LucidConfig(**shape)).generate(ids, max_new_tokens=2)
 after = functions()
