@@ -133,7 +133,7 @@ class TritonAlgebra(Algebra):
         size = min(self.tile.rows, N)
         inverse_kernel[(m * (N // size),)](
             matrix, N // size, SIZE=size, LEVELS=(size // SIXTEEN.value).bit_length() - 1, PRECISION=self.precision,
-            num_warps=size // SIXTEEN.value, **registers(inverse_kernel, matrix.device),
+            num_warps=size // 8, **registers(inverse_kernel, matrix.device),
         )  # fmt: skip
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)

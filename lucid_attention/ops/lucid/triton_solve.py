@@ -92,9 +92,9 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     # The piece of the values in flight: what packed documents need to spill nothing.
     gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
     if dtype == torch.bfloat16:
-        gradient = Tile(64 if usual else 32, 32, values, features, out=features)
+        gradient = Tile(64, 32, values, features) if usual else Tile(32, 32, 64, 64, out=features)
         if large:
-            gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
+            gradient = Tile(128, 32 if architecture == "sm_80" or features + values > 128 else 64, values, whole, 8, 3)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
