@@ -130,7 +130,7 @@ class TritonAlgebra(Algebra):
         written.
         """
         m, N, _ = matrix.shape
-        size = min(self.tile.rows, N)
+        size = min(self.tile.rows, N, 32 if self.precision == "bf16x6" else 64)  # 64 spill
         inverse_kernel[(m * (N // size),)](
             matrix, N // size, SIZE=size, LEVELS=(size // SIXTEEN.value).bit_length() - 1, PRECISION=self.precision,
             num_warps=size // 8, **registers(inverse_kernel, matrix.device),
