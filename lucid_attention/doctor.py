@@ -165,31 +165,27 @@ def make_inputs(case: Case) -> dict[str, Any]:
     return x
 
 
-def _solve_options(case: Case, x: dict[str, Any]) -> dict[str, Any]:
+def _options(case: Case, x: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {name: x[name] for name in ("key_mask", "cu_seqlens") if name in x}
     options |= {name: x[name] for name in ("beta", "sharpness") if name in case.options}
+    options |= {"past": (x["k_past"], x["y_past"])} if case.S else {}
     return options | ({"strength": 0.6} if "strength" in case.options else {})
 
 
-def _with_past(case: Case, x: dict[str, Any]) -> dict[str, Any]:
-    past = {"past": (x["k_past"], x["y_past"])} if case.S else {}
-    return _solve_options(case, x) | past
-
-
 def _precondition(case: Case, x: dict[str, Any], impl: str) -> Results:
-    return {"y": precondition(x["k"], x["v"], impl=impl, **_with_past(case, x))}
+    return {"y": precondition(x["k"], x["v"], impl=impl, **_options(case, x))}
 
 
 def _attention(case: Case, x: dict[str, Any], impl: str) -> Results:
-    return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **_with_past(case, x))}
+    return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **_options(case, x))}
 
 
 def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
-    options = _solve_options(case, x)
+    options = _options(case, x)
     if impl == REFERENCE:
-        options["past"] = x["k_past"], x["y_past"]
         y = precondition(x["k"], x["v"], impl=impl, **options)
         return {"o": lucid_attention(x["q"], x["k"], x["v"], impl=impl, **options), "y": y}
+    del options["past"]
     k, y_past = torch.cat([x["k_past"], x["k"]], 2), x["y_past"]
     if "static" in case.options:
         # Two places after the new token, which must not be read.
@@ -201,9 +197,9 @@ def _decode(case: Case, x: dict[str, Any], impl: str) -> Results:
 
 
 def _path(case: Case, x: dict[str, Any], impl: str) -> Results:
-    options = {name: value for name, value in _solve_options(case, x).items() if name != "beta"}
+    options = {name: value for name, value in _options(case, x).items() if name != "beta"}
     if case.S:
-        options["past"] = x["k_past"], x["y_past"], inverse_key_norms(x["k_past"])
+        options["past"] += (inverse_key_norms(x["k_past"]),)
     return {"o": lucid_path_attention(x["q"], x["k"], x["v"], x["w"], x["beta"], impl=impl, **options)}
 
 
@@ -221,8 +217,7 @@ def _path_decode(case: Case, x: dict[str, Any], impl: str) -> Results:
 
 
 def _delta(case: Case, x: dict[str, Any], impl: str) -> Results:
-    k = F.normalize(x["k"], dim=-1)
-    return {"o": delta_attention(x["q"], k, x["v"], x["beta"], impl=impl).o}
+    return {"o": delta_attention(x["q"], F.normalize(x["k"], dim=-1), x["v"], x["beta"], impl=impl).o}
 
 
 class Operator(NamedTuple):
@@ -433,28 +428,26 @@ def timings(device: torch.device) -> Iterator[dict[str, Any]]:
                 calls[impl] = partial(lucid_attention, impl=impl)
         found: dict[str, Any] = {"heads": H, "queries": H * G, "T": T, "D": D}
         for name, call in calls.items():
-            found[name] = [_milliseconds(call, x, gradients) for gradients in (False, True)]
+            try:
+                found[name] = [_milliseconds(call, x, gradients) for gradients in (False, True)]
+            except RuntimeError as error:  # no such kernel, or not enough memory
+                found[name] = str(error).partition("\n")[0]
         yield found
 
 
 def _milliseconds(call: Callable[..., Tensor], x: list[Tensor], gradients: bool) -> float:
     """The median of seven calls, after two that compile."""
-    times = []
+    times, wait = [], partial(torch.cuda.synchronize, x[0].device) if x[0].is_cuda else int
     for _ in range(9):
-        _synchronize(x[0].device)
+        wait()
         start = time.perf_counter()
         with torch.set_grad_enabled(gradients):
             o = call(*x)
         if gradients:
             torch.autograd.grad(o.sum(), x)
-        _synchronize(x[0].device)
+        wait()
         times.append(1e3 * (time.perf_counter() - start))
     return round(statistics.median(times[2:]), 3)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _print_table(checks: list[Check], out: TextIO) -> None:
@@ -484,10 +477,8 @@ def environment(device: torch.device) -> dict[str, str]:
 
 def _left_out(impl: str, device: torch.device, dtype: torch.dtype, quick: bool) -> str | None:
     """Why an implementation is not run; None if it is."""
-    reason = cannot_run(impl, device, dtype)
-    if reason is None and quick and impl == "numba":
-        return "it may compile for a minute; without --quick it runs"
-    return reason
+    slow = "it may compile for a minute; without --quick it runs" if quick and impl == "numba" else None
+    return cannot_run(impl, device, dtype) or slow
 
 
 def _run_checks(device: torch.device, quick: bool) -> Iterator[Check]:

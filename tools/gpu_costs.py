@@ -1,13 +1,16 @@
 """Predict what the kernels cost on GPUs that are not here, and write docs/gpu_costs.md and records/gpu/costs.json.
 
 The launches are those of the library, recorded on the meta device, and their kernels are compiled. Each is charged the
-longest of what its programs issue, multiply and read from L2, of its traffic, or of one program, and a gap. Needs an
-hour on one core; Triton keeps what it compiled.
+longest of what its programs issue, multiply and read from L2, of its traffic, or of one program, and a gap. After
+`tools/gpu_offline.py` it needs a few minutes.
+
+    python tools/gpu_costs.py "H100 SXM"     that GPU alone, with every kernel's share; writes nothing
 """
 
 import json
 import math
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -37,6 +40,8 @@ EFFICIENCY = 0.6
 GAP_SECONDS = 2e-6
 # What the host needs for a launch by Triton, and for an operation of torch, without a CUDA graph.
 HOST_SECONDS, TORCH_SECONDS = 20e-6, 5e-6
+# What can limit a launch: slots of instructions, matrix units, L2, other arithmetic, memory; and the longest of them.
+LIMITS = ("issue", "tensor", "L2", "vector", "memory", "ms")
 # Instructions of different warps that a processor issues per clock.
 ISSUED = 4
 
@@ -185,22 +190,27 @@ COSTS: dict[str, Callable[[dict[str, Any]], Cost]] = {
 
 @dataclass(frozen=True)
 class Total:
-    """Of a pass: launches, FLOP in products of 16-bit pieces, bytes from L2 and from memory, seconds."""
+    """Of a pass: launches, FLOP in products of 16-bit pieces, bytes from L2 and from memory, seconds.
+
+    kernels: by kernel, milliseconds if only one of LIMITS counted, and as charged.
+    """
 
     launches: int
     matrix: float
     l2: float
     traffic: float
     seconds: float
+    kernels: dict[str, dict[str, float]]
 
 
 @cache
 def machine_code(launch: Launch, architecture: str) -> Compiled:
-    return compiled(launch, architecture)
+    return compiled(launch, architecture, loops=True)
 
 
 def total(found: list[Call], gpu: Gpu) -> Total:
     matrix = l2 = traffic = seconds = 0.0
+    kernels: dict[str, Counter[str]] = defaultdict(Counter)
     clocks = gpu.processors * gpu.clock
     for call in found:
         constants = call.arguments["CONST"]._asdict() if "CONST" in call.arguments else {}
@@ -212,11 +222,15 @@ def total(found: list[Call], gpu: Gpu) -> Total:
         programs = math.prod(call.grid)
         # Clocks of one program.
         limits = issue, cost.matrix * clocks / gpu.matrix, cost.l2 / gpu.l2, cost.vector * clocks / gpu.vector
-        one = max(limits) / gpu.clock / EFFICIENCY
+        ms = [1e3 * limit / gpu.clock / EFFICIENCY for limit in limits]
         moved = programs * cost.traffic
-        seconds += GAP_SECONDS + max(math.ceil(programs / gpu.processors) * one, moved / gpu.memory)
+        charged = max(math.ceil(programs / gpu.processors) * max(ms), 1e3 * moved / gpu.memory)
+        each = [programs / gpu.processors * x for x in ms]
+        parts = dict(zip(LIMITS, [*each, 1e3 * moved / gpu.memory, charged], strict=True))
+        kernels[call.kernel.__name__].update({"launches": 1} | parts)
+        seconds += GAP_SECONDS + charged / 1e3
         matrix, l2, traffic = matrix + programs * cost.matrix, l2 + programs * cost.l2, traffic + moved
-    return Total(len(found), matrix, l2, traffic, seconds)
+    return Total(len(found), matrix, l2, traffic, seconds, {name: dict(each) for name, each in kernels.items()})
 
 
 def forward(shape: Shape) -> None:
@@ -294,7 +308,7 @@ other operations between the kernels are charged {gap:g} µs each and their traf
 """
 
 
-def lucid_record(shape: Shape, gpu: Gpu, gradient: bool) -> dict[str, float]:
+def lucid_record(shape: Shape, gpu: Gpu, gradient: bool) -> dict[str, Any]:
     """The solve and flash attention, over flash attention."""
     with TorchWork() as work:
         found = calls(gpu.architecture, partial(backward if gradient else forward, shape))
@@ -302,14 +316,14 @@ def lucid_record(shape: Shape, gpu: Gpu, gradient: bool) -> dict[str, float]:
     return record(total(found, gpu), work, gpu, other, other)
 
 
-def path_record(shape: Shape, gpu: Gpu, gradient: bool, solves: bool) -> dict[str, float]:
+def path_record(shape: Shape, gpu: Gpu, gradient: bool, solves: bool) -> dict[str, Any]:
     """The whole pass over flash attention, which knows no positions."""
     with TorchWork() as work:
         found = calls(gpu.architecture, partial(path_pass, shape, solves, gradient))
     return record(total(found, gpu), work, gpu, flash(shape, gpu, 5 if gradient else 2), 0.0)
 
 
-def record(cost: Total, work: TorchWork, gpu: Gpu, other: float, more: float) -> dict[str, float]:
+def record(cost: Total, work: TorchWork, gpu: Gpu, other: float, more: float) -> dict[str, Any]:
     """other: seconds of flash attention; more: seconds of the read-out that are not among the launches."""
     torch_seconds = work.operations * GAP_SECONDS + work.traffic / gpu.memory + work.flop / (EFFICIENCY * gpu.matrix)
     seconds = cost.seconds + torch_seconds
@@ -323,6 +337,7 @@ def record(cost: Total, work: TorchWork, gpu: Gpu, other: float, more: float) ->
         "host_ms": round((cost.launches * HOST_SECONDS + work.operations * TORCH_SECONDS) * 1e3, 2),
         "flash_ms": round(other * 1e3, 3),
         "ratio": round((seconds + more) / other, 3),
+        "kernels": {name: {k: round(v, 4) for k, v in each.items()} for name, each in cost.kernels.items()},
     }
 
 
@@ -367,7 +382,8 @@ def main() -> None:
         for each in found:
             print(json.dumps(each))
         return
-    RECORD.write_text("[\n" + ",\n".join(json.dumps(each) for each in found) + "\n]\n")
+    kept = [{name: value for name, value in each.items() if name != "kernels"} for each in found]
+    RECORD.write_text("[\n" + ",\n".join(map(json.dumps, kept)) + "\n]\n")
     PAGE.write_text(page(found))
     print(f"{PAGE.name} and {RECORD.name} written")
 

@@ -1,5 +1,6 @@
 """Products of float32 matrices and inverses of triangular blocks by Triton kernels."""
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -9,8 +10,7 @@ from torch import Tensor
 from .triangular import Algebra
 from .triton_tiles import Tile, registers
 
-# Strides are passed in multiples of it, so that the compiler knows their divisors. Also the size of a triangular block
-# that is inverted by substitution.
+# Strides are passed in multiples of it, so that the compiler knows their divisors; blocks of it are inverted directly.
 SIXTEEN = tl.constexpr(16)
 
 
@@ -106,10 +106,9 @@ class TritonAlgebra(Algebra):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
-        if a.ndim > 4:
-            self._run(None, a.flatten(1, -3), b.flatten(1, -3), out.flatten(1, -3), 1.0, 0.0)
-            return out
-        return self._run(None, a, b, out, 1.0, 0.0)
+        a, b, flat = (x.flatten(1, -3) if x.ndim > 4 else x for x in (a, b, out))
+        self._run(None, a, b, flat, 1.0, 0.0)
+        return out
 
     def plus_product(self, c: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
         out = a.new_empty(*a.shape[:-1], b.shape[-1])
@@ -131,10 +130,10 @@ class TritonAlgebra(Algebra):
         written.
         """
         m, N, _ = matrix.shape
-        size = min(self.tile.rows, N)
+        size = min(self.tile.rows, N, 32 if self.precision == "bf16x6" else 64)  # 64 spill
         inverse_kernel[(m * (N // size),)](
             matrix, N // size, SIZE=size, LEVELS=(size // SIXTEEN.value).bit_length() - 1, PRECISION=self.precision,
-            num_warps=size // SIXTEEN.value, **registers(inverse_kernel, matrix.device),
+            num_warps=size // 8, **registers(inverse_kernel, matrix.device),
         )  # fmt: skip
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
@@ -154,23 +153,18 @@ class TritonAlgebra(Algebra):
         assert not added.transposed
         assert not result.transposed
         outer, inner = result.batch
-        rows, columns = min(tile.rows, _power(I)), min(tile.cols, _power(J))
+        rows, columns = math.gcd(tile.rows, I), math.gcd(tile.cols, J)
         path_product_kernel[(outer * inner * (I // rows), J // columns)](
             a, b, added.x, out, alpha, beta, inner, I // rows, K,
             *(stride for matrix in operands for stride in matrix.strides),
             *(matrix.leading // SIXTEEN.value for matrix in operands),
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, A_LOWER=a_lower,
             B_LOWER=b_lower, ADDS=c is not None,
-            ROWS=rows, COLUMNS=columns, DEPTH=min(tile.keys, _power(K)), PRECISION=self.precision,
+            ROWS=rows, COLUMNS=columns, DEPTH=math.gcd(tile.keys, K), PRECISION=self.precision,
             num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
             **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out
-
-
-def _power(size: int) -> int:
-    """The largest power of two that divides a size."""
-    return size & -size
 
 
 @dataclass(frozen=True)

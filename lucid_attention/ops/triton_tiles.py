@@ -32,7 +32,7 @@ ALL_REGISTERS = 255
 # Kernels that spill in some variant: NVIDIA's compiler prefers to spill a few bytes so that more programs run at once.
 # These may use all registers of a program. `tools/gpu_offline.py` finds them and writes the table.
 SPILLING = {
-    "sm_80": "path_apply path_step_split",
+    "sm_80": "inverse key_gradient path_apply path_product path_step_split",
     "sm_89": "key_gradient pack_keys path_pull path_step_split",
     "sm_90": "path_pull path_step_split",
     "sm_100": "key_gradient path_apply path_pull path_step_split",

@@ -162,6 +162,18 @@ def test_a_case_of_the_proof_is_one_of_many_heads_that_a_right_implementation_pa
     assert doctor.check(small, impl, CPU).ok
 
 
+def test_timings_have_every_implementation_or_why_it_has_none(monkeypatch):
+    def refused(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no such kernel\nat all")
+
+    monkeypatch.setattr(doctor, "TIMED", ((1, 2, 16, 8),))
+    monkeypatch.setattr(doctor, "lucid_attention", refused)
+    (found,) = doctor.timings(CPU)
+    assert [found[name] for name in ("heads", "queries", "T", "D")] == [1, 2, 16, 8]
+    assert all(0 < ms < 1e4 for name in ("softmax", "flash") for ms in found[name])
+    assert found["blockwise"] == "no such kernel"
+
+
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU on which kernels run on the CPU instead."""

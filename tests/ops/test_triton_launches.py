@@ -94,6 +94,7 @@ SASS = """
         /*0f60*/                   LDGSTS.E.BYPASS.128 [R103], desc[UR14][R90.64] ;
         /*0f70*/              @!P1 BRA `(.L_x_0) ;
         /*0f80*/                   EXIT ;
+        /*0f90*/                   BRA `(.L_x_1) ;
 """
 TTIR = """
     %a = arith.extf %k : tensor<16x16xbf16> to tensor<16x16xf32>

@@ -92,9 +92,9 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     # The piece of the values in flight: what packed documents need to spill nothing.
     gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
     if dtype == torch.bfloat16:
-        gradient = Tile(64 if usual else 32, 32, values, features, out=features)
+        gradient = Tile(64, 32, values, features) if usual else Tile(32, 32, 64, 64, out=features)
         if large:
-            gradient = Tile(128, 32 if max(features, values) > 64 else 64, values, features, 8, 3, out=features)
+            gradient = Tile(128, 32 if architecture == "sm_80" or features + values > 128 else 64, values, whole, 8, 3)
     if large:
         update = Tile(128, 64 if architecture == "sm_90" else 32, width, whole, warps=8, stages=3)
     return SolveTiles(
@@ -482,33 +482,26 @@ def key_gradient_kernel(
     acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(low, target if own > 0 else low, COLUMNS):
-        w, below_one = gradient_tile(
-            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
-        )  # fmt: skip
-        if CONST.SHARPNESS:
-            sums += tl.sum(w * below_one, 1)
-        acc = column_product(system, w, acc, base, j, CONST)
-    # Of the tile's own columns some are before a row, and some after it.
-    for j in range(target, target + own, COLUMNS):
-        w, below_one = gradient_tile(
-            system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
-        )  # fmt: skip
-        w = tl.where(j + columns < rows, w, 0.0)
-        if CONST.SHARPNESS:
-            sums += tl.sum(w * below_one, 1)
-        acc = column_product(system, w, acc, base, j, CONST)
+    # Of the tile's own columns, the diagonal, some are before a row, and some after it.
+    for diagonal in tl.static_range(2):
+        begin = target if diagonal else low
+        for j in range(begin, target + own if diagonal else tl.where(own > 0, target, low), COLUMNS):
+            w, below_one = gradient_tile(
+                system, gradients, values, lower, values, row_keys, row_g, row_lower, c, base, target, j, CONST
+            )  # fmt: skip
+            w = tl.where(j + columns < rows, w, 0.0) if diagonal else w
+            if CONST.SHARPNESS:
+                sums += tl.sum(w * below_one, 1)
+            acc = column_product(system, w, acc, base, j, CONST)
     row_y = resident_rows(values, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    for j in range(target, target + own, COLUMNS):
-        w, _ = gradient_tile(
-            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
-        )  # fmt: skip
-        acc = column_product(system, tl.where(j + columns > rows, w, 0.0), acc, base, j, CONST)
-    for j in range(tl.maximum(target + ROWS, first_new), high, COLUMNS):
-        w, _ = gradient_tile(
-            system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
-        )  # fmt: skip
-        acc = column_product(system, w, acc, base, j, CONST)
+    for diagonal in tl.static_range(2):
+        begin = target if diagonal else tl.maximum(target + ROWS, first_new)
+        for j in range(begin, target + own if diagonal else high, COLUMNS):
+            w, _ = gradient_tile(
+                system, values, gradients, values, lower, row_keys, row_y, row_y, c, base, target, j, CONST
+            )  # fmt: skip
+            w = tl.where(j + columns > rows, w, 0.0) if diagonal else w
+            acc = column_product(system, w, acc, base, j, CONST)
     here = base + target + tl.arange(0, ROWS)
     if tl.program_id(1) == 0:
         tl.store(row_sums + here, factor * sums)
@@ -609,8 +602,8 @@ class _Launches:
         if x is None:
             out[:, low:high] = 0
             return
-        scales = self.scales if scales is None else scales
-        self._pack(pack_values_kernel, x, (out, scales), past, self.values, min(64, self.values))
+        outs = out, self.scales if scales is None else scales
+        self._pack(pack_values_kernel, x, outs, past, self.values, min(64, self.values))
 
     def _launch(
         self, kernel: triton.JITFunction, grid: tuple[int, ...], tile: Tile, *arguments: object, **constants: Any
@@ -671,15 +664,12 @@ class _Launches:
             VALUES=self.values, WIDTH=width, COLUMNS=tile.cols, BLOCK=self.tiles.block, ADJOINT=adjoint,
             BETA=z is not None, LOWER=lower is not None, INVERSE=self.multiply.inverse,
         )  # fmt: skip
-
-        def ordered(*borders: int) -> list[int]:
-            return list(reversed(range(*borders))) if adjoint else list(range(*borders))
-
-        for begin in ordered(self.first, self.P, together):
+        order = slice(None, None, -1 if adjoint else 1)
+        for begin in range(self.first, self.P, together)[order]:
             end = min(begin + together, self.P)
             strips = triton.cdiv(end - begin, size)
             inverses = self.inverses(begin, strips, size, adjoint)
-            for low in ordered(begin, end, size):
+            for low in range(begin, end, size)[order]:
                 high = min(low + size, self.P)
                 tiles = (high - low) // self.tiles.block
                 solve_kernel[(self.n * tiles, self.values // width)](
