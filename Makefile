@@ -84,7 +84,7 @@ test-vllm: $(VLLM)/.installed ## LUCID in vLLM on CPUs: offline, and its server 
 test-suite-hf: $(VENV)/.hf-suite ## Transformers' own tests, from its repository at HF_TESTS=folder, with LUCID beside sdpa
 	@env $(CPU_ENV) $(BIN)/python tools/hf_suite.py "$(HF_TESTS)" $(ARGS)
 
-recipe: models/smollm2/config.json models/texts/sources.json ## A real model moves to LUCID: the experiment, about 40 minutes of a core
+recipe: models/smollm2/config.json models/texts/sources.json ## A real model moves to LUCID: the experiment, about 36 minutes of a core
 	@env $(CPU_ENV) $(BIN)/lucid experiment recipe --model models/smollm2 --texts models/texts $(ARGS)
 
 guide: models/smollm2/config.json models/texts/sources.json ## Run the guide about pretrained models (ARGS such as --write)

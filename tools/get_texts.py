@@ -7,7 +7,8 @@
 `apt-get download` fetches packages without root and installs nothing; `dpkg-deb` unpacks them. Every manual page
 becomes one file: HTML without its tags, POD and reStructuredText as they are. OUT/sources.json names the packages,
 their versions and their hashes. Published numbers used Debian 12's postgresql-doc-15 15.20-0+deb12u1, perl-doc
-5.36.0-7+deb12u4 and linux-doc-6.1 6.1.192-1.
+5.36.0-7+deb12u4 and linux-doc-6.1 6.1.192-1; those of the claim `recipe` 15.18-0+deb12u1, 5.36.0-7+deb12u3 and
+6.1.176-1.
 """
 
 import argparse

@@ -13,7 +13,7 @@ Every arm takes the start and the learning rate with the lowest loss on logs of 
 Sizes, rates and the rule were fixed before any run of LUCID of this form, with softmax attention alone (seed 100, rate
 1e-3, other tests): after 20, 40 and 60 steps it named 93, 93 and 96 % of the latest things at the writes of training,
 70, 78 and 60 % at 4 and 36, 39 and 28 % at 16 times as many, and 52, 84 and 67 % of needles. So 24 steps are hard for
-it. About 35 core-minutes.
+it. About 36 core-minutes.
 
 Predicted before the runs: whitened LUCID is level with softmax attention over all cells, ahead on needles and behind at
 16 times the writes; raw keys are the worst of LUCID's; all arms keep the text; LoRA is behind softmax attention.
