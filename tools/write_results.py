@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lucid_attention.files import read_json, write_whole
+from lucid_lab.claims import CLAIMS
 from lucid_lab.report.figures import write_png
 
 # The picture: accuracy against length, of these arms.
@@ -51,7 +52,7 @@ def page(root: Path = ROOT) -> str:
         record = f"[{key}](../{(RECORDS / key / 'result.json').as_posix()})"
         rows.append(f"| {result['title']} ({_place(result)}) | {result['scale']} | {marked} | {made} | {record} |")
         larger = result["scale"] == "small" and (result["name"], "hours") in scales
-        if larger or verdict == "too small to judge":
+        if larger or result["name"] not in CLAIMS or verdict == "too small to judge":
             continue
         paper = "" if result["paper"] in ("none", "no number given") else f" *Paper:* {result['paper']}."
         because = f"{result['because']} *By the later rule:* {later['because']}" if later else result["because"]
@@ -59,8 +60,8 @@ def page(root: Path = ROOT) -> str:
             because = later["because"]
         sections.append(f"**{key}: {marked}.**{paper} *Here:* {because}")
     made = (
-        "Made: the day, the commit of the code, the time of one core. Runs that a larger one replaced, or that were "
-        "too small to judge, have their numbers in the record alone."
+        "Made: the day, the commit of the code, the time of one core. Runs that a larger one or another claim replaced, or "
+        "that were too small to judge, have their numbers in the record alone."
     )
     return "\n\n".join([INTRODUCTION, "\n".join(rows), made, "## Numbers", *sections]).replace("~", "\\~") + "\n"
 
