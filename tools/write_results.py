@@ -60,8 +60,8 @@ def page(root: Path = ROOT) -> str:
             because = later["because"]
         sections.append(f"**{key}: {marked}.**{paper} *Here:* {because}")
     made = (
-        "Made: the day, the commit of the code, the time of one core. Runs that a larger one or another claim replaced, "
-        "or that were too small to judge, have their numbers in the record alone."
+        "Made: the day, the commit of the code, the time of one core. Runs that a larger one or another claim "
+        "replaced, or that were too small to judge, have their numbers in the record alone."
     )
     return "\n\n".join([INTRODUCTION, "\n".join(rows), made, "## Numbers", *sections]).replace("~", "\\~") + "\n"
 

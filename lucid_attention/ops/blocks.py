@@ -8,7 +8,7 @@ All diagonal entries of P are 1, also at a zero key. P_bb is symmetric with eige
 m ≤ SMALL           explicit inverses X of all blocks of a tile at once, then block substitution, for m < LEAF as one
                     unit lower triangular solve with X · P
 m ≤ LONGEST_FACTOR  blocked Cholesky. The factor takes m² elements per head, of as many heads at a time as fit into
-                    FACTOR_ELEMENTS: about 64 MB in float32 per thread, however many heads and blocks there are
+                    FACTOR_ELEMENTS, however many heads and blocks there are, and m E for the values that go along
 longer              conjugate gradients with tiles made on the fly, in linear memory
 """
 

@@ -237,10 +237,10 @@ def check_sharpness(sharpness: Any, k: Tensor) -> None:
         check_positive("sharpness", sharpness)
 
 
-def check_center(center: str, whiten: bool, centers: tuple[str, ...] = CENTERS) -> None:
+def check_center(center: str, whiten: bool) -> None:
     """Check the settings of a module that has a key map of its own."""
-    if center not in centers:
-        raise ValueError(f"center must be one of {', '.join(map(repr, centers))}, got {center!r}")
+    if center not in CENTERS:
+        raise ValueError(f"center must be one of {', '.join(map(repr, CENTERS))}, got {center!r}")
     if whiten and center == "none":
         raise ValueError("whiten=True needs center='learned' or center='calibrated', got center='none'")
 

@@ -40,14 +40,7 @@ def map_keys(k: Tensor, key_map: KeyMap | None, key_mask: Tensor | None = None) 
 
 
 @torch.no_grad()
-def calibrated_key_map(
-    k: Tensor,
-    key_mask: Tensor | None = None,
-    *,
-    whiten: bool = True,
-    past: KeyMap | None = None,
-    weight: float = 1.0,
-) -> KeyMap:
+def calibrated_key_map(k: Tensor, key_mask: Tensor | None = None, *, whiten: bool = True) -> KeyMap:
     """The map that centres sample keys and, with `whiten`, gives them the covariance I. float32.
 
     center is the mean μ of the n keys of a head, matrix is Σ^(−½) of their covariance, to which D keys of the mean
@@ -55,7 +48,6 @@ def calibrated_key_map(
     for n < D, and no direction is enlarged more than √(1 + n/D) times beyond the mean one.
 
     k: [B, H, T, D], as the softmax sees them; key_mask: [B, T] bool, True where a key counts.
-    past: a map of earlier keys. μ and Σ then have the weight `weight`, and the mean and covariance behind it the rest.
     """
     B, H, T, D = k.shape
     # On the CPU: not every device has float64.
@@ -73,14 +65,8 @@ def calibrated_key_map(
         # Equal keys have no covariance: their map is the identity.
         variance = torch.where(variance > 0, variance, 1.0)
         scatter = scatter + D * variance[:, None, None] * torch.eye(D, dtype=scatter.dtype)
-        covariance = scatter / (len(keys) + D)
-        if past is not None and past.matrix is not None:
-            inverse = past.matrix.cpu().double().inverse()
-            covariance = (inverse @ inverse).lerp(covariance, weight)
-        values, vectors = torch.linalg.eigh(covariance)
+        values, vectors = torch.linalg.eigh(scatter / (len(keys) + D))
         matrix = ((vectors * values.rsqrt()[:, None]) @ vectors.mT).float().to(k.device)
-    if past is not None and past.center is not None:
-        center = past.center.cpu().double().lerp(center, weight)
     return KeyMap(center.float().to(k.device), matrix)
 
 

@@ -16,7 +16,9 @@ from .training import Toy
 NO_SHIFT = Change("no_shift", "no token shift", {"token_shift": False})
 CENTRED = Change("centred", "learned centre", {"options": {"center": "learned"}})
 WHITENED = Change("whitened", "learned centre and map", {"options": {"center": "learned", "whiten": True}})
-RUNNING = Change("running", "running centre and map", {"options": {"center": "running", "whiten": True}})
+RUNNING = Change(
+    "running", "running centre and map", {"options": {"center": "calibrated", "whiten": True, "following": True}}
+)
 BETA = Change("beta", "β to 1", {"options": {"learn_beta": True}})
 BETA_2 = Change("beta_2", "β to 2", {"options": {"learn_beta": True, "double_beta": True}})
 DOUBLE_BETA = Change("beta_2", "β to 2", {"options": {"double_beta": True}})

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lucid_attention.nn.attention import ATTENTIONS
+from lucid_attention.nn.attention import ATTENTIONS, LucidAttention
+from lucid_attention.ops.keys import calibrated_key_map
 
 from .tasks import IGNORED, SENTENCE_TASKS, TASKS, Batch, Stage, Task
 
@@ -174,9 +175,30 @@ class ToyModel(nn.Module):
         return logits
 
 
+class FollowingLucid(LucidAttention):
+    """LUCID whose centre and map follow mean and covariance of its keys: a pass in training moves them by a tenth.
+
+    For toys alone: activation checkpointing would move them twice a step.
+    """
+
+    def values(self, x: Tensor, k: Tensor, *others: Any) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                found, center, matrix = calibrated_key_map(k), self.key_center, self.key_matrix
+                assert found.center is not None and found.matrix is not None
+                assert center is not None and matrix is not None
+                old, new = (torch.linalg.inv(one.double() @ one.double()) for one in (matrix, found.matrix))
+                values, vectors = torch.linalg.eigh(old.lerp(new, 0.1))
+                # New tensors: a graph may hold the old ones.
+                self.key_matrix = ((vectors * values.rsqrt()[:, None]) @ vectors.mT).float()
+                self.key_center = center.lerp(found.center, 0.1)
+        return super().values(x, k, *others)
+
+
 def _attention(toy: Toy, index: int) -> nn.Module:
     """The attention of a layer."""
-    variant, arguments = ATTENTIONS[toy.attention], dict(toy.options)
+    arguments = dict(toy.options)
+    variant = FollowingLucid if arguments.pop("following", False) else ATTENTIONS[toy.attention]
     if variant.takes_rotary:
         arguments["rope_base"] = 10_000.0 if toy.rope else None
     if "layer_index" in inspect.signature(variant).parameters:

@@ -186,35 +186,8 @@ def test_a_calibrated_module_ignores_a_vector_in_all_keys_and_decodes_as_it_read
         assert all(x.grad.abs().max() > 0 for x in module.key_map() if x is not None)
 
 
-def test_a_running_map_follows_mean_and_covariance_of_the_keys_in_training_alone():
-    """The oracle: averages of the means and the ridged covariances that `calibrate` gives each batch."""
-    module = LucidAttention(24, 4, num_kv_heads=2, bias=True, center="running", whiten=True)
-    fixed = LucidAttention(24, 4, num_kv_heads=2, bias=True, center="calibrated", whiten=True)
-    with torch.no_grad():
-        module.k_proj.bias.fill_(2.0)
-    fixed.load_state_dict(module.state_dict())
-    center, covariance = torch.zeros(2, 6), torch.eye(6)
-    outputs = []
-    for _ in range(3):
-        x, mask = torch.randn(2, 30, 24), torch.arange(30) > torch.tensor([[3], [0]])
-        outputs.append(module(x, key_mask=mask)[0])
-        fixed.calibrate(x, key_mask=mask)
-        center = 0.9 * center + 0.1 * fixed.key_center
-        covariance = 0.9 * covariance + 0.1 * torch.linalg.inv(fixed.key_matrix @ fixed.key_matrix)
-        torch.testing.assert_close(module.key_center, center, rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            module.key_matrix @ covariance @ module.key_matrix, torch.eye(6).repeat(2, 1, 1), rtol=0, atol=1e-4
-        )
-    sum(o.square().sum() for o in outputs).backward()
-    assert module.k_proj.weight.grad.abs().max() > 0
-    module.eval()(torch.randn(2, 9, 24))
-    torch.testing.assert_close(module.key_center, center, rtol=0, atol=1e-5)
-
-
 def test_centers_that_do_not_fit_are_refused():
-    with pytest.raises(
-        ValueError, match="center must be one of 'none', 'learned', 'calibrated', 'running', got 'mean'"
-    ):
+    with pytest.raises(ValueError, match="center must be one of 'none', 'learned', 'calibrated', got 'mean'"):
         LucidAttention(16, 2, center="mean")
     with pytest.raises(ValueError, match="whiten=True needs center="):
         LucidAttention(16, 2, whiten=True)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lucid_attention.nn.attention import ATTENTIONS
+from lucid_attention.nn.attention import ATTENTIONS, LucidAttention
 from lucid_attention.nn.attention.sliding import SlidingAttention
 from lucid_lab.toys.tasks import IGNORED
 from lucid_lab.toys.training import (
+    FollowingLucid,
     Shifted,
     Toy,
     ToyModel,
@@ -236,3 +237,28 @@ def test_steps_are_timed_in_turn_and_their_medians_compared(monkeypatch: pytest.
     found = time_in_turn([training("slow", (50, 50, 3, 3, 99)), training("fast", (50, 50, 2, 2, 99))], warm_up=2)
     assert order == ["slow", "fast"] * 5
     assert found == {"milliseconds": [3000, 2000], "ratio": 1.5}
+
+
+def test_a_running_map_follows_mean_and_covariance_of_the_keys_in_training_alone() -> None:
+    """The oracle: averages of the means and the ridged covariances that `calibrate` gives each batch."""
+    module = FollowingLucid(24, 4, num_kv_heads=2, bias=True, center="calibrated", whiten=True)
+    fixed = LucidAttention(24, 4, num_kv_heads=2, bias=True, center="calibrated", whiten=True)
+    with torch.no_grad():
+        module.k_proj.bias.fill_(2.0)
+    fixed.load_state_dict(module.state_dict())
+    center, covariance = torch.zeros(2, 6), torch.eye(6)
+    outputs = []
+    for _ in range(3):
+        x = torch.randn(2, 30, 24)
+        outputs.append(module(x)[0])
+        fixed.calibrate(x)
+        center = 0.9 * center + 0.1 * fixed.key_center
+        covariance = 0.9 * covariance + 0.1 * torch.linalg.inv(fixed.key_matrix @ fixed.key_matrix)
+        torch.testing.assert_close(module.key_center, center, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            module.key_matrix @ covariance @ module.key_matrix, torch.eye(6).repeat(2, 1, 1), rtol=0, atol=1e-4
+        )
+    sum(o.square().sum() for o in outputs).backward()
+    assert module.k_proj.weight.grad.abs().max() > 0
+    module.eval()(torch.randn(2, 9, 24))
+    torch.testing.assert_close(module.key_center, center, rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...ops.checks import CENTERS, check_center, check_norm, check_positive, check_size, check_strength
+from ...ops.checks import check_center, check_norm, check_positive, check_size, check_strength
 from ...ops.dispatch import choose
 from ...ops.keys import KeyMap, calibrated_key_map
 from ...ops.lucid import reference
@@ -31,8 +31,7 @@ class LucidAttention(CausalAttention):
         strength: s in P = I + s · stril exp(…), from 0 (softmax attention) to 1. A schedule may set this attribute
             between calls; values already in a past keep the strength they were made with.
         center: "none": P is made of the keys. "learned" or "calibrated": of (k − μ) with a μ for each key/value head, a
-            parameter or a buffer, which is zero until it is trained or `calibrate` sets it. "running": calibrated, and
-            in training every pass without a past moves it a tenth of the way to what its own keys give.
+            parameter or a buffer, which is zero until it is trained or `calibrate` sets it.
         whiten: P is made of (k − μ) M, with a matrix M next to μ, the identity until it is trained or calibrated.
         block: 1 for causal attention, n for blocks of n tokens that see each other, None for one block (see
             `lucid_attention`). A past ends at a border: a block is final when all its tokens are there, and a running
@@ -81,8 +80,7 @@ class LucidAttention(CausalAttention):
         if learn_sharpness:
             start = math.log(math.sqrt(self.head_dim) if sharpness is None else sharpness)
             self.log_sharpness = nn.Parameter(torch.full((self.num_kv_heads,), start))
-        self.running = center == "running"
-        check_center(center, whiten, (*CENTERS, "running"))
+        check_center(center, whiten)
         H, D = self.num_kv_heads, self.head_dim
         start_map = KeyMap(
             None if center == "none" else torch.zeros(H, D), torch.eye(D).repeat(H, 1, 1) if whiten else None
@@ -160,11 +158,6 @@ class LucidAttention(CausalAttention):
     def values(
         self, x: Tensor, k: Tensor, v: Tensor, past: Past | None, key_mask: Tensor | None, cu_seqlens: Tensor | None
     ) -> Tensor:
-        if self.running and self.training and past is None:
-            whiten = self.key_matrix is not None
-            found = calibrated_key_map(k, key_mask, whiten=whiten, past=self.key_map(), weight=0.1)
-            # New tensors: a graph may hold the old ones.
-            self.key_center, self.key_matrix = (None if x is None else x.to(k.dtype) for x in found)
         return precondition(
             k,
             v,

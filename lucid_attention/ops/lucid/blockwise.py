@@ -33,11 +33,12 @@ class KeyFeatures:
     def __init__(self, k: Tensor, system: System, sharpness: float | Tensor) -> None:
         self.sharpness, self.strength, self.row_max = sharpness, system.strength, system.row_max
         root = math.sqrt(sharpness) if isinstance(sharpness, float) else sharpness.sqrt()
-        # Head by head on a CPU: the float64 copy of one stays in the cache.
-        heads = k.split(1 if k.device.type == "cpu" else len(k))
-        norms = torch.cat([inverse_norms(head) for head in heads])
-        self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) if self.row_max else norms
-        self.slope = self.slope * root
+        if self.row_max:
+            self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) * root
+        else:
+            # As many heads at a time as have a float64 copy that stays in the cache of a CPU.
+            at_once = max(1, 2**18 // max(1, k.shape[1] * k.shape[2])) if k.device.type == "cpu" else len(k)
+            self.slope = torch.cat([inverse_norms(heads) for heads in k.split(at_once)]) * root
         self.u = k.mul_(self.slope)
 
     def tiles(self, elements: int, winners: Tensor | None) -> ExponentialTiles:
