@@ -184,14 +184,12 @@ class FollowingLucid(LucidAttention):
     def values(self, x: Tensor, k: Tensor, *others: Any) -> Tensor:
         if self.training:
             with torch.no_grad():
-                found, center, matrix = calibrated_key_map(k), self.key_center, self.key_matrix
-                assert found.center is not None and found.matrix is not None
-                assert center is not None and matrix is not None
-                old, new = (torch.linalg.inv(one.double() @ one.double()) for one in (matrix, found.matrix))
+                maps: Any = self.key_map(), calibrated_key_map(k)
+                old, new = (torch.linalg.inv(one.matrix.double() @ one.matrix.double()) for one in maps)
                 values, vectors = torch.linalg.eigh(old.lerp(new, 0.1))
                 # New tensors: a graph may hold the old ones.
                 self.key_matrix = ((vectors * values.rsqrt()[:, None]) @ vectors.mT).float()
-                self.key_center = center.lerp(found.center, 0.1)
+                self.key_center = maps[0].center.lerp(maps[1].center, 0.1)
         return super().values(x, k, *others)
 
 
