@@ -161,7 +161,7 @@ class TritonAlgebra(Algebra):
             A_TRANSPOSED=left.transposed, B_TRANSPOSED=right.transposed, A_LOWER=a_lower,
             B_LOWER=b_lower, ADDS=c is not None,
             ROWS=rows, COLUMNS=columns, DEPTH=math.gcd(tile.keys, K), PRECISION=self.precision,
-            num_warps=max(1, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
+            num_warps=max(2, tile.warps * rows * columns // (tile.rows * tile.cols)), num_stages=tile.stages,
             **registers(path_product_kernel, out.device),
         )  # fmt: skip
         return out

@@ -33,10 +33,10 @@ ALL_REGISTERS = 255
 # These may use all registers of a program. `tools/gpu_offline.py` finds them and writes the table.
 SPILLING = {
     "sm_80": "inverse key_gradient path_apply path_product path_step_split",
-    "sm_89": "key_gradient pack_keys path_pull path_step_split",
-    "sm_90": "path_pull path_step_split",
-    "sm_100": "key_gradient path_apply path_pull path_step_split",
-    "sm_120": "path_apply path_pull path_step_prepare path_step_split step_split update",
+    "sm_89": "inverse key_gradient pack_keys path_product path_pull path_step_split",
+    "sm_90": "path_product path_pull path_step_split",
+    "sm_100": "key_gradient path_apply path_product path_pull path_step_split",
+    "sm_120": "inverse key_gradient path_apply path_product path_pull path_step_prepare path_step_split step_split update",
 }
 
 LOG2_E = tl.constexpr(1.4426950408889634)

@@ -92,7 +92,7 @@ def solve_tiles(architecture: str, dtype: torch.dtype, features: int, values: in
     # The piece of the values in flight: what packed documents need to spill nothing.
     gradient = Tile(32, 32, 32 if exact else 16, min(whole, 64), out=64 if features <= 128 else 32)
     if dtype == torch.bfloat16:
-        gradient = Tile(64, 32, values, features) if usual else Tile(32, 32, 64, 64, out=features)
+        gradient = Tile(64, 32, min(64, values), features) if usual else Tile(32, 32, 64, 64, out=features)
         if large:
             gradient = Tile(128, 32 if architecture == "sm_80" or features + values > 128 else 64, values, whole, 8, 3)
     if large:
