@@ -36,7 +36,7 @@ SPILLING = {
     "sm_89": "inverse key_gradient pack_keys path_product path_pull path_step_split",
     "sm_90": "path_product path_pull path_step_split",
     "sm_100": "key_gradient path_apply path_product path_pull path_step_split",
-    "sm_120": "inverse key_gradient path_apply path_product path_pull path_step_prepare path_step_split step_split update",
+    "sm_120": "inverse key_gradient path_apply path_product path_pull path_step_prepare path_step_split step_split update",  # noqa: E501
 }
 
 LOG2_E = tl.constexpr(1.4426950408889634)
