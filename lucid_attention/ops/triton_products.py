@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .triangular import Algebra
-from .triton_tiles import Tile, registers
+from .triton_tiles import Tile, architecture, registers
 
 # Strides are passed in multiples of it, so that the compiler knows their divisors; blocks of it are inverted directly.
 SIXTEEN = tl.constexpr(16)
@@ -131,9 +131,11 @@ class TritonAlgebra(Algebra):
         """
         m, N, _ = matrix.shape
         size = min(self.tile.rows, N, 32 if self.precision == "bf16x6" else 64)  # 64 spill
+        # With 8 warps the machine code of sm_89 has a stack.
+        warps = size // (4 if architecture(matrix.device) == "sm_89" else 8)
         inverse_kernel[(m * (N // size),)](
             matrix, N // size, SIZE=size, LEVELS=(size // SIXTEEN.value).bit_length() - 1, PRECISION=self.precision,
-            num_warps=size // 8, **registers(inverse_kernel, matrix.device),
+            num_warps=warps, **registers(inverse_kernel, matrix.device),
         )  # fmt: skip
         while size < N:
             pairs = matrix.view(m, N // (2 * size), 2 * size, -1, 2 * size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
