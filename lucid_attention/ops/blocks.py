@@ -13,6 +13,7 @@ longer              conjugate gradients with tiles made on the fly, in linear me
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -112,11 +113,13 @@ class DiagonalBlocks:
         """With as many heads of k: [B, H, *] at once as factors or tiles may be in memory.
 
         More heads at once have smaller tiles, but whole panels. Steps of small blocks are short for a single head, and
-        go to threads of their own. Those of a factor are short for threads: torch divides products over the heads.
+        go to threads of their own. Those of a factor are short for threads: torch divides products over the heads,
+        unless its threads sleep between products.
         """
         longest = max(b - a for a, b in pairwise(borders))
         if longest <= LONGEST_FACTOR:
-            threads = torch.get_num_threads() if k.device.type == "cpu" and longest <= SMALL else 1
+            own = longest <= SMALL or os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"
+            threads = torch.get_num_threads() if k.device.type == "cpu" and own else 1
             tile, elements = schedule.block**2, schedule.elements * schedule.heads
             room = elements // tile if longest <= SMALL else FACTOR_ELEMENTS // longest**2
             at_once = max(1, min(k.shape[0] * k.shape[1] // threads, room))
