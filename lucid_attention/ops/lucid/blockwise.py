@@ -36,7 +36,7 @@ class KeyFeatures:
         if self.row_max:
             self.slope = k.new_full((1, 1, 1), k.shape[-1] ** -0.5) * root
         else:
-            # As many heads at a time as have a float64 copy that stays in the cache of a CPU.
+            # Few heads at a time on a CPU: their float64 copy stays in its cache.
             at_once = max(1, 2**18 // max(1, k.shape[1] * k.shape[2])) if k.device.type == "cpu" else len(k)
             self.slope = torch.cat([inverse_norms(heads) for heads in k.split(at_once)]) * root
         self.u = k.mul_(self.slope)

@@ -482,7 +482,7 @@ def key_gradient_kernel(
     acc = tl.zeros((ROWS, CONST.OUT), tl.float32)
     row_g = resident_rows(gradients, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
     row_lower = resident_rows(lower, base + target, ROWS, CONST.VALUES, CONST.WIDTH)
-    # Of the tile's own columns, the diagonal, some are before a row, and some after it.
+    # On the diagonal, a tile has columns before and after a row.
     for diagonal in tl.static_range(2):
         begin = target if diagonal else low
         for j in range(begin, target + own if diagonal else tl.where(own > 0, target, low), COLUMNS):
